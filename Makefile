@@ -15,7 +15,7 @@ export PYTHON
 
 help:
 	@echo "make demo       train and test all four families on built-in data (minutes, two CPU cores)"
-	@echo "make test       style, types, floors and the whole default test suite"
+	@echo "make test       style, types, import layers and the whole default test suite"
 	@echo "make check      style, types and import layers only"
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make format     format the code and fix lint errors"

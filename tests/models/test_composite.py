@@ -90,7 +90,7 @@ def sources(config: Any, rows: int = 3) -> Tensor:
 
 
 def without_crossing(model: CompositeEncoderDecoder) -> None:
-    """What is read across adds nothing to a pre-norm stream."""
+    """Set the output projections of cross-attention to zero, in place."""
     with torch.no_grad():
         for block in model.decoder.blocks:
             block.cross_attn.out.weight.zero_()

@@ -1,4 +1,4 @@
-"""What a reader gets: the page, the CSV, the JSON and the picture of the same cells."""
+"""Tests of the page, the CSV, the JSON and the figure that are written from the same cells."""
 
 import csv
 import io

@@ -1,9 +1,10 @@
 """Batch classes (NamedTuples) that DataModules pass to tasks.
 
-Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. The fields
-`epoch` and `position` of each batch are the position in the training data after its step. A
-checkpoint stores these fields of the last trained batch, so that batches which were prefetched but
-not trained are read again after a resume.
+Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. Each batch
+has two fields for the position in the training data: `epoch` is the index of the epoch, from 0, and
+`position` is the number of batches of the epoch, summed over all ranks, that are trained when the
+step with this batch ends. A checkpoint stores these fields of the last trained batch, so that
+batches which were prefetched but not trained are read again after a resume.
 
 Shapes: B examples, S source tokens, T target tokens (or tokens of an example that is not divided
     into source and target), C channels, H height, W width, K classes.
@@ -24,9 +25,7 @@ class PairBatch(NamedTuple):
         src_mask: (B, S) bool, True = real token.
         tgt_mask: (B, T+1) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     src: Tensor
@@ -48,9 +47,7 @@ class CausalBatch(NamedTuple):
             attention between documents; None if the model should not prevent it.
         n_bytes: Number of bytes in the text of all targets, for the perplexity per byte.
         n_words: Number of words in the text of all targets, for the perplexity per word.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     ids: Tensor
@@ -76,9 +73,7 @@ class MaskedBatch(NamedTuple):
             task.
         target_positions: (N,) long indices of the N selected tokens in the flattened (B * T,) ids,
             for models that compute logits only there.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     ids: Tensor
@@ -99,9 +94,7 @@ class ImageBatch(NamedTuple):
         images: (B, C, H, W) float.
         labels: (B,) long class indices, or (B, K) float class probabilities.
         rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     images: Tensor
@@ -120,9 +113,7 @@ class SequenceBatch(NamedTuple):
         segments: (B, T) long, 0 = sentence A, 1 = sentence B.
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     ids: Tensor
@@ -143,9 +134,7 @@ class TokenBatch(NamedTuple):
             IGNORE_INDEX at all other tokens.
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     ids: Tensor
@@ -169,9 +158,7 @@ class SpanBatch(NamedTuple):
         mask: (B, T) bool, True = real token.
         context: (B, T) bool, True at the tokens of the context, where an answer may begin or end.
         rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     ids: Tensor
@@ -193,9 +180,7 @@ class CaptionBatch(NamedTuple):
         ids: (B, T) long token ids of the texts, each from BOS to EOS.
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        epoch, position: Position in the training data; see the docstring of the module.
     """
 
     images: Tensor
