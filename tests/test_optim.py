@@ -18,7 +18,7 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.layer_groups import layer_ids
+from fourfold.models.finetuning.layer_groups import layer_lr_scales
 from fourfold.optim import (
     OptimizerConfig,
     make_optimizer,
@@ -211,7 +211,7 @@ def test_layer_decay_scales_learning_rates() -> None:
     model = CausalLM(
         CausalLMConfig(**{**TINY, "n_layers": 2}, vocab_size=20, max_len=6, tie_embeddings=False)
     )
-    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0, layer_decay=0.5), layer_ids(model))
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1.0), layer_lr_scales(model, 0.5))
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: rates[id(p)] for name, p in model.named_parameters()}
     assert len(rates) == len(found)

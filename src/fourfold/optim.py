@@ -1,4 +1,4 @@
-"""Optimizers, with parameter groups for weight decay and layer-wise learning-rate decay."""
+"""Optimizers and their parameter groups, such as the group without weight decay."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -71,16 +71,15 @@ class OptimizerConfig:
 def parameter_groups(
     model: nn.Module,
     config: OptimizerConfig,
-    layer_ids: tuple[Mapping[str, int], int] | None = None,
+    lr_scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, object]]:
-    """Group the trainable parameters of a model by weight decay and layer.
+    """Group the trainable parameters of a model by learning rate and weight decay.
 
     Args:
         model: The model.
-        config: Options of the optimizer, of which the learning rate, the weight decay and the layer
-            decay are used.
-        layer_ids: Mapping from the name of each parameter to its layer index, and the layer index
-            of the head. Required if `config.layer_decay` is not 1, otherwise unused.
+        config: Options of the optimizer, of which the learning rate and the weight decay are used.
+        lr_scales: Factor on the learning rate of each parameter, by name, such as those of
+            `fourfold.models.finetuning.layer_groups.layer_lr_scales`. None means 1.
 
     Returns:
         Parameter groups for a torch optimizer: dicts with the keys params, weight_decay and lr.
@@ -94,27 +93,27 @@ def parameter_groups(
             return id(parameter) in linear
         return config.weight_decay_params == "all" or parameter.dim() >= 2
 
-    has_layer_decay = config.layer_decay != 1.0
-    layer_id, head_id = layer_ids or ({}, 0)
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = defaultdict(list)
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            below_head = head_id - layer_id[name] if has_layer_decay else 0
-            groups[below_head, not decays(parameter)].append(parameter)
+            scale = lr_scales[name] if lr_scales else 1.0
+            groups[scale, decays(parameter)].append(parameter)
     return [
         {
             "params": parameters,
-            "weight_decay": 0.0 if no_decay else config.weight_decay,
-            "lr": config.lr * config.layer_decay**below_head,
+            "weight_decay": config.weight_decay if has_decay else 0.0,
+            "lr": config.lr * scale,
         }
-        for (below_head, no_decay), parameters in sorted(groups.items(), key=lambda item: item[0])
+        for (scale, has_decay), parameters in sorted(
+            groups.items(), key=lambda item: item[0], reverse=True
+        )
     ]
 
 
 def make_optimizer(
     model: nn.Module,
     config: OptimizerConfig,
-    layer_ids: tuple[Mapping[str, int], int] | None = None,
+    lr_scales: Mapping[str, float] | None = None,
     *,
     fused: bool = True,
 ) -> Optimizer:
@@ -123,8 +122,7 @@ def make_optimizer(
     Args:
         model: The model.
         config: Optimizer and its hyper-parameters.
-        layer_ids: Mapping from the name of each parameter to its layer index, and the layer index
-            of the head. Required if `config.layer_decay` is not 1, otherwise unused.
+        lr_scales: Factor on the learning rate of each parameter, by name. None means 1.
         fused: Use torch's fused implementation, which is three times as fast on a CPU.
 
     Raises:
@@ -135,7 +133,7 @@ def make_optimizer(
         >>> [group["weight_decay"] for group in optimizer.param_groups]  # matrix, bias
         [0.01, 0.0]
     """
-    groups = parameter_groups(model, config, layer_ids)
+    groups = parameter_groups(model, config, lr_scales)
     if not groups:
         raise InputError("has no trainable parameter: all weights are frozen", option="model")
     if config.name == "sgd":

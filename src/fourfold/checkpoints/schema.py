@@ -20,7 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.core.validation import check_type, require_sizes
+from fourfold.core.config import require_sizes
+from fourfold.core.validation import check_type
 from fourfold.errors import InputError, errors_in
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig

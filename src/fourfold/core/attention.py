@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
 
+from fourfold.core.config import head_width
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
-from fourfold.core.validation import check_choice, head_width
+from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster
 from fourfold.kernels.cpu_decoding import Linear
 

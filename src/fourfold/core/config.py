@@ -6,9 +6,10 @@ fields of its own (see ``models/``).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from fourfold.core.validation import check_positive, check_range, check_types, head_width
+from fourfold.core.validation import check_positive, check_range, check_types
+from fourfold.errors import InputError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 TextPositions = Literal["none", "learned", "sinusoidal", "sinusoidal_halves"]
@@ -111,3 +112,26 @@ class TransformerConfig(ModelConfig):
     def value_width(self) -> int:
         """Width of a value per head."""
         return self.d_value or self.head_width
+
+
+def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
+    """Return the width of an attention head: `d_head`, or d_model / n_heads if `d_head` is None.
+
+    Raises:
+        InputError: `d_head` is None, and `d_model` is not divisible by `n_heads`.
+    """
+    if d_head is None and d_model % n_heads:
+        message = f"must be divisible by n_heads ({n_heads}) unless d_head is given, got {d_model}"
+        raise InputError(message, option="d_model")
+    return d_head or d_model // n_heads
+
+
+def require_sizes(config: Any) -> None:
+    """Raise InputError if the config of a model has a field vocab_size or n_classes that is None.
+
+    A config file may omit these fields. Commands with a dataset then set the fields before they
+    call this function.
+    """
+    for name in ("vocab_size", "n_classes"):
+        if getattr(config, name, 0) is None:
+            raise InputError("must be given: no dataset can fill it in", option=name)

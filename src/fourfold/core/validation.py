@@ -101,26 +101,3 @@ def check_range(
         high = f" and below {below:g}" if below < math.inf else high
         high = high or " and finite" * (not math.isfinite(value))
         raise InputError(f"must be {low}{high}, got {value}", option=name)
-
-
-def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
-    """Return the width of an attention head: `d_head`, or d_model / n_heads if `d_head` is None.
-
-    Raises:
-        InputError: `d_head` is None, and `d_model` is not divisible by `n_heads`.
-    """
-    if d_head is None and d_model % n_heads:
-        message = f"must be divisible by n_heads ({n_heads}) unless d_head is given, got {d_model}"
-        raise InputError(message, option="d_model")
-    return d_head or d_model // n_heads
-
-
-def require_sizes(config: Any) -> None:
-    """Raise InputError if the config of a model has a field vocab_size or n_classes that is None.
-
-    A config file may omit these fields. Commands with a dataset then set the fields before they
-    call this function.
-    """
-    for name in ("vocab_size", "n_classes"):
-        if getattr(config, name, 0) is None:
-            raise InputError("must be given: no dataset can fill it in", option=name)

@@ -37,7 +37,7 @@ from fourfold.errors import InputError
 from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.models.base import Model
 from fourfold.models.finetuning.config import TuningConfig
-from fourfold.models.finetuning.layer_groups import layer_ids
+from fourfold.models.finetuning.layer_groups import layer_lr_scales
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
 from fourfold.tasks.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
@@ -283,8 +283,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         fused = self.optimizer.name != "sgd" or not (
             isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs
         )
-        layers = layer_ids(self.model)
-        optimizer: Any = make_optimizer(self.model, self.optimizer, layers, fused=fused)
+        decay = self.optimizer.layer_decay
+        lr_scales = None if decay == 1.0 else layer_lr_scales(self.model, decay)
+        optimizer: Any = make_optimizer(self.model, self.optimizer, lr_scales, fused=fused)
         # A fused optimizer would unscale the gradients of fp16 itself, after Lightning has clipped
         # them. Lightning therefore rejects clipping, even for bf16, unless this flag is False.
         optimizer._step_supports_amp_scaling = False

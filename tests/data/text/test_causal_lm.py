@@ -8,7 +8,8 @@ from fourfold.data import CausalTextData
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.loading.sampler import EpochSampler, Position
-from fourfold.data.text.causal_lm import BlockDataset, DocumentDataset, TokenStream
+from fourfold.data.text.causal_lm import BlockDataset, DocumentDataset
+from fourfold.data.text.packing import TokenStream
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.training import TokenizerConfig

@@ -10,7 +10,7 @@ from fourfold.data.loading.sampler import EpochSampler, Position
 from fourfold.data.text.masked_lm import MaskedRowDataset, pack_sentences
 from fourfold.data.text.masking import Masking, MaskingConfig
 from fourfold.data.text.next_sentence import SegmentPairDataset
-from fourfold.data.text.sentence_packing import Sentences
+from fourfold.data.text.packing import Sentences
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer

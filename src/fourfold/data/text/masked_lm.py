@@ -19,7 +19,7 @@ from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import DocumentDataModule
 from fourfold.data.text.masking import Masking, MaskingConfig, masked_batch
 from fourfold.data.text.next_sentence import SegmentPairDataset
-from fourfold.data.text.sentence_packing import SentenceBreak, Sentences
+from fourfold.data.text.packing import SentenceBreak, Sentences
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 

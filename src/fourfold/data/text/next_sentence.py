@@ -14,8 +14,8 @@ from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.text.masking import Masking, masked_batch
+from fourfold.data.text.packing import Sentences
 from fourfold.data.text.segments import join_segments, segment_ids
-from fourfold.data.text.sentence_packing import Sentences
 from fourfold.errors import InputError
 
 _PAIR_STREAM = 4  # stream of the counter-based random numbers; Masking uses 1 to 3

@@ -1,4 +1,4 @@
-"""Layer index of each parameter, for freezing of layers and layer-wise learning-rate decay."""
+"""Layer-wise learning-rate decay, and the layer index of each parameter."""
 
 import re
 
@@ -43,3 +43,19 @@ def layer_ids(model: nn.Module) -> tuple[dict[str, int], int]:
         return last if STACK.match(name) else last + 1
 
     return {name: layer_id(name) for name in names}, last + 1
+
+
+def layer_lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
+    """Return the factor of layer-wise learning-rate decay for each parameter, by name.
+
+    The factor is 1 for the head and ``layer_decay**k`` for a parameter k layers below the head
+    (Clark et al. 2020, ELECTRA; Bao et al. 2021, BEiT).
+
+    Example:
+        >>> from fourfold.models import create
+        >>> scales = layer_lr_scales(create("gpt2", n_layers=2, vocab_size=9), 0.5)
+        >>> scales["embed.tokens.weight"], scales["stack.blocks.1.attn.q.weight"]
+        (0.125, 0.5)
+    """
+    ids, head = layer_ids(model)
+    return {name: layer_decay ** (head - layer) for name, layer in ids.items()}

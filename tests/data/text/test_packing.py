@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.data.text.sentence_packing import Sentences
+from fourfold.data.text.packing import Sentences
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 

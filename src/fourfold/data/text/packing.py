@@ -1,4 +1,8 @@
-"""Sentences: documents as encoded sentences, packed into sequences or grouped in pairs."""
+"""Packing of documents into sequences of fixed length: TokenStream and Sentences.
+
+`TokenStream` concatenates documents, and blocks of it are cut anywhere. `Sentences` divides
+documents into sentences, and packs whole sentences. Shapes: B rows of a batch.
+"""
 
 import re
 from collections.abc import Sequence
@@ -8,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.readers.documents import count_bytes_and_words
 from fourfold.tokenization.tokenizer import Tokenizer
 
 SentenceBreak = Literal["line", "punctuation"]
@@ -16,6 +21,60 @@ _BREAKS = {
     # An empty line, or white space after a full stop and an optional quote or bracket.
     "punctuation": re.compile(r"\n\s*\n|(?<=[.!?])\s+|(?<=[.!?][\"')\]])\s+"),
 }
+
+
+class TokenStream:
+    """Tokens of all documents, concatenated, with an EOS at the start and after each document.
+
+    At position p of the stream, the input is token p and the target is token p + 1. Every token of
+    a document is therefore a target once. A position belongs to the document of its target. The
+    first input of a document is therefore the EOS before the document.
+
+    Args:
+        documents: Token ids of the documents.
+        texts: Texts of the documents, whose bytes and words are counted.
+        eos_id: Id of EOS.
+    """
+
+    def __init__(self, documents: RaggedArray, texts: Sequence[str], eos_id: int) -> None:
+        terminated = documents.wrap(after=eos_id)
+        self.ids = np.concatenate([[eos_id], terminated.ids]).astype(np.int32)
+        self.offsets = terminated.offsets
+        self._borders = self.offsets.astype(np.float64)  # np.interp would convert at each call
+        sizes = np.array(count_bytes_and_words(texts), np.float64)  # (2, documents)
+        self._sizes_before = np.pad(sizes.cumsum(1), ((0, 0), (1, 0)))  # (2, documents + 1)
+
+    def __len__(self) -> int:
+        """Return the number of targets."""
+        return len(self.ids) - 1
+
+    def n_blocks(self, block_size: int, context: int) -> int:
+        """Return the number of blocks of `block_size` tokens that cover the stream.
+
+        Consecutive blocks overlap by `context` tokens.
+        """
+        return max(1, -(-(len(self) - context) // (block_size - context)))
+
+    def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
+        """Return the number of bytes and of words in the text of all targets of a batch.
+
+        Each token of a document, EOS included, counts as an equal share of the document's bytes and
+        words. The numbers for one row are therefore approximate, but the sums over rows that cover
+        the stream are exact.
+
+        Args:
+            begins: (B,) position in the stream at which the targets of each row begin. The target
+                at position p is token p + 1.
+            ends: (B,) position after the last target of each row.
+
+        Returns:
+            Number of UTF-8 bytes, and number of whitespace-separated words.
+        """
+        n_bytes, n_words = (
+            np.diff(np.interp([begins, ends], self._borders, sizes).astype(np.int64), axis=0).sum()
+            for sizes in self._sizes_before
+        )
+        return int(n_bytes), int(n_words)
 
 
 @dataclass(frozen=True)
