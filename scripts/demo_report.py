@@ -14,7 +14,8 @@ import torch
 
 from demo_baselines import data_of
 from demo_runs import TASKS, clock
-from fourfold.loggers.samples import cross_attention, token_names
+from fourfold.loggers.samples import layer_maps, token_names
+from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.tasks import load_task
 from plot_curves import read_curve
 
@@ -130,8 +131,9 @@ def plot_attention(folder: Path, quick: bool = False) -> None:
     tgt = torch.tensor([[tokens.bos_id, *output]])
     source_names = token_names(tokens, src[0].tolist())
     target_names = token_names(tokens, [*output, tokens.eos_id])
-    maps = cross_attention(task.model, target_names, source_names, lambda: task.model(src, tgt))
-    maps._replace(title=source).save(folder, "attention")
+    maps = attention_maps(task.model, "cross_attn", lambda: task.model(src, tgt))
+    pictures = layer_maps(maps, target_names, source_names)
+    pictures._replace(title=source).save(folder, "attention")
 
 
 def choose_example(sentences: list[str]) -> str:

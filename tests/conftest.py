@@ -22,7 +22,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use the fixture `data_dir` with `data`."""
+    """Mark tests that use the fixture `data_dir` with `data`; run tests that fork first.
+
+    After a call of `torch.compile` or of a fake tensor, torch supports no backward pass in a forked
+    child.
+    """
+    items.sort(key=lambda item: not hasattr(getattr(item, "module", None), "together"))
     for item in items:
         if "data_dir" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.data)

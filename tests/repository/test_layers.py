@@ -179,3 +179,32 @@ def test_entry_points_import_no_heavy_package(root: Path, module: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[]"
+
+
+def defined_names(file: Path) -> set[str]:
+    """Return the names that the top level of a module defines or imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def test_names_imported_by_scripts_exist(root: Path) -> None:
+    """Type checking covers only src/, and some scripts run only in slow tests."""
+    checked = 0
+    for script in sorted((root / "scripts").rglob("*.py")):
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fourfold"):
+                path = root / "src" / (node.module or "").replace(".", "/")
+                file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+                for alias in node.names:
+                    is_module = (path / f"{alias.name}.py").exists() or (path / alias.name).is_dir()
+                    message = f"{script.name}: {node.module} has no {alias.name}"
+                    assert is_module or alias.name in defined_names(file), message
+                    checked += 1
+    assert checked > 50
