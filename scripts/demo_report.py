@@ -132,8 +132,7 @@ def plot_attention(folder: Path, quick: bool = False) -> None:
     source_names = token_names(tokens, src[0].tolist())
     target_names = token_names(tokens, [*output, tokens.eos_id])
     maps = attention_maps(task.model, "cross_attn", lambda: task.model(src, tgt))
-    pictures = layer_maps(maps, target_names, source_names)
-    pictures._replace(title=source).save(folder, "attention")
+    layer_maps(maps, target_names, source_names).save(folder, "attention")
 
 
 def choose_example(sentences: list[str]) -> str:

@@ -10,7 +10,9 @@ import pytest
 @pytest.mark.slow
 def test_printed_commands_use_the_trained_models(root: Path, tmp_path: Path) -> None:
     script = [sys.executable, str(root / "scripts" / "demo.py"), "--quick"]
-    output = subprocess.run(script, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        script, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout  # pytest shows stderr
     commands = output.split("Next, try:\n")[1].splitlines()
     assert len(commands) == 3
     for command in commands:
