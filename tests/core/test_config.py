@@ -68,9 +68,13 @@ from fourfold.optim import OptimizerConfig
         (
             CausalLMConfig,
             {"vocab_size": 2**31},
-            "vocab_size must be at most 2147483647, got 2147483648",
+            "vocab_size must be at most 16777216, got 2147483648",
         ),
-        (MaskedLMConfig, {"n_segments": -1}, "n_segments must be at least 0, got -1"),
+        (
+            MaskedLMConfig,
+            {"n_segments": -1},
+            "n_segments must be at least 0 and at most 65536, got -1",
+        ),
         (
             TransformerConfig,
             {"norm_eps": math.nan},
