@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from fourfold.core.validation import quote
 from fourfold.errors import InputError
 
 MAX_LOOPS = 3  # unbounded quantifiers that follow each other in one alternative of a pattern
@@ -33,7 +34,7 @@ def check_description(description: dict[str, Any], file: str) -> None:
     """Check the patterns, the replacements and the token ids of a tokenizer.json.
 
     Args:
-        description: Content of the file, as the `tokenizers` library writes it.
+        description: Content of the file.
         file: Name of the tokenizer, for error messages.
 
     Raises:
@@ -49,27 +50,32 @@ def check_description(description: dict[str, Any], file: str) -> None:
         if problem := pattern_problem(expression):
             raise InputError(f"the pattern {expression[:60]!r} {problem}", file=file)
         if isinstance(content := part.get("content"), str):
-            n_replaced = max(len(pattern.get("String", "")), 1)
+            n_replaced = max(len(str(pattern.get("String", ""))), 1)
             growth *= max(1.0, len(content) / n_replaced)
     if growth > MAX_GROWTH:
         message = f"its replacements may lengthen a text {growth:.0f} times, at most {MAX_GROWTH}"
         raise InputError(f"{message} is allowed", file=file)
-    vocabulary = description["model"].get("vocab") or ()
+    model = description.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    ids += [token["id"] for token in description.get("added_tokens") or ()]
-    limit = max(MIN_ID_LIMIT, 2 * max(len(vocabulary), len(ids)))
+    ids += [token.get("id") for token in _mappings(description.get("added_tokens"))]
+    ids = [i for i in ids if isinstance(i, int)]
+    n_tokens = max(len(vocabulary) if isinstance(vocabulary, list) else 0, len(ids))
+    limit = max(MIN_ID_LIMIT, 2 * n_tokens)
     if max(ids, default=0) >= limit:
-        message = f"the id of a token must be below {limit} for {len(ids)} tokens, got {max(ids)}"
-        raise InputError(message, file=file)
+        message = f"the id of a token must be below {limit} for {n_tokens} tokens"
+        raise InputError(f"{message}, got {quote(max(ids))}", file=file)
 
 
 def _mappings(value: Any) -> Iterator[dict[str, Any]]:
     """Yield all dictionaries in nested dictionaries and lists."""
-    if isinstance(value, dict):
-        yield value
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list):
-            yield from _mappings(part)
+    values = [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            yield value
+        if isinstance(value, dict | list):
+            values += value.values() if isinstance(value, dict) else value
 
 
 class _Group:

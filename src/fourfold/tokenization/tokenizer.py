@@ -19,6 +19,7 @@ import tokenizers
 
 from fourfold.atomic_files import write_atomically
 from fourfold.errors import InputError
+from fourfold.text_files import parse_json
 from fourfold.tokenization.checks import check_description
 
 # Names of the token of each role; newly trained tokenizers use the first. GPT-2 has one special
@@ -58,13 +59,10 @@ class Tokenizer:
         special_ids: Sorted ids of all special tokens.
 
     Raises:
-        InputError: If the vocabulary has no padding, begin, end or unknown token, or if the
-            tokenizer exceeds a bound of `check_description`.
+        InputError: If the vocabulary has no padding, begin, end or unknown token.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str = "the tokenizer") -> None:
-        description = json.loads(backend.to_str())
-        check_description(description, name)
         backend.encode_special_tokens = True
         backend.no_padding()
         backend.no_truncation()
@@ -74,6 +72,7 @@ class Tokenizer:
             role: next((i for i in map(backend.token_to_id, names) if i is not None), None)
             for role, names in ROLES.items()
         }
+        description = json.loads(backend.to_str())
         has_only_unk = [role for role, i in ids.items() if i is not None] == ["unk"]
         if has_only_unk and description["model"].get("end_of_word_suffix"):
             # GPT-1 has no other special token, but batches need some id for padding.
@@ -256,9 +255,13 @@ class Tokenizer:
             name: Name of the tokenizer in error messages, usually its file.
 
         Raises:
-            InputError: If the string is not a tokenizer, or if the tokenizer has no padding, begin,
-                end or unknown token.
+            InputError: If the string is not a tokenizer, if it exceeds a bound of
+                `check_description`, or if the tokenizer has no padding, begin, end or unknown
+                token.
         """
+        description = parse_json(text, name)
+        if isinstance(description, dict):
+            check_description(description, name)
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except BaseException as error:  # the library raises plain Exception, or panics
