@@ -75,6 +75,7 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
         counts[kinds.get(outcome.code, "rejected")] += 1
         if os.environ.get("FOURFOLD_FUZZ_SHOW"):
             print(f"\n{case!r:.1200}\n -> {outcome.code} {outcome.error[:600]}")
+            print(f" {outcome.seconds:.1f} s, {outcome.n_bytes >> 20} MiB {outcome.faults}")
         if outcome.faults:
             faults.append(f"{case!r}\n -> {outcome.code} " + "\n -> ".join(outcome.faults))
         if sum(counts.values()) % BETWEEN == 0:
