@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from fourfold.errors import InputError
 
 MAX_SIZE = 2**31 - 1  # of one dimension; torch counts the elements of a tensor in 64 bits
+MAX_BEAMS = 1024  # width of a beam search, whose memory grows with it
 MAX_DEPTH = 64  # levels of nested mappings and lists in a config or a checkpoint
 
 

@@ -383,6 +383,22 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         except InputError as error:
             raise (error.in_file(path) if path else error) from error
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state dict as `nn.Module` does, with one sentence for a checkpoint that is wrong.
+
+        Raises:
+            InputError: The Trainer loads a checkpoint whose weights do not match the model.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except RuntimeError as error:
+            path = getattr(attached_trainer(self), "ckpt_path", None)
+            if path is None or "Error(s) in loading state_dict" not in str(error):
+                raise
+            raise InputError("the weights do not match the model's config", file=path) from error
+
     @classmethod
     def from_checkpoint(
         cls,

@@ -15,7 +15,7 @@ from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
 from fourfold.core.precision import PRECISIONS
-from fourfold.core.validation import MAX_SIZE, check_positive
+from fourfold.core.validation import MAX_BEAMS, MAX_SIZE, check_positive
 from fourfold.errors import InputError
 
 DESCRIPTIONS = {
@@ -44,7 +44,7 @@ PROCESSORS = {
 # Largest values of options, whose memory grows with them.
 MAXIMA = {
     "batch_size": 1 << 16,
-    "beam": 1 << 10,
+    "beam": MAX_BEAMS,
     "max_new": 1 << 22,
     "n_best": 1 << 16,
     "top_k": MAX_SIZE,

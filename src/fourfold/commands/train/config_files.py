@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,8 @@ def _parse(text: str, file: Path) -> yaml.Node | None:
         _check_events(text, file)
         node: yaml.Node | None = yaml.compose(text, LOADER)
         check_nesting(node, _parts, MAX_VALUES, file)
-        yaml.load(text, LOADER)  # finds values such as `!!int x`, which nodes may hold
+        with suppress(yaml.constructor.ConstructorError):
+            yaml.load(text, LOADER)  # finds values such as `!!int x`, which nodes may hold
         return node
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
