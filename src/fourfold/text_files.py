@@ -23,7 +23,14 @@ from fourfold.errors import InputError
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _ARCHIVE = re.compile(r"\.(zip|7z|rar|tar(\.\w+)?|t(gz|xz|bz2?))$")
-_READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError)
+_READ_ERRORS = (
+    *(EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError),
+    *(NotImplementedError, RuntimeError),  # of zipfile, for unknown methods and encryption
+)
+# Largest size of decompressed data, in bytes, and its largest ratio to the size of compressed data.
+# Only data that exceed both are rejected. Text is compressed 3 to 10 times.
+MIN_UNPACKED_LIMIT = 16 << 20
+MAX_RATIO = 100
 
 
 def resolve(path: str) -> Path:
@@ -53,8 +60,8 @@ def read_bytes(path: str) -> bytes:
             file with the suffix .gz, .xz or .bz2 is decompressed.
 
     Raises:
-        InputError: The file is missing or corrupted, or `path` is a folder or an archive without a
-            member.
+        InputError: The file is missing or corrupted; `path` is a folder or an archive without a
+            member; or the data are more than `MAX_RATIO` times as large as the compressed data.
     """
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)
@@ -65,12 +72,30 @@ def read_bytes(path: str) -> bytes:
         raise InputError(problem, file=path)
     try:
         if is_member:
-            with zipfile.ZipFile(file) as opened:
-                return opened.read(member)
+            with zipfile.ZipFile(file) as opened, opened.open(member) as stream:
+                packed = min(opened.getinfo(member).compress_size, file.stat().st_size)
+                return _read_bounded(stream, packed, path)
         with _OPENERS.get(file.suffix, open)(file, "rb") as stream:
-            return stream.read()
+            is_packed = file.suffix in _OPENERS
+            return _read_bounded(stream, file.stat().st_size, path) if is_packed else stream.read()
     except _READ_ERRORS as error:
         raise InputError(f"the file cannot be read: {error}", file=path) from error
+
+
+def _read_bounded(stream: Any, n_packed: int, path: str) -> bytes:
+    """Return the decompressed content of a stream; raise InputError if it is suspiciously large.
+
+    Args:
+        stream: Stream that decompresses.
+        n_packed: Size of the compressed data in bytes.
+        path: Path of the file, for the error message.
+    """
+    limit = max(MIN_UNPACKED_LIMIT, MAX_RATIO * n_packed)
+    data: bytes = stream.read(limit + 1)
+    if len(data) > limit:
+        message = f"{n_packed} compressed bytes become more than {limit}: decompress the file first"
+        raise InputError(message, file=path)
+    return data
 
 
 def read_text(path: str) -> str:

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from fourfold.checkpoints.classes import class_path
 from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.tasks import CausalLanguageModeling
+from fourfold.tasks.loading import load_task
 from tests.fixtures.tiny_tasks import FAMILIES, FLAT, SGD, SMALL, causal
 
 MAX_MODULES = 70
@@ -144,3 +147,58 @@ def test_model_class_of_the_user_must_be_allowed(texts: Path, tmp_path: Path) ->
         fourfold.load(tmp_path / "saved")
     again = fourfold.load(tmp_path / "saved", classes=[ShiftedLM])
     assert again.config == model.config
+
+
+def huge_layers(content: dict[str, Any]) -> None:
+    content["fourfold"]["model"]["config"]["n_layers"] = 1000
+
+
+def huge_table(content: dict[str, Any]) -> None:
+    content["fourfold"]["model"]["config"]["vocab_size"] = 10**7
+
+
+def huge_positions(content: dict[str, Any]) -> None:
+    config = content["fourfold"]["model"]["config"]
+    config |= {"positions": "sinusoidal", "max_len": 2**22}
+
+
+def expanded_tensor(content: dict[str, Any]) -> None:
+    state = content["state_dict"]
+    state["model.embed.tokens.weight"] = torch.zeros(1).expand(10**7, SMALL["d_model"])
+    content["fourfold"]["model"]["config"]["vocab_size"] = 10**7
+
+
+def shared_lists(content: dict[str, Any]) -> None:
+    value: Any = "x"
+    for _ in range(40):
+        value = [value, value]
+    content["fourfold"]["task"]["init_args"]["optimizer"] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (huge_layers, r"n_layers must be at most the number of tensors in the weights \(\d+\)"),
+        (huge_table, r"the config describes a model of \d+ numbers, but the weights have \d+"),
+        (huge_positions, r"the config describes computed tables of \d+ numbers"),
+        (expanded_tensor, r"embed.tokens.weight has \d+ elements, more than its storage holds"),
+        (shared_lists, "must have at most 10000000 values once shared parts are written out"),
+    ],
+)
+@pytest.mark.parametrize("reader", [fourfold.load, load_task])
+def test_counts_beyond_the_file_are_rejected_before_the_model_is_built(
+    change: Callable[[dict[str, Any]], None],
+    message: str,
+    reader: Callable[[Path], Any],
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fourfold.hub.directory.MIN_TABLE_LIMIT", 1 << 20)
+    content = torch.load(checkpoint, weights_only=True)
+    change(content)
+    torch.save(content, tmp_path / "x.ckpt")
+    begin = time.process_time()
+    with pytest.raises(InputError, match=rf"x\.ckpt: .*{message}"):
+        reader(tmp_path / "x.ckpt")
+    assert time.process_time() - begin < 2

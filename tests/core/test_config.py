@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fourfold.core.config import TransformerConfig
+from fourfold.core.validation import check_nesting
 from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViT, ViTConfig
 from fourfold.models.finetuning.config import TuningConfig
@@ -68,9 +69,18 @@ from fourfold.optim import OptimizerConfig
         (
             CausalLMConfig,
             {"vocab_size": 2**31},
-            "vocab_size must be at most 2147483647, got 2147483648",
+            "vocab_size must be at most 16777216, got 2147483648",
         ),
-        (MaskedLMConfig, {"n_segments": -1}, "n_segments must be at least 0, got -1"),
+        (
+            MaskedLMConfig,
+            {"n_segments": -1},
+            "n_segments must be at least 0 and at most 65536, got -1",
+        ),
+        (TransformerConfig, {"n_layers": 10**9}, "n_layers must be at most 1024, got 1000000000"),
+        (TransformerConfig, {"d_ff": 10**9}, "d_ff must be at most 4194304, got 1000000000"),
+        (TransformerConfig, {"d_model": 10**5000}, "d_model .* got an integer of 16610 bits"),
+        (TransformerConfig, {"dropout": 10**5000}, "dropout .* got an integer of 16610 bits"),
+        (ViTConfig, {"image_size": 10**9}, "image_size must be at most 16384, got 1000000000"),
         (
             TransformerConfig,
             {"norm_eps": math.nan},
@@ -113,3 +123,31 @@ def test_a_literal_or_integer_field_rejects_other_values() -> None:
         with pytest.raises(InputError, match=f"freeze must be of type 'all' or int, got '{value}'"):
             TuningConfig(freeze=value)  # type: ignore[arg-type]
     assert TuningConfig(freeze="all").freeze == "all"
+
+
+def test_sizes_above_those_of_published_models_are_allowed() -> None:
+    CausalLMConfig(d_model=20_480, n_layers=100, n_heads=160, vocab_size=10**6, max_len=10**5)
+
+
+def test_value_that_would_fill_the_memory_is_abbreviated_in_messages() -> None:
+    value: Any = "x"
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(InputError, match=r"activation must be one of .* got \[\[\["):
+        TransformerConfig(activation=value)
+
+
+def test_nested_values_are_counted_with_their_shared_parts() -> None:
+    def parts(value: Any) -> Any:
+        return value if isinstance(value, list) else ()
+
+    value: Any = [0] * 10
+    for _ in range(5):
+        value = [value] * 10
+    check_nesting(value, parts, 1_111_111, None)
+    with pytest.raises(InputError, match=r"^x: must have at most 1111110 values once shared"):
+        check_nesting(value, parts, 1_111_110, "x")
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(InputError, match="at most 64 levels"):
+        check_nesting(cycle, parts, 10**6, None)

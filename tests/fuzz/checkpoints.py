@@ -56,7 +56,7 @@ class Hostile:
         return open, ("pwned", "w")
 
 
-def _saved(content: Any, **options: Any) -> bytes:
+def saved(content: Any, **options: Any) -> bytes:
     out = io.BytesIO()
     torch.save(content, out, **options)
     return out.getvalue()
@@ -133,7 +133,7 @@ def content(draw: Draw, data: bytes) -> bytes:
         part = tree[section] if isinstance(tree.get(section), dict) and tree[section] else tree
         made = draw(changed(part, st.sampled_from([*ODD[:30], *SIZES])))
         tree = {**tree, section: made} if part is not tree else made
-    return _saved(tree, _use_new_zipfile_serialization=draw(st.integers(0, 7)) > 0)
+    return saved(tree, _use_new_zipfile_serialization=draw(st.integers(0, 7)) > 0)
 
 
 @st.composite
@@ -164,9 +164,9 @@ def archive(draw: Draw, data: bytes) -> bytes:
 def hostile(draw: Draw) -> bytes:
     """Return a pickle that runs code, or bytes that are not a checkpoint."""
     options = (
-        _saved({"fourfold": Hostile(), "state_dict": {}}),
-        _saved(Hostile()),
-        _saved({"state_dict": Hostile()}, _use_new_zipfile_serialization=False),
+        saved({"fourfold": Hostile(), "state_dict": {}}),
+        saved(Hostile()),
+        saved({"state_dict": Hostile()}, _use_new_zipfile_serialization=False),
         pickle.dumps(Hostile()),
         pickle.dumps({"fourfold": {}}),
         b"",

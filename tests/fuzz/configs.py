@@ -1,6 +1,7 @@
 """Invalid config files and command lines."""
 
 import copy
+from collections.abc import Collection
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -208,14 +209,14 @@ def yaml_text(draw: Draw, world: "World", family: str) -> str:
     return "\n".join([*rows[:at], wrong, *rows[at:]]) + "\n"
 
 
-def ways(tree: Any) -> list[tuple[Any, ...]]:
+def ways(tree: Any, left_alone: Collection[str] = LEFT_ALONE) -> list[tuple[Any, ...]]:
     """Return the paths of options that may be changed safely; sections are less frequent."""
     found = []
     for way in paths(tree):
         value = tree
         for key in way:
             value = value[key]
-        if not set(LEFT_ALONE) & set(way):
+        if not set(left_alone) & set(way):
             found += [way] * (1 if isinstance(value, dict) else 4)
     return found
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,11 +53,17 @@ class Case:
 
 
 class Outcome(NamedTuple):
-    """Exit code and message of a command, and the violations of the invariant."""
+    """Exit code and message of a command, the violations of the invariant, and its costs.
+
+    `seconds` is the time of the CPU, which does not depend on other processes. `n_bytes` is the
+    memory of the process at its peak during the command, minus the memory before.
+    """
 
     code: int | None
     error: str
     faults: list[str]
+    seconds: float = 0.0
+    n_bytes: int = 0
 
 
 class Hang(BaseException):
@@ -117,7 +124,7 @@ def call(argv: tuple[str, ...], stdin: bytes = b"") -> tuple[int | None, str, st
             raise
         except BaseException as error:  # a panic of Rust is not an Exception
             if keeps_its_traceback(error):
-                return FOREIGN_ERROR, "", "", ""
+                return FOREIGN_ERROR, "", f"{type(error).__name__}: {error}", ""
             escaped = "\n".join(line[:300] for line in traceback.format_exc(limit=-8).splitlines())
         for stream in (out, err):
             stream.flush()
@@ -154,6 +161,18 @@ def sentence_faults(err: str, names: tuple[str, ...], begin: str = "error") -> l
     return faults
 
 
+def status(name: str) -> int:
+    """Return a value in bytes of /proc/self/status, such as VmRSS."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def reset_peak() -> int:
+    """Set the peak memory of this process to its current memory, and return it in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
 def run(case: Case, folder: Path) -> Outcome:
     """Run a case in a temporary directory."""
     folder.mkdir()
@@ -161,10 +180,12 @@ def run(case: Case, folder: Path) -> Outcome:
     before, here = snapshot(folder), Path.cwd()
     env: Mapping[str, str] = {name: str(folder / path) for name, path in case.env.items()}
     os.chdir(folder)
+    begin, memory = time.process_time(), reset_peak()
     try:
         with mock.patch.dict(os.environ, env):
             code, out, err, escaped = call(case.argv, case.stdin)
     finally:
+        seconds, n_bytes = time.process_time() - begin, status("VmHWM") - memory
         moved = Path.cwd() != folder
         os.chdir(here)
     after = snapshot(folder)
@@ -191,4 +212,4 @@ def run(case: Case, folder: Path) -> Outcome:
         faults.append("torch was left in another state")
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
-    return Outcome(code, err.strip(), faults)
+    return Outcome(code, err.strip(), faults, seconds, n_bytes)

@@ -4,6 +4,7 @@ A failure prints the command and its files. FOURFOLD_FUZZ_SEED selects the input
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import checkpoints, configs, images, texts
+from tests.fuzz import bounds, checkpoints, configs, images, texts
 from tests.fuzz.conftest import World
-from tests.fuzz.invariant import call, run, snapshot
+from tests.fuzz.invariant import FOREIGN_ERROR, call, reset_peak, run, snapshot, status
 
 # Strategy, number of inputs in the default suite and in the slow tests, by kind of input.
 KINDS: dict[str, tuple[Callable[[World], st.SearchStrategy[Any]], int, int]] = {
@@ -24,8 +25,11 @@ KINDS: dict[str, tuple[Callable[[World], st.SearchStrategy[Any]], int, int]] = {
     "images": (images.cases, 12, 200),
     "configs": (configs.cases, 18, 300),
     "checkpoints": (checkpoints.cases, 15, 200),
+    "bounds": (bounds.cases, 20, 1000),
 }
 SEED = int(os.environ.get("FOURFOLD_FUZZ_SEED", "0"))
+# Costs of an input in addition to the costs of valid inputs.
+SECONDS, N_BYTES = 5.0, 1 << 30
 BETWEEN = 50  # inputs between two checks that valid commands still work
 
 
@@ -45,7 +49,10 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
     All inputs run before the test fails, so that one fault does not hide another.
     """
     strategy, counts, faults = KINDS[kind][0](world), Counter[str](), list[str]()
+    begin, memory = time.process_time(), reset_peak()
     good, state = known_good(world), snapshot(world.folder)
+    limits = time.process_time() - begin + SECONDS, status("VmHWM") - memory + N_BYTES
+    costs = [0.0, 0]
 
     @hypothesis.seed(SEED)
     @settings(
@@ -60,9 +67,15 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
         if sum(counts.values()) == n:
             return
         outcome = run(case, folder / "here")
-        counts[{0: "works", 1: "stopped"}.get(outcome.code, "rejected")] += 1
+        spent = outcome.seconds, outcome.n_bytes
+        costs[:] = map(max, costs, spent)
+        if any(used > limit for used, limit in zip(spent, limits, strict=True)):
+            outcome.faults.append(f"needs {spent[0]:.1f} s and {spent[1] >> 20} MiB")
+        kinds = {0: "works", 1: "stopped", FOREIGN_ERROR: "foreign"}
+        counts[kinds.get(outcome.code, "rejected")] += 1
         if os.environ.get("FOURFOLD_FUZZ_SHOW"):
             print(f"\n{case!r:.1200}\n -> {outcome.code} {outcome.error[:600]}")
+            print(f" {outcome.seconds:.1f} s, {outcome.n_bytes >> 20} MiB {outcome.faults}")
         if outcome.faults:
             faults.append(f"{case!r}\n -> {outcome.code} " + "\n -> ".join(outcome.faults))
         if sum(counts.values()) % BETWEEN == 0:
@@ -73,8 +86,9 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
     one()
     assert known_good(world) == good
     assert snapshot(world.folder) == state, "an input was written to"
-    said = (f"{counts[how]:>4} {how}" for how in ("works", "rejected", "stopped"))
+    said = (f"{counts[how]:>4} {how}" for how in ("works", "rejected", "stopped", "foreign"))
     print(f"\n{kind:<12} seed {SEED}: {', '.join(said)}, {len(faults):>3} with a fault")
+    print(f"{'':<12} at most {costs[0]:.1f} s (limit {limits[0]:.1f}), {costs[1] >> 20:.0f} MiB")
     assert not faults, f"{len(faults)} faults\n\n" + "\n\n".join(faults)
     return counts
 

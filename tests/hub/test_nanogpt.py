@@ -58,6 +58,10 @@ def test_nanogpt_logits_match(bias: bool, prefix: str, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda c: c["model_args"].pop("n_head"), "model_args has no entry n_head"),
+        (
+            lambda c: c["model_args"].update(n_layer=1000),
+            "n_layers must be at most the number of tensors in the weights",
+        ),
         (lambda c: c["model"].pop("transformer.ln_f.weight"), "no tensor for stack.norm.weight"),
         (lambda c: c.pop("model_args"), "not a checkpoint written by fourfold"),
         (lambda c: c["model_args"].update(n_head=5), "n_heads"),

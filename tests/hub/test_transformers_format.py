@@ -1,7 +1,10 @@
 """Tests that imported models have the logits, losses and gradients of transformers."""
 
+import json
+import time
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -308,3 +311,49 @@ def test_export_of_an_imported_model_restores_tensors_config_and_logits(
         torch.manual_seed(0)
         # Weights are equal; the memory alignment of one-row matrices may change the rounding.
         torch.testing.assert_close(run(model, again, lengths)[1], first, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("outside", ["../secret.safetensors", "/dev/zero", "x/y"])
+def test_index_that_names_a_file_outside_its_directory_is_rejected(
+    outside: str, tmp_path: Path
+) -> None:
+    make_model("gpt2").save_pretrained(tmp_path / "theirs")
+    weights = tmp_path / "theirs" / "model.safetensors"
+    weights.rename(tmp_path / "secret.safetensors")
+    index = weights.with_name("model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {"a": outside}}))
+    with pytest.raises(
+        InputError, match=r"index.json: weight_map must name files in the directory"
+    ):
+        fourfold.load(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "message"),
+    [
+        ("gpt2", "n_layer", "n_layers must be at most the number of tensors in the weights"),
+        ("bert", "num_hidden_layers", "n_layers must be at most the number of tensors"),
+        ("marian", "max_position_embeddings", "describes computed tables of"),
+    ],
+)
+def test_count_beyond_the_weights_is_rejected_before_the_model_is_built(
+    name: str, key: str, message: str, tmp_path: Path
+) -> None:
+    make_model(name).save_pretrained(tmp_path)
+    config = directory.read_json(tmp_path / "config.json")
+    directory.write_json(tmp_path / "config.json", {**config, key: 1024 if "l" in key else 2**22})
+    begin = time.process_time()
+    with pytest.raises(InputError, match=rf"config\.json: .*{message}"):
+        fourfold.load(tmp_path)
+    assert time.process_time() - begin < 2
+
+
+def test_compressed_pickle_is_rejected(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(10**6)}, tmp_path / "plain.bin")
+    packed = tmp_path / "packed.bin"
+    with ZipFile(tmp_path / "plain.bin") as old, ZipFile(packed, "w", ZIP_DEFLATED) as new:
+        for member in old.namelist():
+            new.writestr(member, old.read(member))
+    assert directory.read_pickle(tmp_path / "plain.bin").keys() == {"a"}
+    with pytest.raises(InputError, match=r"packed.bin: its archive must not be compressed"):
+        directory.read_pickle(packed)

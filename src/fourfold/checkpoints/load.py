@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fourfold.checkpoints import native_directory
 from fourfold.checkpoints.classes import Classes, find_model_class
@@ -152,7 +152,9 @@ def model_from_checkpoint(
     name, values = saved["model"]["class"], saved["model"]["config"]
     model_class, config_class = find_model_class(name, values, classes, path)
     with errors_in(path):
-        model = build_model(model_class, config_from_dict(config_class, values))
+        config = config_from_dict(config_class, values)
+        check_fits(model_class, config, content["state_dict"])
+        model = build_model(model_class, config)
         tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
         if tuning.lora_rank:
             add_lora(model, tuning)
@@ -176,6 +178,29 @@ def model_from_checkpoint(
         artifacts=artifacts,
         defaults=GenerationDefaults(**defaults),
     )
+
+
+def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor]) -> None:
+    """Check that a state dict has enough tensors for the model of a config, before it is built.
+
+    Models of the user are not checked, because their constructors may need real tensors.
+
+    Args:
+        model_class: Class of the model.
+        config: Config of the model.
+        state: State dict of the model or of its task; it may hold further tensors.
+
+    Raises:
+        InputError: The config describes more layers, elements or computed tables than the state
+            dict can fill.
+    """
+    if not model_class.__module__.startswith("fourfold."):
+        return
+    model = directory.build_on_meta(lambda: model_class(config), config, state)
+    needed = sum(x.numel() for x in model.state_dict().values())
+    if needed > (found := sum(x.numel() for x in state.values())):
+        message = f"describes a model of {needed} numbers, but the weights have {found}"
+        raise InputError(message, option="the config")
 
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:

@@ -13,7 +13,7 @@ values are plain, so that the file can be read with `weights_only=True`.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.core.config import require_sizes
-from fourfold.core.validation import check_type
+from fourfold.core.validation import check_nesting, check_stored, check_type, quote
 from fourfold.errors import InputError, errors_in
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 
 VERSION = 2
+MAX_VALUES = 10_000_000  # plain values of a section, with each shared part counted at each place
 WEIGHT_PREFIX = "model."  # of the names of the model's weights in the state dict of a task
 # Types of the sections, and of the values in them.
 SECTIONS: dict[str, dict[str, type]] = {
@@ -91,6 +92,8 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
             wrong type.
     """
     saved: Any = content.get("fourfold")
+    for name in content.keys() - {"state_dict"}:  # first: later checks may write values out
+        check_nesting(content[name], _parts, MAX_VALUES, path)
     check_version(saved, path)
     with errors_in(path):
         for name, keys in SECTIONS.items():
@@ -106,7 +109,15 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
         check_type("state_dict", content.get("state_dict"), dict)
         for name, tensor in content["state_dict"].items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
-                raise InputError("must be a tensor", option=f"state_dict.{str(name)[:80]}")
+                raise InputError("must be a tensor", option=f"state_dict.{quote(name)}")
+        check_stored(content["state_dict"])
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return the keys and values of a dictionary, or the items of another container."""
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    return value if isinstance(value, list | tuple | set | frozenset) else ()
 
 
 def check_training(content: Mapping[str, Any]) -> None:
@@ -131,6 +142,7 @@ def check_training(content: Mapping[str, Any]) -> None:
         for moments in (state.get("state") or {}).values():
             for name, value in moments.items():
                 check_type(f"optimizer_states.{name}", value, Tensor)
+            check_stored(moments)
 
 
 def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None:
@@ -199,7 +211,7 @@ def dataclass_from_dict(cls: Any, values: Any) -> Any:
         InputError: The values are not a mapping, or hold an unknown field or an invalid value.
     """
     if not isinstance(values, Mapping):
-        raise InputError(f"must be a mapping, got {str(values)[:80]!r}", option=cls.__name__)
+        raise InputError(f"must be a mapping, got {quote(values)!r}", option=cls.__name__)
     types: dict[str, Any] = {field.name: field.type for field in fields(cls)}
     for name in values:
         if name not in types:

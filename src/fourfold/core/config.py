@@ -15,13 +15,22 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 TextPositions = Literal["none", "learned", "sinusoidal", "sinusoidal_halves"]
 Init = Literal["vaswani", "bert", "gpt", "gpt2", "vit", "t5"]
 # Fields of model configs, by the range of their values. Each config has only some of the fields.
-POSITIVE = (
-    *("d_model", "d_head", "d_value", "d_ff", "d_embed", "hidden_size", "representation_size"),
-    *("n_layers", "n_decoder_layers", "n_heads", "n_buckets", "max_distance", "lstm_layers"),
-    *("vocab_size", "max_len", "n_classes", "image_size", "patch_size", "n_channels"),
-    *("image_d_model", "image_n_layers", "image_n_heads", "image_d_ff"),
-)
-NOT_NEGATIVE = ("n_segments", "lstm_width", "eos_id", "decoder_start_token_id")
+# The largest values are far above those of published models. They reject numbers whose layers or
+# tables no machine can build, before anything is allocated.
+_WIDTHS = ("d_model", "d_head", "d_value", "d_embed", "hidden_size", "representation_size")
+POSITIVE: dict[str, int] = {  # largest value by name
+    **dict.fromkeys(("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"), 1024),
+    **dict.fromkeys(("n_heads", "image_n_heads", "n_channels"), 4096),
+    **dict.fromkeys((*_WIDTHS, "image_d_model", "n_buckets", "max_distance"), 2**20),
+    **dict.fromkeys(("d_ff", "image_d_ff", "max_len"), 2**22),
+    **dict.fromkeys(("vocab_size", "n_classes"), 2**24),
+    **dict.fromkeys(("image_size", "patch_size"), 2**14),
+}
+NOT_NEGATIVE = {
+    "n_segments": 2**16,
+    "lstm_width": 2**20,
+    **dict.fromkeys(("eos_id", "decoder_start_token_id"), 2**24),
+}
 FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dropout")
 
 
@@ -30,8 +39,9 @@ class ModelConfig:
     """Base class of the configs of all models, whose constructor checks the fields.
 
     The constructor checks the type of every field. It also checks the range of each field whose
-    name is in one of the constants `POSITIVE` (from 1), `NOT_NEGATIVE` (from 0) and `FRACTIONS`
-    (from 0, below 1) of this module. A subclass checks the ranges of its other fields.
+    name is in one of the constants `POSITIVE` (from 1), `NOT_NEGATIVE` (from 0), both with their
+    largest values, and `FRACTIONS` (from 0, below 1) of this module. A subclass checks the ranges
+    of its other fields.
 
     Raises:
         InputError: A field has a value outside its type or range.
@@ -40,10 +50,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_types(self)
         values = vars(self)
-        for name in POSITIVE:
-            check_positive(name, values.get(name))
-        for name in NOT_NEGATIVE:
-            check_range(name, values.get(name, 0) or 0, minimum=0)
+        for name, maximum in POSITIVE.items():
+            check_positive(name, values.get(name), maximum)
+        for name, maximum in NOT_NEGATIVE.items():
+            check_range(name, values.get(name, 0) or 0, minimum=0, maximum=maximum)
         for name in FRACTIONS:
             check_range(name, values.get(name, 0.0), minimum=0.0, below=1.0)
 

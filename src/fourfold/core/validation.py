@@ -1,7 +1,9 @@
 """Checks of types, choices and ranges of config fields, which raise an `InputError`."""
 
 import math
-from collections.abc import Sequence
+import reprlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from types import UnionType
@@ -10,6 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from fourfold.errors import InputError
 
 MAX_SIZE = 2**31 - 1  # of one dimension; torch counts the elements of a tensor in 64 bits
+MAX_BEAMS = 1024  # width of a beam search, whose memory grows with it
+MAX_DEPTH = 64  # levels of nested mappings and lists in a config or a checkpoint
 
 
 def check_types(config: Any, *, prefix: str = "") -> None:
@@ -50,7 +54,74 @@ def check_type(name: str, value: object, declared: Any) -> None:
     if choices and (isinstance(value, str) or not names):
         check_choice(name, value, choices)
     allowed = " or ".join([*map(repr, choices), *names])
-    raise InputError(f"must be of type {allowed}, got {str(value)[:80]!r}", option=name)
+    raise InputError(f"must be of type {allowed}, got {quote(value)!r}", option=name)
+
+
+def quote(value: object) -> str:
+    """Return the first 80 characters of a value as text, for an error message.
+
+    A number with too many digits, and a nested value that is large once it is written out, are
+    abbreviated, because the whole text could need minutes or more memory than the machine has.
+    """
+    if isinstance(value, str):
+        return value[:80]
+    if isinstance(value, int) and value.bit_length() > 2048:
+        return f"an integer of {value.bit_length()} bits"
+    is_nested = isinstance(value, list | tuple | dict | set | frozenset)
+    return (reprlib.repr(value) if is_nested else str(value))[:80]
+
+
+def check_nesting(
+    root: Any, children: Callable[[Any], Iterable[Any]], maximum: int, file: Any
+) -> None:
+    """Check the depth and the size of nested values, in which parts may occur several times.
+
+    A few lines of YAML with aliases, or a small pickle, can describe a value that has more than
+    10^12 parts once it is written out.
+
+    Args:
+        root: The outermost value.
+        children: Function that returns the parts of a value.
+        maximum: Largest number of parts. A part that occurs several times counts several times.
+        file: Path of the file that holds the value, for error messages; None if there is none.
+
+    Raises:
+        InputError: The value has more parts, or is nested more than `MAX_DEPTH` levels deep, for
+            example because it contains itself.
+    """
+    known: dict[int, tuple[int, int]] = {}  # number of parts and of levels of each value
+
+    def measure(value: Any, depth: int) -> tuple[int, int]:
+        if id(value) not in known:
+            parts = [measure(part, depth + 1) for part in children(value) if depth <= MAX_DEPTH]
+            n_levels = max((levels for _, levels in parts), default=0)
+            known[id(value)] = 1 + sum(n for n, _ in parts), 1 + n_levels
+        if depth + known[id(value)][1] > MAX_DEPTH + 1:
+            raise InputError(f"must have at most {MAX_DEPTH} levels of nested values", file=file)
+        if known[id(value)][0] > maximum:
+            message = f"must have at most {maximum} values once shared parts are written out"
+            raise InputError(message, file=file)
+        return known[id(value)]
+
+    measure(root, 0)
+
+
+def check_stored(tensors: Mapping[str, Any]) -> None:
+    """Check that the storages of tensors that were read from a file hold all of their elements.
+
+    A pickle of a few bytes may describe a tensor of any size whose elements have one address.
+
+    Args:
+        tensors: Tensors by name. Other values are ignored.
+
+    Raises:
+        InputError: A tensor has more elements than its storage.
+    """
+    for name, x in tensors.items():
+        is_dense = str(getattr(x, "layout", "")) == "torch.strided"
+        if is_dense and x.numel() * x.itemsize > x.untyped_storage().nbytes():
+            message = f"has {x.numel()} elements, more than its storage holds"
+            raise InputError(message, option=str(name)[:80])
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -63,16 +134,17 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """
     if value not in choices:
         names = [str(choice) for choice in choices]
-        close = get_close_matches(str(value), names, n=1)
+        close = get_close_matches(quote(value), names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(f"must be one of {', '.join(names)}, got {value!r}{hint}", option=name)
+        shown = quote(value) if isinstance(value, int | list | tuple | dict) else repr(value)
+        raise InputError(f"must be one of {', '.join(names)}, got {shown}{hint}", option=name)
 
 
-def check_positive(name: str, value: int | None) -> None:
-    """Raise InputError for the option `name` unless `value` is None or from 1 to 2**31 - 1."""
-    if value is not None and not 1 <= value <= MAX_SIZE:
-        bound = "at least 1" if value < 1 else f"at most {MAX_SIZE}"
-        raise InputError(f"must be {bound}, got {value}", option=name)
+def check_positive(name: str, value: int | None, maximum: int = MAX_SIZE) -> None:
+    """Raise InputError for the option `name` unless `value` is None or from 1 to `maximum`."""
+    if value is not None and not 1 <= value <= maximum:
+        bound = "at least 1" if value < 1 else f"at most {maximum}"
+        raise InputError(f"must be {bound}, got {quote(value)}", option=name)
 
 
 def check_range(
@@ -95,9 +167,10 @@ def check_range(
         below: Number that the value must be less than.
     """
     in_range = value <= maximum and value < below and (minimum is None or value >= minimum)
+    in_range = in_range and abs(value) <= sys.float_info.max  # an int may be larger
     if not in_range or (above is not None and not value > above):
         low = f"at least {minimum:g}" if minimum is not None else f"above {above or 0.0:g}"
-        high = f" and at most {maximum:g}" if maximum < math.inf else ""
+        high = f" and at most {maximum:.12g}" if maximum < math.inf else ""
         high = f" and below {below:g}" if below < math.inf else high
-        high = high or " and finite" * (not math.isfinite(value))
-        raise InputError(f"must be {low}{high}, got {value}", option=name)
+        high = high or " and finite" * (not abs(value) <= sys.float_info.max)
+        raise InputError(f"must be {low}{high}, got {quote(value)}", option=name)

@@ -2,17 +2,19 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fourfold.errors import InputError
+from fourfold.core.validation import check_stored
+from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.models.base import Model
 from fourfold.text_files import parse_json, read_text
@@ -23,7 +25,12 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLE_FILE = "pytorch_model.bin"
 # Files that are downloaded from the Hugging Face hub; weights of other frameworks are not.
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", PICKLE_FILE)
+# Elements of computed tables, such as sinusoidal positions, that no file holds: 256 MiB in fp32.
+# The bound of a model with more parameters is their number.
+MIN_TABLE_LIMIT = 1 << 26
+_LAYER_COUNTS = ("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+ModelT = TypeVar("ModelT", bound=Model)
 
 
 @dataclass(frozen=True)
@@ -103,10 +110,63 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         message = "must map tensor names to file names"
         raise InputError(message, option="weight_map", file=path / INDEX_FILE)
+    for shard in set(shards.values()):
+        if Path(shard).name != shard:  # an index could name any file of the machine
+            message = f"must name files in the directory of the index, got {shard[:80]!r}"
+            raise InputError(message, option="weight_map", file=path / INDEX_FILE)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(shards.values())):
         tensors |= read_safetensors(path / shard)
     return tensors
+
+
+def check_layers(config: Any, tensors: Mapping[str, Any]) -> None:
+    """Check that a config has no more layers than the weights have tensors.
+
+    The check precedes the construction of the model, whose time grows with the number of layers.
+
+    Args:
+        config: Config of a model, a dataclass. Configs of its parts are checked, too.
+        tensors: Tensors of the weights by name.
+
+    Raises:
+        InputError: There are too few tensors.
+    """
+    for name, value in vars(config).items():
+        if is_dataclass(value):
+            check_layers(value, tensors)
+        elif name in _LAYER_COUNTS and isinstance(value, int) and value > len(tensors):
+            message = f"must be at most the number of tensors in the weights ({len(tensors)})"
+            raise InputError(f"{message}, got {value}", option=name)
+
+
+def build_on_meta(
+    build: Callable[[], ModelT], config: Any, tensors: Mapping[str, Tensor]
+) -> ModelT:
+    """Build a model on the meta device, whose tensors need no memory, after checks of its counts.
+
+    Args:
+        build: Function that builds the model.
+        config: Config of the model.
+        tensors: Tensors of the weights by name; the names may be those of another library.
+
+    Raises:
+        InputError: The config has more layers than there are tensors, describes tensors that torch
+            cannot count, or needs computed tables that are much larger than the weights.
+    """
+    check_layers(config, tensors)
+    try:
+        with torch.device("meta"):
+            model = build()
+    except RuntimeError as error:  # torch cannot count so many elements
+        raise InputError("describes a model that is too large", option="the config") from error
+    stored = {*model.state_dict()}
+    n_computed = sum(x.numel() for name, x in model.named_buffers() if name not in stored)
+    limit = max(MIN_TABLE_LIMIT, sum(x.numel() for x in tensors.values()))
+    if n_computed > limit:
+        message = f"describes computed tables of {n_computed} numbers, at most {limit} are allowed"
+        raise InputError(f"{message} with these weights", option="the config")
+    return model
 
 
 def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
@@ -179,10 +239,19 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             could run code.
     """
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                n_unpacked = sum(member.file_size for member in archive.infolist())
+            if n_unpacked > path.stat().st_size:  # torch stores without compression
+                raise InputError("must not be compressed", option="its archive", file=path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:  # torch raises many classes for corrupted or malicious files
         message = "corrupted, or a pickle with objects other than tensors, which could run code"
         raise InputError(message, file=path) from error
     if not isinstance(content, dict) or not all(isinstance(x, Tensor) for x in content.values()):
         raise InputError("must contain a dictionary of tensors", file=path)
+    with errors_in(path):
+        check_stored(content)
     return content

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fourfold.core.validation import check_stored
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, field, get_key
 from fourfold.hub.architectures.gpt import keymap
-from fourfold.hub.directory import tensor_shape
+from fourfold.hub.directory import build_on_meta, tensor_shape
 from fourfold.hub.keymap import KEEP, SPLIT_QKV
 from fourfold.models import CausalLM, CausalLMConfig
 
@@ -120,6 +121,10 @@ def _build(options: dict[str, Any], state: Mapping[str, Any]) -> CausalLM:
         options: Fields of the config of the model.
         state: State dict by nanoGPT's names.
     """
-    model = CausalLM(CausalLMConfig(**options)).float()
-    model.load_state_dict(_KEYMAP.to_native(_strip_prefix(state), model.state_dict())[0])
+    config, tensors = CausalLMConfig(**options), _strip_prefix(state)
+    check_stored(tensors)
+    expected = build_on_meta(lambda: CausalLM(config), config, tensors).state_dict()
+    native, _ = _KEYMAP.to_native(tensors, expected)  # compares all shapes
+    model = CausalLM(config).float()
+    model.load_state_dict(native)
     return model.eval()

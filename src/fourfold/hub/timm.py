@@ -6,14 +6,21 @@ The shapes of the tensors imply the config, except for the number of heads.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fourfold.core.validation import check_stored
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, check_allowed, differing_fields, get_key, norm_eps_note
-from fourfold.hub.directory import CONFIG_FILE, tensor_shape, write_directory
+from fourfold.hub.directory import (
+    CONFIG_FILE,
+    build_on_meta,
+    tensor_shape,
+    write_directory,
+)
 from fourfold.hub.keymap import PREFIX_TOKENS, QKV, SPLIT_QKV, SQUEEZE_0, KeyMap, Rule
 from fourfold.models import ViT, ViTConfig
 
@@ -99,8 +106,11 @@ def read_model(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViT, list
         InputError: The tensors are not those of a supported ViT.
     """
     config, notes = _read_config(tensors, settings)
-    model = ViT(config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS)).float()
-    native, _ = _keymap(model.n_prefix).to_native(tensors, model.state_dict())
+    check_stored(tensors)
+    build = partial(ViT, config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
+    expected = build_on_meta(build, config, tensors)
+    native, _ = _keymap(expected.n_prefix).to_native(tensors, expected.state_dict())
+    model = build().float()
     model.load_state_dict(native)
     return model.eval(), notes
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from fourfold.hub.architectures.gpt import GPT1, GPT2
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
 from fourfold.hub.architectures.t5 import T5
 from fourfold.hub.architectures.vit import DEIT, VIT
-from fourfold.hub.directory import CONFIG_FILE, read_json, read_tensors, write_directory
+from fourfold.hub.directory import (
+    CONFIG_FILE,
+    build_on_meta,
+    read_json,
+    read_tensors,
+    write_directory,
+)
 from fourfold.models.base import Model
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
@@ -69,20 +76,16 @@ def read_model(path: Path) -> Model:
         tensors = {prefix + name: x for name, x in tensors.items()}
     with errors_in(path / CONFIG_FILE):
         native_config: Any = architecture.read_config(config, tensors.keys())
-    options = architecture.model_options(tensors.keys())
-    try:
-        with torch.device("meta"):
-            model: Any = architecture.model_class(native_config, **options)
-    except RuntimeError as error:  # torch cannot count so many elements
-        message = "the model that it describes is too large"
-        raise InputError(message, file=path / CONFIG_FILE) from error
+        options = architecture.model_options(tensors.keys())
+        build = partial(architecture.model_class, native_config, **options)
+        model: Any = build_on_meta(build, native_config, tensors)
     with errors_in(path):
         native, unmapped = architecture.keymap.to_native(tensors, model.state_dict())
         if next(model.buffers(), None) is None:
             model = model.to_empty(device="cpu")
         else:  # computed buffers, such as sinusoidal positions, have no values on the meta device
             with torch.device("cpu"):
-                model = architecture.model_class(native_config, **options)
+                model = build()
             _check_constants(architecture, unmapped, dict(model.named_buffers()))
     model = model.float()
     model.load_state_dict(native)

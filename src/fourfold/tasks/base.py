@@ -23,7 +23,7 @@ from torchmetrics import Metric
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
 from fourfold.checkpoints.init_from import InitFrom, initialize_from
-from fourfold.checkpoints.load import build_model
+from fourfold.checkpoints.load import build_model, check_fits
 from fourfold.checkpoints.schema import (
     TASK_SECTIONS,
     VERSION,
@@ -383,16 +383,44 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         except InputError as error:
             raise (error.in_file(path) if path else error) from error
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state dict as `nn.Module` does, with one sentence for a checkpoint that is wrong.
+
+        Raises:
+            InputError: The Trainer loads a checkpoint whose weights do not match the model.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except RuntimeError as error:
+            path = getattr(attached_trainer(self), "ckpt_path", None)
+            if path is None or "Error(s) in loading state_dict" not in str(error):
+                raise
+            raise InputError("the weights do not match the model's config", file=path) from error
+
     @classmethod
-    def from_checkpoint(cls, config: Mapping[str, Any], init_args: Mapping[str, Any]) -> Self:
+    def from_checkpoint(
+        cls,
+        config: Mapping[str, Any],
+        init_args: Mapping[str, Any],
+        state: Mapping[str, Tensor] | None = None,
+    ) -> Self:
         """Build a task and its model, with newly initialized weights, from values in a checkpoint.
 
         Args:
             config: Fields of the model's config.
             init_args: Arguments of the constructor without the config.
+            state: State dict of the task, which is only compared with the size of the model; None
+                omits the comparison.
+
+        Raises:
+            InputError: The config is invalid, or describes a larger model than `state`.
         """
         config_class = cls.config_class or type(cls.config)  # type: ignore[misc]
         arguments = {**init_args, "config": config_from_dict(config_class, config)}
+        if state is not None:
+            check_fits(cls.model_class, arguments["config"], state)
         for name, section in TASK_SECTIONS.items():
             arguments[name] = dataclass_from_dict(section, arguments.get(name))
         parameters = inspect.signature(cls).parameters

@@ -72,8 +72,11 @@ def task_from_checkpoint(
     task_class = find_task_class(saved["task"]["class"], path, classes)
     with errors_in(path):
         check_init_args(task_class, saved["task"]["init_args"])
-        task = task_class.from_checkpoint(saved["model"]["config"], saved["task"]["init_args"])
-    load_weights(task, content["state_dict"], path)
+        state = content["state_dict"]
+        task = task_class.from_checkpoint(
+            saved["model"]["config"], saved["task"]["init_args"], state
+        )
+    load_weights(task, state, path)
     check_classes(task.config, saved["data"], path)
     task.artifacts = saved["data"]
     return task.eval()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.core.validation import MAX_BEAMS, check_choice, check_positive, check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
 from fourfold.loggers.media import AttentionMaps, Media, Table
@@ -58,8 +58,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         check_choice("label_smoothing_type", self.label_smoothing_type, LABEL_SMOOTHING_TYPES)
         check_choice("length_penalty_type", self.length_penalty_type, tuple(LENGTH_PENALTIES))
         check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
-        check_positive("num_beams", self.num_beams)
-        check_range("val_num_beams", self.val_num_beams, minimum=0)
+        check_positive("num_beams", self.num_beams, MAX_BEAMS)
+        check_range("val_num_beams", self.val_num_beams, minimum=0, maximum=MAX_BEAMS)
         super().__post_init__()
         self.ppl = Perplexity()
         self.scores = TranslationScores()

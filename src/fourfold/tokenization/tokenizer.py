@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from fourfold.atomic_files import write_atomically
 from fourfold.errors import InputError
+from fourfold.text_files import parse_json
+from fourfold.tokenization.checks import check_description
 
 # Names of the token of each role; newly trained tokenizers use the first. GPT-2 has one special
 # token, and T5 begins the decoder input with padding.
@@ -64,6 +67,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
+        self.name = name
         ids = {
             role: next((i for i in map(backend.token_to_id, names) if i is not None), None)
             for role, names in ROLES.items()
@@ -82,8 +86,8 @@ class Tokenizer:
         self.eos_id = ids["eos"] or 0
         self.unk_id = ids["unk"] or 0
         self.mask_id = ids["mask"]
-        plain = backend.encode("a", add_special_tokens=False).ids
-        templated = backend.encode("a", add_special_tokens=True).ids
+        plain = self._call("encode", "a", add_special_tokens=False).ids
+        templated = self._call("encode", "a", add_special_tokens=True).ids
         has_bos = len(templated) > len(plain) and templated[0] == self.bos_id
         self.prepended_id = self.bos_id if has_bos else None
         added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -91,6 +95,21 @@ class Tokenizer:
         self._is_wordpiece = description["model"]["type"] == "WordPiece"
         self._is_metaspace = "Metaspace" in json.dumps(description["pre_tokenizer"])
         self._is_byte_level = "ByteLevel" in json.dumps(description["pre_tokenizer"])
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the backend, whose panics become InputErrors.
+
+        Raises:
+            InputError: The library panicked, for example because a regular expression needs too
+                many steps for the text.
+        """
+        try:
+            return getattr(self.backend, method)(*args, **options)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of pyo3, which no module exports
+                raise
+            message = f"the tokenizer fails for this text: {' '.join(str(error).split())[:200]}"
+            raise InputError(message, file=self.name) from error
 
     @property
     def vocab_size(self) -> int:
@@ -104,11 +123,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        return self._call("encode", text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of several texts, without special tokens."""
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._call("encode_batch_fast", list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def with_leading_space(self, text: str) -> str:
@@ -132,7 +151,8 @@ class Tokenizer:
             [self.with_leading_space(word) if i else word for i, word in enumerate(words)]
             for words in sentences
         ]
-        encodings = self.backend.encode_batch(texts, is_pretokenized=True, add_special_tokens=False)
+        options = {"is_pretokenized": True, "add_special_tokens": False}
+        encodings = self._call("encode_batch", texts, **options)
         encoded = []
         for words, encoding in zip(sentences, encodings, strict=True):
             spans = [encoding.word_to_tokens(number) for number in range(len(words))]
@@ -149,7 +169,7 @@ class Tokenizer:
             For each text, the list of token ids, and a list with one pair (begin, end) per token.
             The pairs are indices of characters in the text; `end` is exclusive.
         """
-        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._call("encode_batch", list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def encode_corpus(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -177,12 +197,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+        return self._call("decode", [int(i) for i in ids], skip_special_tokens=True)
 
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of several sequences of token ids, without special tokens."""
         plain = [[int(i) for i in row] for row in rows]
-        return self.backend.decode_batch(plain, skip_special_tokens=True)
+        return self._call("decode_batch", plain, skip_special_tokens=True)
 
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
         """Mark the tokens at which a word begins, for whole-word masking.
@@ -235,12 +255,18 @@ class Tokenizer:
             name: Name of the tokenizer in error messages, usually its file.
 
         Raises:
-            InputError: If the string is not a tokenizer, or if the tokenizer has no padding, begin,
-                end or unknown token.
+            InputError: If the string is not a tokenizer, if it exceeds a bound of
+                `check_description`, or if the tokenizer has no padding, begin, end or unknown
+                token.
         """
+        description = parse_json(text, name)
+        if isinstance(description, dict):
+            check_description(description, name)
         try:
             backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises plain Exception
+        except BaseException as error:  # the library raises plain Exception, or panics
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             message = f"this is not a tokenizer of the `tokenizers` library: {error}"
             raise InputError(message, file=name) from error
         return cls(backend, name)

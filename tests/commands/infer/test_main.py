@@ -306,3 +306,14 @@ def test_a_damaged_checkpoint_is_found_out(run: Run, trained: Train, here: Path)
 def test_a_byte_order_mark_is_no_text(ask: Ask) -> None:
     marked = ask("generate", "lm", b"\xef\xbb\xbfone two\n", "--max-new=4")
     assert lines(marked) == lines(ask("generate", "lm", "one two\n", "--max-new=4"))
+
+
+@pytest.mark.parametrize("option", ["--batch-size", "--max-new", "--beam", "--n-best"])
+@pytest.mark.parametrize("value", [10**9, 10**21, "9" * 5000])
+def test_huge_option_is_rejected_before_the_checkpoint_is_read(
+    option: str, value: Any, run: Run
+) -> None:
+    result = run("translate", "--checkpoint", "none.ckpt", option, value)
+    assert result.code == 2
+    assert result.err.startswith(f"fourfold: error: {option}")
+    assert len(result.err.splitlines()) == 1

@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,27 @@ def test_repeated_allow_class_extends_the_list(
     options = ["--allow_class", "a.B", "--allow-class=c.D", "--allow_class=[e.F]"]
     result = run("fit", "--config", configs["vit"], *options, "--print_config")
     assert yaml.safe_load(result.out)["allow_class"] == ["a.B", "c.D", "e.F"]
+
+
+@pytest.mark.parametrize("verb", ["plan", "fit"])
+def test_config_imports_the_modules_that_it_names(
+    verb: str, configs: dict[str, Path], here: Path, run: Run
+) -> None:
+    """docs/trust.md warns of it."""
+    (here / f"named_by_{verb}.py").write_text("print('imported')\nclass Hook: ...\n")
+    path = f"named_by_{verb}.Hook"
+    callback = f"--trainer.callbacks+={{class_path: {path}}}"
+    assert "imported" in run(verb, "--config", configs["vit"], callback).out
+    assert path.split(".")[0] in sys.modules
+
+
+def test_config_can_call_functions(configs: dict[str, Path], here: Path, run: Run) -> None:
+    """docs/trust.md warns of it."""
+    (here / "called.py").write_text("def f(trainer, module):\n    print('called')\n")
+    path = "lightning.pytorch.callbacks.LambdaCallback"
+    callback = f"{{class_path: {path}, init_args: {{on_fit_start: called.f}}}}"
+    result = run(
+        *("fit", "--config", configs["vit"], "--run_dir", "r", "--trainer.max_steps=1"),
+        f"--trainer.callbacks+={callback}",
+    )
+    assert (result.code, "called" in result.out) == (0, True)

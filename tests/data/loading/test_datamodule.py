@@ -243,8 +243,16 @@ def test_builtin_data_have_a_test_split(data_class: Any) -> None:
 
 @pytest.mark.parametrize("option", ["seed", "num_workers"])
 def test_negative_options_are_rejected(option: str) -> None:
-    with pytest.raises(InputError, match=f"^{option} must be at least 0, got -1"):
+    with pytest.raises(InputError, match=f"^{option} must be at least 0.*, got -1"):
         NumberData(**{option: -1})
+
+
+def test_a_thousand_workers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(InputError, match=r"^num_workers must be .* at most 64, got 1000"):
+        NumberData(num_workers=1000)
+    monkeypatch.setattr("os.cpu_count", lambda: 256)
+    assert NumberData(num_workers=1000).num_workers == 1000
 
 
 def attach_trainer(data: ResumableDataModule, rank: int, world_size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
 from fourfold.core.precision import PRECISIONS
-from fourfold.core.validation import check_positive
+from fourfold.core.validation import MAX_BEAMS, MAX_SIZE, check_positive
 from fourfold.errors import InputError
 
 DESCRIPTIONS = {
@@ -40,6 +40,14 @@ PROCESSORS = {
         "SequenceClassification": "classify:TextClassifier",
         "TokenClassification": "classify:WordTagger",
     },
+}
+# Largest values of options, whose memory grows with them.
+MAXIMA = {
+    "batch_size": 1 << 16,
+    "beam": MAX_BEAMS,
+    "max_new": 1 << 22,
+    "n_best": 1 << 16,
+    "top_k": MAX_SIZE,
 }
 # Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
 LENGTH_PENALTIES = ("gnmt", "power", "none")
@@ -89,8 +97,8 @@ def parse(command: str, arguments: Sequence[str]) -> Namespace:
             option.
     """
     options = make_parser(command).parse_args(list(arguments))
-    for name in ("batch_size", "beam", "max_new", "n_best", "top_k"):
-        check_positive(_option(name), vars(options).get(name))
+    for name, maximum in MAXIMA.items():
+        check_positive(_option(name), vars(options).get(name), maximum)
     if command == "generate":
         _check_conflicting_options(options)
     return options

@@ -6,17 +6,24 @@ and line to errors.
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from fourfold.commands.packaged_recipes import find_recipe
+from fourfold.core.validation import MAX_DEPTH, check_nesting
 from fourfold.errors import InputError
 
 # The loader of jsonargparse, which rejects some escape sequences that SafeLoader accepts.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAX_VALUES = 100_000  # keys and values of a config, with each alias written out
+MAX_NUMBER = 300  # characters of a number; Python refuses to convert integers of 4,300 digits
+_NUMBER = re.compile(r"[-+]?[0-9][0-9a-fA-FxXob_.:+-]*")
 
 
 def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> list[str]:
@@ -164,14 +171,86 @@ def read_tree(file: Path) -> yaml.Node | None:
         text = file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"the config file cannot be read: {error}", file=file) from error
+    return _parse(text, file)
+
+
+def _parse(text: str, file: Path) -> yaml.Node | None:
+    """Parse the text of a YAML file into nodes; return None for an empty text.
+
+    Depth, size and numbers are checked before values are built: a short text can describe more
+    values than fit into memory.
+
+    Raises:
+        InputError: The text is not YAML, or exceeds a bound.
+    """
     try:
+        _check_events(text, file)
         node: yaml.Node | None = yaml.compose(text, LOADER)
+        check_nesting(node, _parts, MAX_VALUES, file)
+        with suppress(yaml.constructor.ConstructorError):
+            yaml.load(text, LOADER)  # finds values such as `!!int x`, which nodes may hold
         return node
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or error
         line = min(mark.line + 1, len(text.splitlines())) if mark else None
         raise InputError(f"invalid YAML: {problem}", file=file, line=line) from error
+    except InputError:
+        raise
+    except (ValueError, TypeError, AttributeError, KeyError) as error:  # of PyYAML's constructors
+        message = f"invalid YAML: a value does not suit its type ({error})"
+        raise InputError(message, file=file) from error
+
+
+def check_option_values(arguments: list[str]) -> None:
+    """Check the values of options, which may be YAML, against the bounds of a config file.
+
+    Args:
+        arguments: Command-line arguments that `expand_arguments` returned.
+
+    Raises:
+        InputError: A value, or the config file that it names, exceeds a bound.
+    """
+    for name, value in _options(arguments):
+        if value.endswith((".yaml", ".yml")) and Path(value).is_file():
+            read_tree(Path(value))
+            continue
+        try:
+            _check_events(value)
+            check_nesting(yaml.compose(value, LOADER), _parts, MAX_VALUES, None)
+        except yaml.YAMLError:
+            continue  # a plain text, or an error that the parser reports
+        except InputError as error:
+            raise InputError(error.message, option=f"--{name}") from error
+
+
+def _check_events(text: str, file: Path | None = None) -> None:
+    """Check the depth of a YAML text and the length of its numbers, without recursion.
+
+    Raises:
+        InputError: A bound is exceeded.
+        yaml.YAMLError: The text is not YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        value = event.value if isinstance(event, yaml.ScalarEvent) else ""
+        message = ""
+        if depth > MAX_DEPTH:
+            message = f"must have at most {MAX_DEPTH} levels of nested values"
+        elif len(value) > MAX_NUMBER and _NUMBER.fullmatch(value):
+            message = f"must have numbers of at most {MAX_NUMBER} characters, got {len(value)}"
+        if message:
+            line = event.start_mark.line + 1 if event.start_mark else None
+            raise InputError(message, file=file, line=line)
+
+
+def _parts(node: Any) -> Iterable[yaml.Node]:
+    """Return the keys and values of a mapping, or the items of a list."""
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
 def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int, yaml.Node]]:

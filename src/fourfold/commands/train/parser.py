@@ -23,7 +23,12 @@ from lightning.pytorch.cli import LightningArgumentParser
 import fourfold.data
 import fourfold.tasks
 from fourfold.checkpoints.schema import TASK_SECTIONS
-from fourfold.commands.train.config_files import check_files, config_files, unknown_key
+from fourfold.commands.train.config_files import (
+    check_files,
+    check_option_values,
+    config_files,
+    unknown_key,
+)
 from fourfold.errors import InputError
 from fourfold.tasks import Task
 
@@ -127,6 +132,7 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
     Raises:
         InputError: A config file or an argument is invalid, or the model or the data are missing.
     """
+    check_option_values(arguments)
     check_files(config_files(arguments), {key.split(".")[0] for key in known_keys(parser)})
     config = parser.parse_args(arguments)
     for name in ("model", "data"):

@@ -87,6 +87,11 @@ def batch_sizes(train: int, other: int | None) -> dict[str, int]:
     return {"train": train, "val": other or train, "test": other or train}
 
 
+def max_workers() -> int:
+    """Return the largest allowed number of worker processes: 4 for each CPU, but at least 64."""
+    return max(64, 4 * (os.cpu_count() or 1))
+
+
 def _identity(batch: Any) -> Any:
     return batch
 
@@ -114,7 +119,8 @@ class ResumableDataModule(LightningDataModule):
         position: Position in the training data after the last trained batch.
 
     Raises:
-        InputError: If `seed` or `num_workers` is negative.
+        InputError: If `seed` or `num_workers` is negative, or if `num_workers` is above the result
+            of `max_workers`.
 
     Example:
         Next-byte prediction on one text: `Bytes` is the dataset, and `ByteData` is the DataModule.
@@ -159,7 +165,7 @@ class ResumableDataModule(LightningDataModule):
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
         check_range("seed", seed, minimum=0)
-        check_range("num_workers", num_workers, minimum=0)
+        check_range("num_workers", num_workers, minimum=0, maximum=max_workers())
         self.seed = seed
         self.num_workers = num_workers
         self.split_sources: dict[str, Any] = {}

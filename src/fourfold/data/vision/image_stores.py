@@ -8,6 +8,7 @@ import functools
 import hashlib
 import io
 import os
+import warnings
 import zipfile
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -22,6 +23,8 @@ from torch import Tensor
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 
+MAX_PIXELS = 1 << 26  # of one image; decoding it needs up to 1 GB
+MAX_IMAGE_BYTES = 1 << 28  # of an encoded image in a zip archive
 PIL_MODES = {1: "L", 3: "RGB"}  # number of channels to mode of Pillow
 
 
@@ -59,11 +62,18 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
         (C, H, W) uint8.
 
     Raises:
-        UnreadableImage: The file does not exist, is not an image, or is incomplete.
+        UnreadableImage: The file does not exist, is not an image, is incomplete, has more than
+            `MAX_PIXELS` pixels, or is PostScript, which Pillow passes to another program.
     """
     try:
         if not isinstance(image, Image.Image):
-            image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+            with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+                image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+            if image.format == "EPS":
+                raise ValueError("PostScript is not supported")
+        if image.width * image.height > MAX_PIXELS:
+            n_pixels = f"{image.width} x {image.height} pixels"
+            raise ValueError(f"it has {n_pixels}, at most {MAX_PIXELS} are allowed")
         pixels = np.array(_convert(image, PIL_MODES[n_channels]))
     except Exception as error:  # Pillow's decoders raise many types
         described = getattr(error, "strerror", None) or str(error)
@@ -179,7 +189,11 @@ class ZipStore(FileStore):
     """Store of images in the zip archive `origin`; `images` has the names of its members."""
 
     def encoded(self, row: int) -> bytes:
-        return open_zip(self.origin, os.getpid()).read(self.images[self.rows[row]])
+        archive, name = open_zip(self.origin, os.getpid()), self.images[self.rows[row]]
+        if (n_bytes := archive.getinfo(name).file_size) > MAX_IMAGE_BYTES:
+            message = f"the image must have at most {MAX_IMAGE_BYTES} bytes, got {n_bytes}"
+            raise UnreadableImage(message, file=self.location(row))
+        return archive.read(name)
 
 
 @functools.lru_cache(maxsize=8)
