@@ -26,11 +26,11 @@ part() {
 
 wide=wide
 [ "$size" = laptop ] || wide=$size
-part train_bf16 --work train evaluate memory "$@"
+part train_bf16 --work train evaluate memory --precision bf16 "$@"
 part train_fp32 --work train --precision fp32 "$@"
 part compiled --work train --compile "$@"
 part wide --size "$wide" --work train --family causal_lm masked_lm "$@"
-part decoding_bf16 --work greedy beam "$@"
+part decoding_bf16 --work greedy beam --precision bf16 "$@"
 part decoding_fp32 --work greedy beam --precision fp32 "$@"
 part sentences --work sentences "$@"
 part growth --growth length vocabulary --peers transformers "$@"

@@ -20,6 +20,7 @@ import torch
 
 from fourfold.cli import run_main
 from fourfold.commands.infer.devices import choose_device
+from fourfold.core.precision import AUTO, describe_bf16, resolve_precision
 from fourfold.core.validation import check_positive, check_range
 from fourfold.environment import machine
 from fourfold.errors import InputError
@@ -90,10 +91,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--nanogpt", metavar="FILE", help="path of nanoGPT's model.py, which is not a package")
     add(
         "--precision",
-        choices=PRECISIONS,
-        default="bf16",
-        help="bf16 is autocast in training, and the data type of weights in decoding"
-        " (default: %(default)s)",
+        choices=(AUTO, *PRECISIONS),
+        default=AUTO,
+        help="bf16 is autocast in training, and the data type of weights in decoding; auto is bf16"
+        " if the device is fast at it, otherwise fp32 (default: %(default)s)",
     )
     add("--compile", action="store_true", help="also measure each contender with torch.compile")
     add("--rounds", type=int, default=7, metavar="N", help="measurements (default: %(default)s)")
@@ -169,12 +170,16 @@ def make_settings(options: argparse.Namespace) -> Settings:
     device = choose_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    precision = options.precision
+    if precision == AUTO:
+        precision = "fp32" if resolve_precision(AUTO, device) == "32-true" else "bf16"
+        print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
     return Settings(
         size=options.size,
         families=families,
         workloads=workloads,
         peers=tuple(name for name in options.peers if name in PEER_NAMES),
-        precision=options.precision,
+        precision=precision,
         compile=options.compile,
         nanogpt=options.nanogpt,
         rounds=options.rounds,

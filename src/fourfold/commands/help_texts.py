@@ -23,6 +23,7 @@ Train a model. Every key of a config is an option; later configs and options ove
   --model CLASS, --data CLASS            classes of fourfold.tasks, fourfold.data or your own module
   --model.KEY, --data.KEY, --trainer.KEY their arguments; KEY+ appends to a list
   --seed_everything N        seed of weights, dropout and order of the data (default 0)
+  --trainer.precision P      Lightning's values, or auto: bf16-mixed if it is fast here, or 32-true
   --run_dir DIR              default trainer.default_root_dir, or runs/FOLDER/NAME for a first
                              config FOLDER/NAME.yaml
   --resume auto|must|never   auto (default) resumes from DIR/checkpoints/last.ckpt if it exists;
@@ -43,7 +44,7 @@ PLAN = """usage: fourfold plan --config FILE|NAME [--config ...] [--KEY VALUE ..
 Print the cost of a recipe before it is run: exact parameters, FLOPs, memory on one device, and the
 micro-batch and accumulation that keep its global batch.
 
-  --config FILE|NAME  as for fit; also --KEY VALUE, such as --trainer.precision bf16-mixed
+  --config FILE|NAME  as for fit; also --KEY VALUE, such as --trainer.precision bf16-mixed or auto
   --run_dir RUN       use the config of a run directory
   --devices N         devices of all nodes that share the batch; default: those of the trainer
   --memory GIB        memory of one device; default: unlimited

@@ -13,6 +13,7 @@ from torch import nn
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
 from fourfold.commands.train.config_files import expand_arguments
 from fourfold.core.config import TransformerConfig
+from fourfold.core.precision import AUTO
 from fourfold.errors import InputError
 from fourfold.models.analysis.flops import (
     TRAINING_TO_FORWARD,
@@ -229,8 +230,10 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
     rounded = "" if actual == total else f" (rounded to {actual:,})"
     options = {"trainer.devices": devices // recipe.nodes}
     options |= _options(recipe, micro, accumulation)
+    is_auto = recipe.trainer["precision"] == AUTO
+    precision = recipe.precision + f" ({AUTO})" * is_auto
     lines = [
-        *_table(f"memory, {recipe.precision}, one device", "{:,.2f} GiB", GIB, used),
+        *_table(f"memory, {precision}, one device", "{:,.2f} GiB", GIB, used),
         "",
         f"global batch: {total:,} {unit} = {devices} device{'s' * (devices > 1)} x {micro:,}"
         f" x accumulation {accumulation}{rounded}",

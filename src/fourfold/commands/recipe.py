@@ -13,13 +13,14 @@ import torch
 from jsonargparse import ActionConfigFile
 from lightning import LightningDataModule, Trainer
 
+from fourfold.commands.train.auto_precision import device_kind
 from fourfold.commands.train.config_files import locate
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_numbers, count_devices
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.core.config import TransformerConfig
-from fourfold.core.precision import canonical_precision
+from fourfold.core.precision import resolve_precision
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
 from fourfold.models.analysis.flops import parameters
@@ -112,10 +113,13 @@ class Recipe:
     def precision(self) -> str:
         """Precision of the Trainer as a key of `PRECISIONS`, such as "bf16-mixed" for "bf16".
 
+        "auto" becomes the faster precision on this machine.
+
         Raises:
             InputError: The precision is unknown.
         """
-        return canonical_precision(self.trainer["precision"])
+        device = device_kind(self.trainer["accelerator"])
+        return resolve_precision(self.trainer["precision"], device)
 
     @cached_property
     def steps(self) -> int | None:

@@ -12,8 +12,9 @@ import pytest
 
 from fourfold.cli import run_main
 from scripts.benchmarks import memory, train_steps, workers
-from scripts.benchmarks.__main__ import main, make_parser, measure
+from scripts.benchmarks.__main__ import main, make_parser, make_settings, measure
 from scripts.benchmarks.memory import MeasurementFailed
+from scripts.benchmarks.report import heading
 from scripts.benchmarks.workloads import (
     FAMILIES,
     SIZES,
@@ -240,3 +241,17 @@ def test_growth_stops_measuring_a_contender_that_runs_out_of_memory() -> None:
         (16, "fourfold", "ms per step", ""),
     ]
     assert measurements[1].ratios == [3.0]
+
+
+@pytest.mark.parametrize(("speedup", "chosen"), [("0.02", "fp32"), ("2", "bf16")])
+def test_default_precision_is_the_fast_one(
+    speedup: str,
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FOURFOLD_BF16_SPEEDUP", speedup)
+    settings = make_settings(make_parser().parse_args(["--device", "cpu"]))
+    assert settings.precision == chosen
+    assert f"--precision auto: {chosen}" in capsys.readouterr().err
+    assert f"Precision {chosen}" in heading({}, settings)

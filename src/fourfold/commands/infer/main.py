@@ -14,7 +14,13 @@ from pkgutil import resolve_name
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
-from fourfold.core.precision import PRECISIONS
+from fourfold.core.precision import (
+    AUTO,
+    PRECISIONS,
+    describe_bf16,
+    resolve_precision,
+    slow_precision,
+)
 from fourfold.core.validation import MAX_BEAMS, MAX_SIZE, check_positive
 from fourfold.errors import InputError
 
@@ -64,7 +70,9 @@ def make_parser(command: str) -> OptionParser:
     batch_size = 64 if command == "classify" else 32
     add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
-    add("--precision", default="32-true", choices=tuple(PRECISIONS), help="(%(default)s)")
+    precisions = (AUTO, *PRECISIONS)
+    help_text = "(%(default)s); auto is bf16-mixed if the device is fast at it, or 32-true"
+    add("--precision", default="32-true", choices=precisions, help=help_text)
     add("--truncate", action="store_true", help="truncate lines that are too long for the model")
     if command in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
@@ -146,12 +154,17 @@ def main(argv: Sequence[str]) -> int:
     from fourfold.tasks.loading import load_task
 
     device = choose_device(options.device)
+    precision = resolve_precision(options.precision, device, "--precision")
+    if options.precision == AUTO:
+        print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
+    elif warning := slow_precision(precision, device, "--precision"):
+        print(warning, file=sys.stderr)
     path = Path(options.checkpoint)
     if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
         path = find_checkpoint(path)
     expected = tuple(PROCESSORS[command])
     task = load_task(path, expect=expected, classes=tuple(options.allow_class))
-    move_model(task, device, options.precision)
+    move_model(task, device, precision)
     try:
         processor = make_processor(command, task, options)
     except InputError as error:  # the checkpoint lacks something that the command needs
@@ -160,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # independent of the locale
     # On a terminal, the output of each line appears before the next line is read.
     n_ahead = 1 if sys.stdin.isatty() else options.batch_size * processor.batches_ahead
-    with torch.inference_mode(), autocast(device, options.precision):
+    with torch.inference_mode(), autocast(device, precision):
         lines = read_lines(sys.stdin.buffer)
         process(lines, processor.prepare, processor.run, sys.stdout, options.batch_size, n_ahead)
     return 0

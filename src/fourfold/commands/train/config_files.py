@@ -16,9 +16,11 @@ from typing import Any
 import yaml
 
 from fourfold.commands.packaged_recipes import find_recipe
+from fourfold.core.precision import AUTO
 from fourfold.core.validation import MAX_DEPTH, check_nesting
 from fourfold.errors import InputError
 
+RECORDED_AS = "bf16-mixed"  # precision that stands for "auto" in hashes of configs and options
 # The loader of jsonargparse, which rejects some escape sequences that SafeLoader accepts.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_VALUES = 100_000  # keys and values of a config, with each alias written out
@@ -76,6 +78,11 @@ def _options(arguments: list[str]) -> Iterator[tuple[str, str]]:
             yield name[2:], value if equals else "".join(arguments[number + 1 : number + 2])
 
 
+def is_given(name: str, arguments: list[str]) -> bool:
+    """Return True if a command line has the option `--name VALUE`, beside its config files."""
+    return any(option == name for option, _ in _options(arguments))
+
+
 def config_files(arguments: list[str]) -> list[Path]:
     """Return the paths in the `--config` options; values that are YAML text are left out."""
     values = [value for name, value in _options(arguments) if name == "config"]
@@ -85,7 +92,9 @@ def config_files(arguments: list[str]) -> list[Path]:
 def fingerprints(arguments: list[str]) -> dict[str, str]:
     """Return a dict from the path of each config file of a command line to its SHA-256 hash.
 
-    Only keys and values are hashed. Comments and line breaks are ignored.
+    Only keys and values are hashed. Comments and line breaks are ignored. The precision "auto" has
+    the hash of bf16-mixed, which it replaced in the recipes: records of trainings do not depend on
+    the choice.
 
     Args:
         arguments: Command-line arguments that `expand_arguments` returned.
@@ -97,6 +106,9 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
     for file in config_files(arguments):
         read_tree(file)  # reports errors with file and line
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        trainer = content.get("trainer") if isinstance(content, dict) else None
+        if isinstance(trainer, dict) and trainer.get("precision") == AUTO:
+            trainer["precision"] = RECORDED_AS
         text = json.dumps(content, sort_keys=True, default=str)
         hashes[str(file)] = hashlib.sha256(text.encode()).hexdigest()
     return hashes

@@ -21,6 +21,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
+from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
@@ -132,6 +133,7 @@ class FourfoldCLI(LightningCLI):
         directory = self.run_directory if uses_directory and not self.is_dry_run else None
         fill_in_source(config, self.given, directory)
         self.checkpoint = self._find_checkpoint(config)
+        set_precision(config, self.options, self.checkpoint, trains=self.command == "fit")
 
     def _find_checkpoint(self, config: Any) -> Path | None:
         """Return the checkpoint to load; None to start with new weights or those of `init_from`."""

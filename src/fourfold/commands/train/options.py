@@ -49,6 +49,8 @@ class RunOptions:
         compile: Compile each block with torch.compile; the first step is slow.
         float32_matmul_precision: Precision of fp32 matrix products on a GPU, an argument of
             torch.set_float32_matmul_precision; "high" uses TF32.
+        auto_precision: The trainer.precision that "auto" chose, which `fit` writes to config.yaml.
+            If the two still agree, validate, test and predict choose again for their device.
         wandb: Mode of Weights & Biases (W&B); "auto" means online if there is an API key.
         wandb_project: W&B project.
         wandb_name: Name of the W&B run; default: the run directory's name.
@@ -70,6 +72,7 @@ class RunOptions:
     ema_decay: float | None = None
     compile: bool = False
     float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    auto_precision: str | None = None
     wandb: Literal["off", "offline", "online", "auto"] = "off"
     wandb_project: str = "fourfold"
     wandb_name: str | None = None

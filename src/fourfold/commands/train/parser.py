@@ -14,10 +14,10 @@ from importlib import import_module
 from inspect import signature
 from pkgutil import resolve_name
 from traceback import walk_tb
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from jsonargparse import Namespace
-from lightning import Callback, LightningDataModule
+from lightning import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 import fourfold.data
@@ -29,6 +29,7 @@ from fourfold.commands.train.config_files import (
     config_files,
     unknown_key,
 )
+from fourfold.core.precision import AUTO
 from fourfold.errors import InputError
 from fourfold.tasks import Task
 
@@ -46,6 +47,20 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         # jsonargparse creates parsers of nested classes without options.
         super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def add_class_arguments(
+        self, theclass: Any, nested_key: Any = None, *more: Any, **options: Any
+    ) -> list[str]:
+        """Add the arguments of a class; `precision` of the Trainer also accepts "auto"."""
+        if theclass is not Trainer:
+            return super().add_class_arguments(theclass, nested_key, *more, **options)
+        options["skip"] = {"precision", *options.get("skip", ())}
+        added = super().add_class_arguments(theclass, nested_key, *more, **options)
+        name = f"{nested_key}.precision"
+        values = signature(Trainer).parameters["precision"].annotation | Literal[AUTO]
+        help_text = "Lightning's values; auto is bf16-mixed if the device is fast at it, or 32-true"
+        self.add_argument(f"--{name}", type=values, default=None, help=help_text)
+        return [*added, name]
 
     def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
         """Parse arguments and return the config; `--allow_class` may be given several times."""

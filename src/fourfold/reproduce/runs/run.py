@@ -20,8 +20,15 @@ import yaml
 
 from fourfold.atomic_files import write_atomically
 from fourfold.commands import subprocess_runs
-from fourfold.commands.train.config_files import check_unedited, entries, fingerprints, read_tree
+from fourfold.commands.train.config_files import (
+    RECORDED_AS,
+    check_unedited,
+    entries,
+    fingerprints,
+    read_tree,
+)
 from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.core.precision import AUTO
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.reproduce.tables import Recipe
@@ -273,7 +280,8 @@ def title_of(run: Mapping[str, Any]) -> str:
 def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]]:
     """Iterate over (option, value) pairs in which no path depends on the machine.
 
-    The options `--config` and `--run_dir` are skipped. If a value is a path in the directory of
+    The options `--config` and `--run_dir` are skipped. The precision "auto" is written as the one
+    that it replaced in the tables. If a value is a path in the directory of
     `start`, the directory is replaced by the stamp of `start`.
 
     Args:
@@ -283,5 +291,7 @@ def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]
     for key, value in zip(options[::2], options[1::2], strict=True):
         if start and f"{value}/".startswith(f"{start.folder}/"):
             value = start.stamp + value.removeprefix(str(start.folder))
+        if (key, value) == ("--trainer.precision", AUTO):
+            value = RECORDED_AS
         if key not in ("--config", "--run_dir"):
             yield key, value

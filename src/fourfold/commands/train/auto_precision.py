@@ -1,0 +1,87 @@
+"""Choice of the precision of `fit`, `validate`, `test` and `predict`, and warnings of slow ones."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from fourfold.commands.train.config_files import entries, is_given, read_tree
+from fourfold.core.precision import (
+    ALIASES,
+    AUTO,
+    PRECISIONS,
+    describe_bf16,
+    resolve_precision,
+    slow_precision,
+)
+
+OPTION = "trainer.precision"
+
+
+def device_kind(accelerator: Any) -> str:
+    """Return "cuda" if this value of `trainer.accelerator` selects an available GPU, else "cpu"."""
+    return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def set_precision(
+    config: Any, arguments: list[str], checkpoint: Path | None, *, trains: bool
+) -> None:
+    """Replace "auto" in `trainer.precision`, print the choice, and warn of a slow precision.
+
+    A resumed training keeps the precision of its record. An evaluation of a run that was trained
+    with "auto" chooses again, unless the command line names a precision.
+
+    Args:
+        config: All options of the command. `trainer.precision` and `auto_precision` are set.
+        arguments: Options on the command line.
+        checkpoint: Checkpoint of a training to resume, or weights to evaluate; None if there is
+            none.
+        trains: True for `fit`.
+    """
+    trainer = config["trainer"]
+    device = device_kind(trainer["accelerator"])
+    given = ALIASES.get(str(trainer["precision"]), trainer["precision"])
+    was_auto = given == config["auto_precision"] and not is_given(OPTION, arguments)
+    config["auto_precision"] = None
+    if given == AUTO or (was_auto and not trains):
+        fast = resolve_precision(AUTO, device)
+        recorded = recorded_precision(checkpoint) if trains and checkpoint else None
+        trainer["precision"] = config["auto_precision"] = recorded or fast
+        because = describe_bf16(device)
+        if recorded and recorded != fast:
+            _print(
+                f"{OPTION}: the training was started with {recorded} and keeps it, although {fast}"
+                f" is faster here: {because}",
+                is_warning=True,
+            )
+        else:
+            _print(f"{OPTION} {AUTO}: {trainer['precision']}, since {because}")
+        return
+    if was_auto:
+        config["auto_precision"] = given
+    if given in PRECISIONS and (warning := slow_precision(given, device, OPTION)):
+        _print(warning, is_warning=True)
+
+
+def recorded_precision(checkpoint: Path) -> str | None:
+    """Return the precision in the config.yaml of the run directory that contains a checkpoint.
+
+    None if the file does not exist, or if it names no precision or "auto".
+
+    Raises:
+        InputError: The file is not YAML.
+    """
+    file = checkpoint.absolute().parents[1] / "config.yaml"
+    if not file.is_file():
+        return None
+    values = {key: getattr(node, "value", None) for key, _, node in entries(read_tree(file))}
+    name = ALIASES.get(str(values.get(OPTION)), values.get(OPTION))
+    return name if name in PRECISIONS else "32-true" if name == "null" else None
+
+
+def _print(text: str, *, is_warning: bool = False) -> None:
+    """Print a line on the first rank; a warning is written to stderr."""
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        print(text, file=sys.stderr if is_warning else sys.stdout, flush=True)
