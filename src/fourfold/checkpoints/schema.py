@@ -1,4 +1,4 @@
-"""Section `fourfold` of a checkpoint: its format, checks of its values, and building of configs.
+"""Format of a checkpoint: its section `fourfold`, checks of all values, building of configs.
 
 A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourfold`:
 

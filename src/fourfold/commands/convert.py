@@ -1,4 +1,4 @@
-"""`fourfold import` and `fourfold export`: conversion of models of transformers and timm."""
+"""`fourfold import` and `fourfold export`: models of transformers, timm, nanoGPT."""
 
 from collections.abc import Sequence
 from pathlib import Path

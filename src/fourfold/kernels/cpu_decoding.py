@@ -1,4 +1,4 @@
-"""Linear layers for decoding on a CPU: products of few vectors with large matrices.
+"""CPU kernels of decoding: linear layers of few vectors, and weighted sums of cached values.
 
 Within `decode_layout`, weights too large for the cache of the processor are transposed to (K, N)
 and copied into strips of W columns. The product of a vector and a strip is a weighted sum of the

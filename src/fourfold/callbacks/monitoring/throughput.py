@@ -1,4 +1,4 @@
-"""Throughput in tokens or images per second, logged together with the learning rate."""
+"""StepMetrics: throughput in tokens or images per second, and the learning rate."""
 
 import time
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""TextTable: text columns with row locations; readers of TSV, CSV, JSON and parallel lines."""
+"""TextTable: text columns with row locations; readers of TSV, CSV, JSON lines, parallel text."""
 
 import csv
 import io

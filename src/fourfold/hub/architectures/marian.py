@@ -1,4 +1,4 @@
-"""Marian, Pegasus and BART: config fields and tensor names of transformers.
+"""Marian, Pegasus and BART: config fields, tensor names and channel order of transformers.
 
 `deinterleave_positions` converts sinusoidal positions to Marian's order of channels.
 """
