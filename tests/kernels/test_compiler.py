@@ -160,7 +160,9 @@ def test_attention_operators_are_registered_correctly(
     opcheck(cpu_attention._operator, (q, k, v, mask, bias, causal, 0.0, 2, True))
     random = ("test_schema", "test_faketensor")  # the others expect equal results of two calls
     opcheck(cpu_attention._operator, (q, k, v, mask, bias, causal, 0.4, 2, True), test_utils=random)
-    opcheck(dropout._operator, ((3, 5), 2**14, torch.device("cpu")), test_utils=random)
+    opcheck(
+        dropout._operator, ((3, 5), 2**14, torch.float32, torch.device("cpu")), test_utils=random
+    )
 
 
 @pytest.mark.parametrize(("p", "saved"), [(0.0, 2**18), (0.4, 0)])

@@ -22,12 +22,14 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
         p: Probability of dropping an element.
 
     Returns:
-        The mask, bool, True = keep, and the factor on the kept elements that preserves the mean.
+        The mask, True = keep, bool or in compiled code in the dtype of `like`; and the factor on
+        the kept elements that preserves the mean.
     """
     dropped = min(round(p * N_LEVELS), N_LEVELS)
-    draw = _operator if torch.compiler.is_compiling() else _draw
     factor = N_LEVELS / max(N_LEVELS - dropped, 1)
-    return draw(like.shape, dropped, like.device), factor
+    if torch.compiler.is_compiling():
+        return _operator(like.shape, dropped, like.dtype, like.device), factor
+    return _draw(like.shape, dropped, like.device), factor
 
 
 def _draw(shape: Sequence[int], dropped: int, device: torch.device) -> Tensor:
@@ -41,15 +43,22 @@ def _draw(shape: Sequence[int], dropped: int, device: torch.device) -> Tensor:
     return bits >= dropped - N_LEVELS // 2
 
 
-# Compiled code calls this operator, so it draws the same masks as eager code.
-_operator = torch.library.custom_op(
-    "fourfold::keep_mask", _draw, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+@torch.library.custom_op(
+    "fourfold::keep_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
+def _operator(
+    shape: Sequence[int], dropped: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Draw the mask of `_draw` in a floating-point dtype, because compiled code reads bool slowly.
+
+    Compiled code calls this operator, so it draws the same masks as eager code.
+    """
+    return _draw(shape, dropped, device).to(dtype)
 
 
 @_operator.register_fake
-def _(shape: Sequence[int], dropped: int, device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=torch.bool, device=device)
+def _(shape: Sequence[int], dropped: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 class Dropout(nn.Dropout):
