@@ -12,12 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_choice
-from fourfold.kernels.cross_entropy import (
-    IGNORE_INDEX,
-    Smoothing,
-    score_tokens,
-    summed_cross_entropy,
-)
+from fourfold.kernels.cross_entropy import IGNORE_INDEX, Smoothing
+from fourfold.kernels.loss_operators import score_tokens, summed_cross_entropy
 
 DISTILLATION_TYPES = ("hard", "soft")
 LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
@@ -115,7 +111,6 @@ def linear_cross_entropy(
     return (total / normalizer).to(total.dtype)
 
 
-@torch.no_grad()
 def token_scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -137,7 +132,9 @@ def token_scores(
     Raises:
         InputError: As in `linear_cross_entropy`.
     """
-    return score_tokens(hidden, weight, bias, targets)
+    # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
+    bias = None if bias is None else bias.detach()
+    return score_tokens(hidden.detach(), weight.detach(), bias, targets)
 
 
 def classification_loss(

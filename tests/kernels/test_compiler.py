@@ -13,7 +13,7 @@ from torch.library import opcheck
 
 from fourfold.core.attention import attend, attention_backend
 from fourfold.errors import InputError
-from fourfold.kernels import cpu_attention, cross_entropy, dropout
+from fourfold.kernels import cpu_attention, cross_entropy, dropout, loss_operators
 from fourfold.losses import classification_loss, linear_cross_entropy, token_scores
 from fourfold.models import (
     CausalLM,
@@ -143,10 +143,10 @@ def test_loss_operator_is_registered_correctly(settings: tuple[Any, ...]) -> Non
     if not settings[-2]:
         hidden, weight, bias = hidden.detach(), weight.detach(), bias.detach()
     weights = weights if settings[-1] else weights.detach()
-    opcheck(cross_entropy._operator, (hidden, weight, bias, targets, weights, *settings))
-    opcheck(cross_entropy._operator, (hidden, weight, None, targets, weights, *settings))
+    opcheck(loss_operators._operator, (hidden, weight, bias, targets, weights, *settings))
+    opcheck(loss_operators._operator, (hidden, weight, None, targets, weights, *settings))
     scored = hidden.detach(), weight.detach(), bias.detach(), targets, settings[3]
-    opcheck(cross_entropy._score_operator, scored)
+    opcheck(loss_operators._score_operator, scored)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -230,9 +230,9 @@ def test_weights_get_the_loss_of_each_target(
 
 def test_weights_without_gradient_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = list[int]()
-    plain = cross_entropy._compute
+    plain = loss_operators._compute
     monkeypatch.setattr(
-        cross_entropy,
+        loss_operators,
         "_compute",
         lambda *given: [kept.append((r := plain(*given))[4].numel()), r][1],
     )
