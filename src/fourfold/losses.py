@@ -12,13 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_choice
-from fourfold.kernels.cross_entropy import (
-    IGNORE_INDEX,
-    LinearCrossEntropy,
-    Smoothing,
-    even_slices,
-    matmul_operands,
-)
+from fourfold.kernels.cross_entropy import IGNORE_INDEX, Smoothing
+from fourfold.kernels.loss_operators import score_tokens, summed_cross_entropy
 
 DISTILLATION_TYPES = ("hard", "soft")
 LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
@@ -78,7 +73,7 @@ def linear_cross_entropy(
 
     The tokens are divided into slices. The forward pass computes the logits of a slice, then the
     gradients of that slice, and drops the logits. Peak memory is therefore the logits of one slice
-    and the gradient of `weight`.
+    and the gradient of `weight`. The transforms of torch.func (grad, vmap) get all logits at once.
 
     Args:
         hidden: Hidden states (N, D).
@@ -89,7 +84,8 @@ def linear_cross_entropy(
         label_smoothing_type: Tokens that receive the epsilon: uniform (all tokens), off_target (all
             but the target) or off_target_pad (all but the target and the padding token 0). The
             probabilities are those of `smoothing_weights`.
-        weights: (N,) factor on the loss of each target; None means 1.
+        weights: (N,) factor on the loss of each target; None means 1. Its gradient is the loss of
+            each target.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
             not ignored.
 
@@ -97,7 +93,8 @@ def linear_cross_entropy(
         A scalar in fp32 (fp64 for fp64 inputs).
 
     Raises:
-        InputError: `label_smoothing_type` is unknown.
+        InputError: `label_smoothing_type` is unknown, or a target is negative but not
+            `IGNORE_INDEX`, or is at least V. On CUDA, an assertion of the device fails instead.
 
     Example:
         >>> hidden, weight = torch.zeros(3, 8), torch.zeros(100, 8)
@@ -108,14 +105,12 @@ def linear_cross_entropy(
     on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, weight.shape[0])
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
     smoothing = Smoothing(on_target - elsewhere, elsewhere, pad_id)
-    needs_grad = torch.is_grad_enabled()
-    total = LinearCrossEntropy.apply(smoothing, needs_grad, hidden, weight, bias, targets, weights)
+    total = summed_cross_entropy(smoothing, hidden, weight, bias, targets, weights)
     if normalizer is None:
         normalizer = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)
 
 
-@torch.no_grad()
 def token_scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -133,18 +128,13 @@ def token_scores(
         Tuple of two tensors (N,). The first one holds the negative log-likelihood of each target in
         nats, in fp32 (fp64 for fp64 inputs), and 0 where the target is `IGNORE_INDEX`. The second
         one holds the most likely token of each position, int64.
+
+    Raises:
+        InputError: As in `linear_cross_entropy`.
     """
-    x, w, dtype = matmul_operands(hidden, weight)
-    nll = torch.empty(len(x), dtype=dtype, device=x.device)
-    prediction = torch.empty(len(x), dtype=torch.long, device=x.device)
-    for rows in even_slices(x, w):
-        logits = torch.mm(x[rows], w.T).to(dtype)
-        if bias is not None:
-            logits += bias
-        # Targets of IGNORE_INDEX, which is the default of `ignore_index`, get 0.
-        nll[rows] = F.cross_entropy(logits, targets[rows], reduction="none")
-        prediction[rows] = logits.argmax(-1)
-    return nll, prediction
+    # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
+    bias = None if bias is None else bias.detach()
+    return score_tokens(hidden.detach(), weight.detach(), bias, targets)
 
 
 def classification_loss(

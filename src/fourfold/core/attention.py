@@ -139,7 +139,9 @@ def attend(
         torch.Size([1, 2, 5, 8])
     """
     backend = _backend.get()
-    explicit = backend == "naive" or normalize is not softmax
+    # No fused kernel supports the transforms of torch.func, such as vmap and repeated grad.
+    transformed = torch._C._are_functorch_transforms_active()
+    explicit = backend == "naive" or normalize is not softmax or transformed
     if isinstance(mask, BlockMask) and not explicit:
         assert bias is None, "lower the mask with dense=True"
         assert dropout_p == 0.0, "lower the mask with dense=True"
@@ -150,7 +152,8 @@ def attend(
     if explicit:
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale, normalize=normalize)
         return F.dropout(weights.to(v.dtype), dropout_p) @ v
-    if backend == "auto" and products_are_faster(q, k.shape[2], dropout_p):
+    own = backend == "auto" and not torch.compiler.is_exporting()  # exported: operators of torch
+    if own and products_are_faster(q, k.shape[2], dropout_p):
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)
     if bias is not None:
         bias = bias.to(q.dtype)

@@ -72,7 +72,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, T, D) to (B, T, D), each position separately."""
-        y = self.activation(self.up(x))
+        # For an input with three dimensions, torch.compile saves the sign of a ReLU as bool. On a
+        # CPU, this makes the layer 1.7 times as slow.
+        tokens = x.flatten(0, -2) if torch.compiler.is_compiling() else x
+        y = self.activation(self.up(tokens))
         if self.gate is not None:
-            y = y * self.gate(x)
-        return self.down(self.dropout(y))
+            y = y * self.gate(tokens)
+        return self.down(self.dropout(y)).view(x.shape)

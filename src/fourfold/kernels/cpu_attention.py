@@ -10,17 +10,19 @@ head width, Dv value width.
 """
 
 import math
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fourfold.kernels.cpu_decoding import (
     consecutive_terms,
     supports_weighted_sums,
     weighted_sums,
 )
+from fourfold.kernels.differentiation import differentiable_once
 from fourfold.kernels.dropout import keep_mask
 
 CAUSAL_SLICE = 128  # queries; small enough to skip many hidden keys, large enough to be fast
@@ -112,7 +114,7 @@ class Inputs(NamedTuple):
         by_head += _additive_mask(allowed, scores.dtype)
         weights = scores.softmax(-1)
         empty = ~allowed.any(-1, keepdim=True)
-        if torch.compiler.is_compiling() or bool(empty.any()):
+        if bool(empty.any()):
             weights.view_as(by_head).masked_fill_(empty, 0.0)
         return weights
 
@@ -186,12 +188,20 @@ def attend_by_products(
     mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     inputs = Inputs(q, k, v, mask, bias, causal, scale, dropout_p, q.shape[:2])
+    if torch.compiler.is_compiling():
+        inputs = inputs.merge_heads()
+        learns = [x is not None and x.requires_grad for x in inputs[:5]]
+        needs_grad = torch.is_grad_enabled() and any(learns)
+        y, _, _ = _operator(*inputs[:6], dropout_p, q.shape[0], needs_grad)
+        return y.unflatten(0, inputs.heads)
     if torch.is_grad_enabled():
         return _Attention.apply(*inputs)
     return inputs.merge_heads().attend()  # saves the overhead of autograd
 
 
 class _Attention(torch.autograd.Function):
+    """Eager differentiation, which saves the weights of each slice without copying them."""
+
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         inputs = Inputs(*arguments).merge_heads()
@@ -202,47 +212,174 @@ class _Attention(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("attention", "`with attention_backend('naive')`")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, bias, *saved = ctx.saved_tensors
         inputs = Inputs(q, k, v, mask, bias, *ctx.settings)
-        grad = grad.flatten(0, 1)
-        slices = inputs.slices()
-        several = len(slices) > 1
-        sum_dtype = torch.promote_types(q.dtype, torch.float32)
-        dq = torch.empty_like(q)
-        if several:
-            dk, dv = (torch.zeros_like(x, dtype=sum_dtype) for x in (k, v))
-        dbias = torch.zeros_like(bias, dtype=sum_dtype) if ctx.needs_input_grad[4] else None
-        with torch.autocast(q.device.type, enabled=False):
-            for part, weights, drop in zip(slices, saved[::2], saved[1::2], strict=True):
-                rows, keys = part
-                if weights is None:
-                    weights = inputs.weights(part)
-                dy = grad[:, rows]
-                dweights = torch.bmm(dy, v[:, keys].mT)
-                dropped = weights
-                if drop is not None:
-                    dweights = dweights * drop
-                    dropped = weights * drop
-                dscores = torch.ops.aten._softmax_backward_data(
-                    dweights, weights, -1, weights.dtype
-                )
-                if dbias is not None:
-                    dbias_part = part.select(dbias)
-                    by_head = dscores.unflatten(0, inputs.heads).to(dbias.dtype)
-                    dbias_part += by_head.sum_to_size(dbias_part.shape)
-                dq[:, rows] = torch.bmm(dscores, k[:, keys])
-                dk_part, dv_part = torch.bmm(dscores.mT, q[:, rows]), torch.bmm(dropped.mT, dy)
-                if several:
-                    dk[:, keys] += dk_part
-                    dv[:, keys] += dv_part
-                else:
-                    dk, dv = dk_part, dv_part
+        dq, dk, dv, dbias = _gradients(inputs, grad.flatten(0, 1), saved, ctx.needs_input_grad[4])
         dq *= inputs.scale
-        dq, dk, dv = (dx.to(q.dtype).unflatten(0, inputs.heads) for dx in (dq, dk, dv))
-        dbias = None if dbias is None else dbias.to(bias.dtype)
+        dq, dk, dv = (dx.unflatten(0, inputs.heads) for dx in (dq, dk, dv))
         return dq, dk, dv, None, dbias, None, None, None, None
+
+
+def _gradients(
+    inputs: Inputs, grad: Tensor, saved: Sequence[Tensor | None], needs_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Compute the gradients of merged inputs.
+
+    Args:
+        inputs: Inputs after `merge_heads`.
+        grad: Gradient (G, Tq, Dv) of the result.
+        saved: Weights and dropout factors of each slice, as `Inputs.attend` saves them.
+        needs_bias: Compute the gradient of the bias.
+
+    Returns:
+        Gradients of the scaled queries, of keys, values, and the bias (None if not needed).
+    """
+    q, k, v, _, bias = inputs[:5]
+    slices = inputs.slices()
+    several = len(slices) > 1
+    sum_dtype = torch.promote_types(q.dtype, torch.float32)
+    dq = torch.empty_like(q)
+    if several:
+        dk, dv = (torch.zeros_like(x, dtype=sum_dtype) for x in (k, v))
+    dbias = None
+    if bias is not None and needs_bias:
+        dbias = torch.zeros_like(bias, dtype=sum_dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        for part, weights, drop in zip(slices, saved[::2], saved[1::2], strict=True):
+            rows, keys = part
+            if weights is None:
+                weights = inputs.weights(part)
+            dy = grad[:, rows]
+            dweights = torch.bmm(dy, v[:, keys].mT)
+            dropped = weights
+            if drop is not None:
+                dweights = dweights * drop
+                dropped = weights * drop
+            dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
+            if dbias is not None:
+                dbias_part = part.select(dbias)
+                by_head = dscores.unflatten(0, inputs.heads).to(dbias.dtype)
+                dbias_part += by_head.sum_to_size(dbias_part.shape)
+            dq[:, rows] = torch.bmm(dscores, k[:, keys])
+            dk_part, dv_part = torch.bmm(dscores.mT, q[:, rows]), torch.bmm(dropped.mT, dy)
+            if several:
+                dk[:, keys] += dk_part
+                dv[:, keys] += dv_part
+            else:
+                dk, dv = dk_part, dv_part
+    dk, dv = dk.to(q.dtype), dv.to(q.dtype)
+    return dq, dk, dv, None if dbias is None or bias is None else dbias.to(bias.dtype)
+
+
+# The operators that compiled code calls. Their inputs are merged, and `batch` is B. The weights and
+# the dropout factors of all slices are each saved in one tensor, empty if none are saved.
+@torch.library.custom_op(
+    "fourfold::attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def _operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    dropout_p: float,
+    batch: int,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = _merged(q, k, v, mask, bias, causal, dropout_p, batch)
+    saved: list[Tensor | None] = []
+    y = inputs.attend(saved if needs_grad else None).flatten(0, 1)
+    return y, _joined(saved[::2], q), _joined(saved[1::2], q)
+
+
+@_operator.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, causal, dropout_p, _, needs_grad = settings
+    n_scores = q.shape[1] * k.shape[1]
+    saves_weights = needs_grad and n_scores <= MAX_SAVED_WEIGHTS
+    if causal:  # the n-th slice has n * CAUSAL_SLICE keys
+        n_full, rest = q.shape[1] // CAUSAL_SLICE, q.shape[1] % CAUSAL_SLICE
+        n_scores = CAUSAL_SLICE**2 * (n_full * (n_full + 1) // 2) + rest * q.shape[1]
+    return (
+        q.new_empty(*q.shape[:2], v.shape[2]),
+        q.new_empty(q.shape[0] * n_scores if saves_weights else 0),
+        q.new_empty(q.shape[0] * n_scores if needs_grad and dropout_p else 0),
+    )
+
+
+@torch.library.custom_op("fourfold::attention_backward", mutates_args=())
+def _backward_operator(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    weights: Tensor,
+    drop: Tensor,
+    causal: bool,
+    dropout_p: float,
+    batch: int,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    inputs = _merged(q, k, v, mask, bias, causal, dropout_p, batch)
+    slices = inputs.slices()
+    sizes = [(len(q), len(range(q.shape[1])[rows]), keys.stop) for rows, keys in slices]
+    pairs = zip(_split(weights, sizes), _split(drop, sizes), strict=True)
+    dq, dk, dv, dbias = _gradients(inputs, grad, [*chain(*pairs)], needs_bias)
+    dbias = q.new_empty(0) if dbias is None else dbias
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias.contiguous()
+
+
+@_backward_operator.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, _: Any, bias: Any, *settings: Any) -> Any:
+    dbias = bias.new_empty(bias.shape) if settings[-1] else q.new_empty(0)
+    return *(q.new_empty(x.shape) for x in (q, k, v)), dbias
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.settings = inputs[5:8]
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    needs_bias = ctx.needs_input_grad[4]
+    dq, dk, dv, dbias = _backward_operator(grad, *ctx.saved_tensors, *ctx.settings, needs_bias)
+    return dq, dk, dv, None, dbias if needs_bias else None, *[None] * 4
+
+
+_operator.register_autograd(_backward, setup_context=_save)
+
+
+def _merged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    dropout_p: float,
+    batch: int,
+) -> Inputs:
+    heads = torch.Size((batch, len(q) // batch))
+    return Inputs(q, k, v, mask, bias, causal, 1.0, dropout_p, heads)
+
+
+def _joined(parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Join the saved tensors of all slices, without a copy if there is one slice."""
+    flat = [part.flatten() for part in parts if part is not None]
+    return flat[0] if len(flat) == 1 else torch.cat([like.new_empty(0), *flat])
+
+
+def _split(joined: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor | None]:
+    """Split what `_joined` joined into tensors of the given sizes; None for each if it is empty."""
+    if not len(joined):
+        return [None] * len(sizes)
+    parts = joined.split([math.prod(size) for size in sizes])
+    return [part.view(size) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
@@ -252,8 +389,7 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
     strides = values.stride()
     step, remainder = divmod(strides[0], width)  # in rows, from one head to the next
     is_table = not remainder and strides[1:] == (width, 1)
-    one_query = n == 1 and not torch.compiler.is_compiling()
-    if not (one_query and is_table and supports_weighted_sums(values)):
+    if not (n == 1 and is_table and supports_weighted_sums(values)):
         return torch.bmm(weights, values)
     table = values.as_strided(((heads - 1) * step + e, width), (width, 1))
     return weighted_sums(table, consecutive_terms(heads, e, step), weights.flatten()).unsqueeze(1)

@@ -5,11 +5,10 @@ Shapes: N tokens, n tokens of a slice, D model width, V vocabulary.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
 # 128 MiB in bf16. Fewer logits would let the addition of each slice's share to the (V, D) gradient
@@ -34,42 +33,7 @@ class Smoothing(NamedTuple):
     pad_id: int | None
 
 
-class LinearCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy, whose forward pass also computes the gradients, slice by slice.
-
-    `apply` takes the arguments of `_Pass` and returns the sum of the weighted losses, a scalar.
-    Targets equal to `IGNORE_INDEX` do not count.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, smoothing: Smoothing, needs_grad: bool, *inputs: Any) -> Tensor:
-        needs_grad = needs_grad and any(ctx.needs_input_grad)
-        finished = _Pass(smoothing, needs_grad, *inputs)
-        ctx.gradients = finished.gradients
-        device = finished.total.device.type
-        ctx.autocast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        ctx.smoothing = smoothing
-        ctx.save_for_backward(*inputs)
-        return finished.total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # a second backward pass: the first scaled the gradients in place
-            with torch.autocast(grad.device.type, *ctx.autocast):
-                gradients = _Pass(ctx.smoothing, True, *inputs).gradients
-        totals = gradients.hidden, gradients.weight, gradients.bias
-        # Scaled in fp32 or better, because bf16 cannot represent 1 / (number of tokens).
-        scaled = [
-            None if total is None else total.mul_(grad).to(given.dtype)
-            for total, given in zip(totals, inputs, strict=False)
-        ]
-        return None, None, *scaled, None, None
-
-
-class _Pass:
+class Pass:
     """Forward pass over all slices.
 
     All slices use the same buffers, because allocating a buffer takes longer than one pass over it.
@@ -78,14 +42,17 @@ class _Pass:
         smoothing: Target distribution.
         needs_grad: Compute the gradients. Each tile of a slice then has memory of its own.
             Otherwise all tiles share the memory of one tile.
+        needs_losses: Keep the loss of each target.
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
         bias: (V,) or None.
         targets: Target tokens (N,) int64.
         weights: Factors (N,) on the losses, or None.
+        dtype: Dtype of the matrix products under autocast; None without autocast.
 
     Attributes:
         total: Sum of the weighted losses, a scalar.
+        losses: Loss (N,) of each target without its factor; empty if `needs_losses` is False.
         gradients: Gradients of `total`; None if `needs_grad` is False.
     """
 
@@ -93,13 +60,15 @@ class _Pass:
         self,
         smoothing: Smoothing,
         needs_grad: bool,
+        needs_losses: bool,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
         weights: Tensor | None,
+        dtype: torch.dtype | None,
     ) -> None:
-        x, w, sum_dtype = matmul_operands(hidden, weight)
+        x, w, sum_dtype = matmul_operands(hidden, weight, dtype)
         self.x = x
         self.w = w
         self.bias = bias
@@ -116,11 +85,14 @@ class _Pass:
         n_scratch = n_rows * self.tile_width if x.dtype != sum_dtype else 0
         self._scratch = x.new_empty(n_scratch, dtype=sum_dtype)
         self.total = torch.zeros((), dtype=sum_dtype, device=x.device)
+        self.losses = x.new_empty(len(x) if needs_losses else 0, dtype=sum_dtype)
         self.gradients = _Gradients(self) if needs_grad else None
         with torch.autocast(x.device.type, enabled=False):
             for rows in slices:
                 part = _Slice(self, rows)
                 self.total += part.loss
+                if needs_losses:
+                    self.losses[rows] = part.losses * (part.targets != IGNORE_INDEX)
                 if self.gradients is not None:
                     self.gradients.add(part)
 
@@ -149,7 +121,7 @@ class _Slice:
     logsumexp(z) - sum(q z), and the gradient of the loss with respect to z is softmax(z) - q.
     """
 
-    def __init__(self, run: _Pass, rows: slice) -> None:
+    def __init__(self, run: Pass, rows: slice) -> None:
         self.rows = rows
         self.x = run.x[rows]
         self.targets = run.targets[rows]
@@ -180,7 +152,8 @@ class _Slice:
             self.tiles.append(tile)
         stacked = torch.stack(maxima)  # (tiles, n)
         logsumexp = (stacked + torch.stack(sums).log()).logsumexp(0)
-        self.loss = ((logsumexp - expected_logit) * self.row_weights).sum()
+        self.losses = logsumexp - expected_logit
+        self.loss = (self.losses * self.row_weights).sum()
         self.factors = (stacked - logsumexp).exp() * self.row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
@@ -224,7 +197,7 @@ class _Gradients:
     losses are summed.
     """
 
-    def __init__(self, run: _Pass) -> None:
+    def __init__(self, run: Pass) -> None:
         self.w = run.w
         self.smoothing = run.smoothing
         dtype = run.total.dtype
@@ -271,15 +244,15 @@ class _Gradients:
             self.bias.index_add_(0, tokens, grad)
 
 
-def matmul_operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Convert the operands of the output layer to the dtype of autocast, if enabled; keep fp64.
+def matmul_operands(
+    hidden: Tensor, weight: Tensor, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Convert the operands of the output layer to `dtype`, unless it is None.
 
     Returns:
         Hidden states, output matrix, and the dtype in which losses and gradients are summed.
     """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    if dtype is not None:
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     return hidden, weight, torch.promote_types(hidden.dtype, torch.float32)
 

@@ -1,5 +1,8 @@
 """Dropout (Srivastava et al. 2014) with a fast random mask on a CPU."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,17 +22,43 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
         p: Probability of dropping an element.
 
     Returns:
-        The mask, bool, True = keep, and the factor on the kept elements that preserves the mean.
+        The mask, True = keep, bool or in compiled code in the dtype of `like`; and the factor on
+        the kept elements that preserves the mean.
     """
-    if torch.compiler.is_compiling():  # compiled code draws random numbers where it uses them
-        return torch.rand_like(like, dtype=torch.float32) >= p, 1.0 / max(1.0 - p, 1.0 / N_LEVELS)
     dropped = min(round(p * N_LEVELS), N_LEVELS)
-    random_words = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
+    factor = N_LEVELS / max(N_LEVELS - dropped, 1)
+    if torch.compiler.is_compiling():
+        return _operator(like.shape, dropped, like.dtype, like.device), factor
+    return _draw(like.shape, dropped, like.device), factor
+
+
+def _draw(shape: Sequence[int], dropped: int, device: torch.device) -> Tensor:
+    """Draw a bool mask that drops each element with the probability `dropped` / 65,536."""
+    n_elements = math.prod(shape)
+    random_words = torch.empty((n_elements + 3) // 4, dtype=torch.int64, device=device)
     bits = random_words.random_(-(2**63), None).view(torch.int16)
-    bits = bits[: like.numel()].view(like.shape)
+    bits = bits[:n_elements].view(shape)
     if dropped == N_LEVELS:
-        return torch.zeros_like(bits).bool(), N_LEVELS
-    return bits >= dropped - N_LEVELS // 2, N_LEVELS / (N_LEVELS - dropped)
+        return torch.zeros_like(bits).bool()
+    return bits >= dropped - N_LEVELS // 2
+
+
+@torch.library.custom_op(
+    "fourfold::keep_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def _operator(
+    shape: Sequence[int], dropped: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Draw the mask of `_draw` in a floating-point dtype, because compiled code reads bool slowly.
+
+    Compiled code calls this operator, so it draws the same masks as eager code.
+    """
+    return _draw(shape, dropped, device).to(dtype)
+
+
+@_operator.register_fake
+def _(shape: Sequence[int], dropped: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 class Dropout(nn.Dropout):

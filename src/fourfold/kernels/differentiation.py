@@ -1,0 +1,54 @@
+"""Backward formulas that cannot be differentiated again, with an error that says what can."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.errors import InputError
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def differentiable_once(
+    name: str, alternative: str
+) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
+    """Decorate the `backward` of an autograd function that supports no double backward.
+
+    `torch.autograd.function.once_differentiable` does the same, but its error names neither the
+    function nor an alternative.
+
+    Args:
+        name: Name of the function for the error message.
+        alternative: Function or setting that supports double backward.
+    """
+    message = f"has no second derivative; use {alternative} in its place"
+
+    def decorate(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+        @wraps(backward)
+        def run(ctx: Any, *grads: Tensor) -> Gradients:
+            with torch.no_grad():
+                found = backward(ctx, *grads)
+            if not torch.is_grad_enabled():
+                return found
+            leaves = [None if x is None else x.detach().requires_grad_() for x in found]
+            return _Refusal.apply(name, message, *leaves)
+
+        return run
+
+    return decorate
+
+
+class _Refusal(torch.autograd.Function):
+    """Identity whose backward pass raises InputError."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, message: str, *x: Tensor | None) -> Gradients:
+        ctx.error = InputError(message, option=name)
+        return tuple(None if each is None else each.view_as(each) for each in x)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Gradients:
+        raise ctx.error

@@ -1,0 +1,248 @@
+"""Cross-entropy of a large vocabulary as a differentiable function and as custom operators.
+
+Compiled code calls the operators, which torch.compile does not look into: it would unroll the
+slices of the logits.
+Shapes: N tokens, D model width, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.errors import InputError
+from fourfold.kernels.cross_entropy import (
+    IGNORE_INDEX,
+    Pass,
+    Smoothing,
+    even_slices,
+    matmul_operands,
+)
+from fourfold.kernels.differentiation import differentiable_once
+
+
+def summed_cross_entropy(
+    smoothing: Smoothing,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    weights: Tensor | None,
+) -> Tensor:
+    """Compute the sum of the weighted losses, a scalar; the arguments are those of `Pass`.
+
+    Eager code runs the slices without the overhead of an operator. The transforms of torch.func can
+    look into neither, so they get the plain formula, which holds all logits.
+
+    Raises:
+        InputError: A target is neither a token of the vocabulary nor `IGNORE_INDEX`.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return _plain(smoothing, hidden, weight, bias, targets, weights)
+    learns = [x is not None and x.requires_grad for x in (hidden, weight, bias)]
+    needs_grad = torch.is_grad_enabled() and any(learns)
+    needs_losses = torch.is_grad_enabled() and weights is not None and weights.requires_grad
+    dtype = autocast_dtype(hidden)
+    settings = *smoothing, dtype, needs_grad, needs_losses
+    if torch.compiler.is_compiling():
+        return _operator(hidden, weight, bias, targets, weights, *settings)[0]
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, weights, *settings)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Eager differentiation, which scales the gradients in place."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        total, *ctx.gradients = _compute(*inputs)
+        ctx.save_for_backward(*inputs[:5])
+        ctx.settings = inputs[5:]
+        return total
+
+    @staticmethod
+    @differentiable_once("linear_cross_entropy", "F.cross_entropy(model(ids), ...) or torch.func")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:  # a second backward pass: the first scaled the gradients in place
+            gradients = _compute(*inputs, *ctx.settings)[1:]
+        *_, needs_grad, needs_losses = ctx.settings
+        return _scaled(gradients, grad, inputs, needs_grad, needs_losses, Tensor.mul_)
+
+
+def _compute(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    weights: Tensor | None,
+    extra: float,
+    elsewhere: float,
+    pad_id: int | None,
+    dtype: torch.dtype | None,
+    needs_grad: bool,
+    needs_losses: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the summed loss, and its gradients slice by slice.
+
+    Returns:
+        The sum; its gradients with respect to hidden states, output matrix and bias; and the loss
+        of each target, which is the gradient with respect to `weights`. A tensor that is not needed
+        is empty.
+    """
+    check_targets(targets, len(weight))
+    smoothing = Smoothing(extra, elsewhere, pad_id)
+    run = Pass(smoothing, needs_grad, needs_losses, hidden, weight, bias, targets, weights, dtype)
+    empty = run.total.new_empty
+    if run.gradients is None:
+        return run.total, empty(0), empty(0), empty(0), run.losses
+    gradients = run.gradients
+    d_bias = empty(0) if gradients.bias is None else gradients.bias
+    return run.total, gradients.hidden, gradients.weight, d_bias, run.losses
+
+
+_operator = torch.library.custom_op("fourfold::linear_cross_entropy", _compute, mutates_args=())
+
+
+@_operator.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+    targets, _, _, _, _, dtype, needs_grad, needs_losses = inputs
+    x, w, sum_dtype = matmul_operands(hidden, weight, dtype)
+    empty = x.new_empty(0, dtype=sum_dtype)
+    gradients = [
+        torch.empty_like(given, dtype=sum_dtype)
+        if given is not None and needs_grad
+        else empty.clone()
+        for given in (x, w, bias)
+    ]
+    losses = x.new_empty(targets.shape if needs_losses else 0, dtype=sum_dtype)
+    return x.new_empty((), dtype=sum_dtype), *gradients, losses
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.needs = inputs[-2:]
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    inputs, gradients = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+    needs_grad, needs_losses = ctx.needs
+    return _scaled(gradients, grad, inputs, needs_grad, needs_losses, Tensor.mul)
+
+
+_operator.register_autograd(_backward, setup_context=_save)
+
+
+def _scaled(
+    gradients: Sequence[Tensor],
+    grad: Tensor,
+    inputs: Sequence[Tensor | None],
+    needs_grad: bool,
+    needs_losses: bool,
+    multiply: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor | None, ...]:
+    """Multiply the gradients by the incoming gradient, and return one value for each input.
+
+    They are scaled in fp32 or better, because bf16 cannot represent 1 / (number of tokens).
+    """
+    hidden, weight, bias, _, weights = inputs
+    scaled = [
+        multiply(total, grad).to(given.dtype) if given is not None and needed else None
+        for total, given, needed in zip(
+            gradients,
+            (hidden, weight, bias, weights),
+            (*[needs_grad] * 3, needs_losses),
+            strict=True,
+        )
+    ]
+    return *scaled[:3], None, scaled[3], *[None] * 6
+
+
+def _plain(
+    smoothing: Smoothing,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    weights: Tensor | None,
+) -> Tensor:
+    """Compute the sum of the weighted losses from all logits at once."""
+    logits = F.linear(hidden, weight, bias)
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    counts = targets != IGNORE_INDEX
+    columns = torch.where(counts, targets, 0)[:, None]
+    extra, elsewhere, pad_id = smoothing
+    losses = -extra * log_p.gather(1, columns).squeeze(1)
+    if elsewhere:
+        losses = losses - elsewhere * log_p.sum(-1)
+        if pad_id is not None:
+            losses = losses + elsewhere * log_p[:, pad_id]
+    losses = torch.where(counts, losses, 0.0)
+    return (losses if weights is None else losses * weights).sum()
+
+
+def check_targets(targets: Tensor, vocab_size: int) -> None:
+    """Raise InputError unless all targets are tokens of the vocabulary or `IGNORE_INDEX`.
+
+    On CUDA, an assertion of the device replaces the error, because the host does not wait for the
+    values.
+
+    Args:
+        targets: (N,) int64.
+        vocab_size: Size V of the vocabulary.
+    """
+    outside = ((targets < 0) | (targets >= vocab_size)) & (targets != IGNORE_INDEX)
+    allowed = f"from 0 to {vocab_size - 1}, or {IGNORE_INDEX} for a target that does not count"
+    if not targets.is_cpu:
+        torch._assert_async(~outside.any(), f"targets must be {allowed}")
+    elif type(targets) is Tensor and bool(outside.any()):
+        raise InputError(f"must be {allowed}, got {targets[outside][0].item()}", option="targets")
+
+
+def score_tokens(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the results of `fourfold.losses.token_scores`; compiled code calls an operator."""
+    score = _score_operator if torch.compiler.is_compiling() else _score
+    return score(hidden, weight, bias, targets, autocast_dtype(hidden))
+
+
+def _score(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    check_targets(targets, len(weight))
+    x, w, sum_dtype = matmul_operands(hidden, weight, dtype)
+    nll = torch.empty(len(x), dtype=sum_dtype, device=x.device)
+    prediction = torch.empty(len(x), dtype=torch.long, device=x.device)
+    with torch.autocast(x.device.type, enabled=False):
+        for rows in even_slices(x, w):
+            logits = torch.mm(x[rows], w.T).to(sum_dtype)
+            if bias is not None:
+                logits += bias
+            # Targets of IGNORE_INDEX, which is the default of `ignore_index`, get 0.
+            nll[rows] = F.cross_entropy(logits, targets[rows], reduction="none")
+            prediction[rows] = logits.argmax(-1)
+    return nll, prediction
+
+
+_score_operator = torch.library.custom_op("fourfold::token_scores", _score, mutates_args=())
+
+
+@_score_operator.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Any, targets: Any, dtype: Any) -> tuple[Tensor, Tensor]:
+    x, _, sum_dtype = matmul_operands(hidden, weight, dtype)
+    return x.new_empty(len(x), dtype=sum_dtype), x.new_empty(len(x), dtype=torch.long)
+
+
+def autocast_dtype(hidden: Tensor) -> torch.dtype | None:
+    """Return the dtype of matrix products under autocast; None without autocast or in fp64."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return None
