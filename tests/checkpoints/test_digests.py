@@ -36,6 +36,15 @@ def test_saved_content_has_the_same_digests(tmp_path: Path) -> None:
     assert read_file(file).keys() == content().keys()
 
 
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_checkpoint_that_was_loaded_can_be_saved_again(kind: type, tmp_path: Path) -> None:
+    """Lightning's launcher saves a state dict, which is an OrderedDict."""
+    file = tmp_path / "a.ckpt"
+    write_file(kind(content()), file)
+    write_file(torch.load(file, weights_only=True), file)
+    assert read_file(file).keys() == content().keys()
+
+
 def test_every_bit_of_a_tensor_counts() -> None:
     intact = content()
     digests = compute_digests(intact)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 KEY = "fourfold_digests"  # of the digests in a checkpoint
 WORD = 8  # bytes
+PLAIN = (str, bytes, int, float, complex, torch.dtype, torch.device)
 
 
 def compute_digests(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def compute_digests(content: Mapping[str, Any]) -> dict[str, Any]:
                 text += f" {value.stride()} {value.storage_offset()} {storage.nbytes()}"
             return _checksum(text)
         if not isinstance(value, Mapping | list | tuple):
-            return _checksum(repr(sorted(map(repr, value)) if isinstance(value, set) else value))
+            return _checksum(_text(value))
         if id(value) not in known:
             pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
             inner = [(repr(key), digest(x, f"{path}.{key}".lstrip("."))) for key, x in pairs]
@@ -71,6 +72,17 @@ def find_mismatch(content: Mapping[str, Any], digests: Any) -> str:
         if digests["tensors"].get(path) != digest:
             return path
     return "" if digests == found else "values"
+
+
+def _text(value: Any) -> str:
+    """Return a text that is equal for equal values, and the same in another process.
+
+    Of other than plain values, only the class is known. The text of an object may hold its address.
+    """
+    if isinstance(value, set):
+        return f"set {sorted(map(repr, value))}"
+    is_plain = value is None or isinstance(value, PLAIN)
+    return repr(value) if is_plain else type(value).__qualname__
 
 
 def _checksum(text: str) -> int:

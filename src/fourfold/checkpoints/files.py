@@ -54,8 +54,9 @@ def write_file(content: Mapping[str, Any], path: Path) -> None:
         content: The checkpoint.
         path: Path of the file, whose folder exists.
     """
+    values = {name: value for name, value in content.items() if name != KEY}
     with atomic_path(path) as part, part.open("wb") as file:
-        torch.save({**content, KEY: compute_digests(content)}, file)
+        torch.save({**values, KEY: compute_digests(values)}, file)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -91,7 +92,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DamagedFile("not a checkpoint written by fourfold", file=path)
     if mismatch:
-        raise DamagedFile(f"the checkpoint is corrupted: digest of {mismatch} is wrong", file=path)
+        message = f"the checkpoint is corrupted: digest of {mismatch[:80]} is wrong"
+        hint = f"a program that changes a checkpoint must remove the key {KEY}"
+        raise DamagedFile(f"{message} ({hint})", file=path)
     return content
 
 
