@@ -1,8 +1,12 @@
 """Cases of scripts/kill_test.py: every task with every setting that could affect exact resume.
 
-The baselines (LSTM and ResNet) are left out.
+The baselines (LSTM and ResNet) are left out. `damage` damages the files of a killed training.
 """
 
+import random
+import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,3 +128,60 @@ def cases(folder: Path, n: int, only: str = "") -> list[Case]:
     ]
     selected = [case for case in combinations if only in case.task or only in case.setting]
     return selected[:n]
+
+
+def _flip_directory_bit(data: bytes, file: Path) -> bytes:
+    """Mark an entry of a checkpoint's zip archive as a directory, which torch leaves unread."""
+    with zipfile.ZipFile(file) as archive:
+        start = archive.start_dir
+    at = data.rindex(b"PK\x01\x02", start) + 38  # external attributes of the last entry
+    return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+
+
+# Content of a damaged file; None replaces the file by a directory.
+DAMAGES: dict[str, Callable[[bytes, Path], bytes | None]] = {
+    "junk": lambda data, file: random.Random(len(data)).randbytes(len(data)),
+    "truncated": lambda data, file: data[: len(data) // 2],
+    "empty": lambda data, file: b"",
+    "directory": lambda data, file: None,
+    "one bit": _flip_directory_bit,
+}
+
+
+def damage(run: Path, name: str, way: str) -> None:
+    """Damage a file of a run directory; hard links to the file stay intact.
+
+    Args:
+        run: The run directory.
+        name: Path of the file in that directory.
+        way: Key of `DAMAGES`.
+    """
+    file = run / name
+    data = file.read_bytes()
+    damaged = DAMAGES[way](data, file)
+    file.unlink()
+    if damaged is None:
+        file.mkdir()
+        shutil.copy(__file__, file)
+    else:
+        file.write_bytes(damaged)
+
+
+def damage_some(run: Path, rng: random.Random) -> dict[str, str]:
+    """Damage some files of a killed training that are not needed to resume it.
+
+    Returns:
+        The way in which each file was damaged. last.ckpt is damaged only if there is a
+        previous.ckpt.
+    """
+    names = ["config.yaml", "metrics.csv"]
+    if (run / "checkpoints/previous.ckpt").is_file():
+        names.append("checkpoints/last.ckpt")
+    existing = [name for name in names if (run / name).is_file()]
+    chosen = rng.sample(existing, rng.randint(min(1, len(existing)), len(existing)))
+    ways = {}
+    for name in chosen:
+        possible = [way for way in DAMAGES if way != "one bit" or name.endswith(".ckpt")]
+        ways[name] = rng.choice(possible)
+        damage(run, name, ways[name])
+    return ways

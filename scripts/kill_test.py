@@ -1,11 +1,16 @@
 """Kills trainings at random moments, resumes them, and compares the results bit by bit.
 
-    python scripts/kill_test.py [--kills 100] [--seed 0] [--only NAME] [--work DIR] [--out DIR]
+    python scripts/kill_test.py [--kills 100] [--damage] [--seed 0] [--only NAME] [--work DIR]
+        [--out DIR]
 
 Each case is trained once without interruption. Then it is killed (SIGKILL to all of its processes)
 at a time drawn uniformly from the duration of that training, and resumed with the same command.
 All checkpoints must then have the same bits (weights, averages, optimizer, schedule, position in
 the data, counters), and metrics.csv the same rows. DIR receives kills.csv and table.md.
+
+With --damage, some of last.ckpt, config.yaml and metrics.csv are damaged after each kill: replaced
+by random bytes or by a directory, truncated, emptied, or changed by one bit. Only the rows of
+metrics.csv since the checkpoint from which the training resumes are then compared.
 """
 
 import argparse
@@ -20,10 +25,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.kill_cases import Case, cases, write_files  # noqa: E402
+from scripts.kill_cases import Case, cases, damage_some, write_files  # noqa: E402
 
 TIMEOUT = 300.0  # seconds of one training
 TIMED_SUFFIX = "per_second"  # of columns of metrics.csv that depend on the speed
@@ -38,6 +45,7 @@ class Kill(NamedTuple):
     step: str  # of last.ckpt when the training was killed
     equal: bool
     difference: str
+    damage: str = ""  # files that were damaged before the training was resumed
 
 
 def start(case: Case, run: Path) -> int:
@@ -101,22 +109,33 @@ def kill(case: Case, run: Path, after: float) -> str | None:
 
     Returns None if the training ended before `after` seconds.
     """
-    import torch
-
     pid = start(case, run)
     if wait(pid, time.monotonic() + after) is not None:
         return None
     os.killpg(pid, signal.SIGKILL)
     wait(pid, time.monotonic() + TIMEOUT)
-    last = run / "checkpoints/last.ckpt"
     writing = "+" if list(run.glob("checkpoints/*.part")) else ""
-    if not last.is_file():
+    if not (run / "checkpoints/last.ckpt").is_file():
         return "none" + writing
-    return str(torch.load(last, weights_only=True)["global_step"]) + writing
+    return str(step_of(run, "last")) + writing
 
 
-def difference(one: Path, other: Path) -> str:
-    """Describe the first difference of two run directories; empty if they are equal."""
+def step_of(run: Path, name: str) -> int:
+    """Return the step of a checkpoint, 0 if the checkpoint does not exist."""
+    import torch
+
+    file = run / f"checkpoints/{name}.ckpt"
+    return int(torch.load(file, weights_only=True)["global_step"]) if file.is_file() else 0
+
+
+def difference(one: Path, other: Path, first: int = 0) -> str:
+    """Describe the first difference of two run directories; empty if they are equal.
+
+    Args:
+        one: A run directory.
+        other: Another run directory.
+        first: Step of the first row of metrics.csv that is compared.
+    """
     names = [sorted(f.name for f in run.glob("checkpoints/*.ckpt")) for run in (one, other)]
     if names[0] != names[1]:
         return f"checkpoints {names[0]} and {names[1]}"
@@ -127,9 +146,17 @@ def difference(one: Path, other: Path) -> str:
         path = unequal(a, b)
         if path:
             return f"{name}: {path}"
-    if rows(one) != rows(other):
+    if rows(one, first) != rows(other, first):
         return "metrics.csv"
-    return ""
+    return "" if is_config(other / "config.yaml") else "config.yaml"
+
+
+def is_config(file: Path) -> bool:
+    """Return True if a file holds a YAML mapping."""
+    try:
+        return isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
 
 
 def unequal(a: Any, b: Any, path: str = "") -> str:
@@ -160,14 +187,17 @@ def bits(x: Any) -> Any:
     return x.contiguous().flatten().view(torch.uint8) if x.numel() else x
 
 
-def rows(run: Path) -> list[dict[str, str]]:
-    """Read the rows of metrics.csv without the columns that depend on the speed."""
+def rows(run: Path, first: int = 0) -> list[dict[str, str]]:
+    """Read the values of metrics.csv from step `first`, except those that depend on the speed."""
     with (run / "metrics.csv").open(newline="") as file:
-        content = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if not k.endswith(TIMED_SUFFIX)} for row in content]
+        content = [row for row in csv.DictReader(file) if int(row["step"]) >= first]
+    return [
+        {name: value for name, value in row.items() if value and not name.endswith(TIMED_SUFFIX)}
+        for row in content
+    ]
 
 
-def test(case: Case, folder: Path, kills: int, rng: random.Random) -> list[Kill]:
+def test(case: Case, folder: Path, kills: int, rng: random.Random, damages: bool) -> list[Kill]:
     """Train a case once without interruption, then kill and resume it `kills` times."""
     import shutil
 
@@ -183,9 +213,16 @@ def test(case: Case, folder: Path, kills: int, rng: random.Random) -> list[Kill]
             if step is None:  # faster than the first training, when the machine may have been busy
                 began = min(began, after / 2)
                 ended = after
+        first, damaged = 0, {}
+        if damages:
+            steps = {name: step_of(run, name) for name in ("last", "previous")}
+            damaged = damage_some(run, rng)
+            first = steps["previous" if "checkpoints/last.ckpt" in damaged else "last"]
         finish(case, run)
-        differs = difference(folder / "uninterrupted", run)
-        results.append(Kill(case.task, case.setting, round(after, 2), step, not differs, differs))
+        differs = difference(folder / "uninterrupted", run, first)
+        text = ", ".join(f"{Path(name).name} {way}" for name, way in damaged.items())
+        when = round(after, 2)
+        results.append(Kill(case.task, case.setting, when, step, not differs, differs, text))
         if not differs:
             shutil.rmtree(run)
     return results
@@ -210,6 +247,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--each", type=int, default=2, help="kills of each case")
+    parser.add_argument("--damage", action="store_true", help="damage files after each kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="substring of the task or setting of cases")
     parser.add_argument("--work", type=Path, help="directory of the trainings (default: a new one)")
@@ -228,11 +266,13 @@ def main() -> int:
     for number, case in enumerate(selected):
         folder = work / f"{number:03d}"
         folder.mkdir()
-        kills += test(case, folder, min(options.each, options.kills - len(kills)), rng)
+        n = min(options.each, options.kills - len(kills))
+        kills += test(case, folder, n, rng, options.damage)
         for done in kills[-options.each :]:
             print(
                 f"{len(kills):3d}  {done.task}, {done.setting}: killed after {done.after} s,"
-                f" last checkpoint {done.step}: {done.difference or 'bitwise equal'}",
+                f" last checkpoint {done.step}{f', {done.damage}' if done.damage else ''}:"
+                f" {done.difference or 'bitwise equal'}",
                 flush=True,
             )
     text = f"{sum(kill.equal for kill in kills)} of {len(kills)} were bitwise equal\n\n"

@@ -1,10 +1,12 @@
 """A file that is written is there completely or as it was before."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from fourfold.atomic_files import atomic_path, write_atomically
+from fourfold import atomic_files
+from fourfold.atomic_files import atomic_path, set_aside, write_atomically
 
 
 def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
@@ -48,3 +50,26 @@ def test_writers_of_the_same_text_do_not_take_each_others_away(tmp_path: Path) -
         write_atomically(file, "a")
         assert file.read_text() == "a"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_file_and_folder_are_flushed_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(atomic_files, "sync", lambda path: calls.append(path.name))
+    monkeypatch.setattr(os, "replace", lambda *names: (calls.append("rename"), replace(*names)))
+    write_atomically(tmp_path / "a.txt", "a")
+    assert calls == [f"a.txt.{os.getpid()}.part", "rename", tmp_path.name]
+
+
+def test_damaged_file_is_renamed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.txt"
+    for name in ("a.txt.corrupted", "a.txt.corrupted_2"):
+        file.write_text(name)
+        set_aside(file, "it is junk", "starting anew")
+        assert (tmp_path / name).read_text() == name
+        message = f"{file}: it is junk; renamed to {name}; starting anew\n"
+        assert capsys.readouterr().err == message
+    set_aside(file, "it is junk")  # as if another process had renamed it
+    assert not capsys.readouterr().err

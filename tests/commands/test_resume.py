@@ -3,6 +3,8 @@
 import contextlib
 import csv
 import os
+import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
+from scripts.kill_cases import damage
 from scripts.kill_test import difference
 
 Run = Callable[..., Any]
@@ -459,8 +462,36 @@ def test_what_a_disk_spoilt_costs_time_and_nothing_else(
         file.write_bytes(file.read_bytes()[: 1000 * broken])
     result = fit("killed", *VARIANTS[variant])
     assert result.code == 0, result.err
-    assert "last.ckpt is corrupted: resuming from" in result.err
+    assert re.search(r"last\.ckpt: the checkpoint is corrupted.*; resuming from ", result.err)
     same_runs(here / "whole", here / "killed")
+
+
+def test_damaged_files_beside_a_checkpoint_are_renamed(
+    fit: Run, kill_at: Callable[[int], None], here: Path
+) -> None:
+    options = ["--checkpoint.every_n_steps=2"]
+    assert fit("whole", *options).code == 0
+    kill_at(9)
+    with pytest.raises(Killed):
+        fit("killed", *options)
+    kill_at(-1)
+    names = ("checkpoints/last.ckpt", "config.yaml", "metrics.csv")
+    for number, ways in enumerate(
+        (("one bit", "junk", "junk"), ("directory",) * 3, ("junk", "empty", "empty"))
+    ):
+        run = here / f"damaged_{number}"
+        shutil.copytree(here / "killed", run)
+        for name, way in zip(names, ways, strict=True):
+            damage(run, name, way)
+        result = fit(run.name, *options)
+        assert result.code == 0, result.err
+        assert result.err.count(".corrupted") == 3
+        for name in names:
+            assert (run / f"{name}.corrupted").exists()
+        assert "resuming from previous.ckpt" in result.err
+        resumed_at = int(re.findall(r"resumed after step (\d+)", result.out)[0])
+        assert resumed_at > 0
+        assert not difference(here / "whole", run, first=resumed_at)
 
 
 def test_no_run_goes_on_from_a_validation_between_two_micro_batches(

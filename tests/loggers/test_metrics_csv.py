@@ -1,6 +1,11 @@
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from fourfold.loggers.metrics_csv import MetricsCSVLogger
+import pytest
+
+from fourfold.loggers import metrics_csv
+from fourfold.loggers.metrics_csv import MetricsCSVLogger, RewindMetricsCSV
 
 
 def lines(logger: MetricsCSVLogger) -> list[str]:
@@ -40,3 +45,43 @@ def test_incomplete_row_of_a_killed_run_is_removed(tmp_path: Path) -> None:
 def test_rewind_without_a_file_writes_nothing(tmp_path: Path) -> None:
     MetricsCSVLogger(tmp_path / "none").rewind(0)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x93NUMPY\x01\x00\xff" * 99,
+        b"",
+        b"ste",
+        b"step,loss\n0,4.0\nx\n1,3.0\n",
+        b'step,loss\n0,"' + b"4" * 200_000,
+        None,
+    ],
+)
+def test_damaged_file_is_renamed(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = MetricsCSVLogger(tmp_path)
+    if content is None:
+        logger.file.mkdir()
+    else:
+        logger.file.write_bytes(content)
+    logger.rewind(1)
+    logger.log_metrics({"loss": 3.0}, 1)
+    assert lines(logger) == ["step,loss", "1,3.0"]
+    kept = tmp_path / "metrics.csv.corrupted"
+    assert kept.is_dir() if content is None else kept.read_bytes() == content
+    message = "metrics.csv: the file is damaged; renamed to metrics.csv.corrupted"
+    assert message in capsys.readouterr().err
+
+
+def test_rows_are_flushed_before_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = MetricsCSVLogger(tmp_path)
+    logger.log_metrics({"loss": 3.0}, 1)
+    synced: list[Path] = []
+    monkeypatch.setattr(metrics_csv, "sync", synced.append)
+    trainer: Any = SimpleNamespace(loggers=[logger], is_global_zero=True)
+    RewindMetricsCSV().on_save_checkpoint(trainer, None, {})  # type: ignore[arg-type]
+    assert synced == [logger.file]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.kill_cases import SETTINGS, cases, tasks
+from scripts.kill_cases import DAMAGES, SETTINGS, cases, damage, tasks
 from scripts.kill_test import unequal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +39,12 @@ def test_two_killed_trainings_resume_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_killed_trainings_resume_beside_damaged_files(tmp_path: Path) -> None:
+    out = run("--kills=2", "--each=2", "--damage", "--only=causal LM", "--work", tmp_path / "work")
+    assert "2 of 2 were bitwise equal" in out
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_killed_trainings_resume_exactly(tmp_path: Path) -> None:
     assert "100 of 100 were bitwise equal" in run("--work", tmp_path)
@@ -49,6 +55,17 @@ def test_fifty_cases_cover_all_tasks_and_settings(tmp_path: Path) -> None:
     assert {case.task for case in selected} == set(tasks(tmp_path))
     assert {case.setting for case in selected} == set(SETTINGS)
     assert len({(case.task, case.setting) for case in selected}) == 50
+
+
+@pytest.mark.parametrize("way", DAMAGES)
+def test_damage_leaves_hard_links_intact(way: str, tmp_path: Path) -> None:
+    file, link = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    torch.save({"global_step": 1}, file)
+    link.hardlink_to(file)
+    intact = file.read_bytes()
+    damage(tmp_path, "last.ckpt", way)
+    assert link.read_bytes() == intact
+    assert file.is_dir() if way == "directory" else file.read_bytes() != intact
 
 
 def test_comparison_detects_a_single_bit() -> None:

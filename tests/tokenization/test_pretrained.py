@@ -2,10 +2,12 @@
 
 import json
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
@@ -141,6 +143,25 @@ def test_missing_and_invalid_json_is_rejected(tmp_path: Path) -> None:
 def test_checkpoint_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x\.ckpt: .*not a checkpoint with a tokenizer"):
         load(file=write(tmp_path / "x.ckpt", "text"))
+
+
+def test_corrupted_or_compressed_checkpoint_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "x.ckpt"
+    text = load(file=write(tmp_path / "vocab.txt", "\n".join(BERT) + "\n")).to_str()
+    torch.save({"fourfold": {"data": {"tokenizer": text}}}, file)
+    assert load(file=str(file)).vocab_size == len(BERT)
+    intact = file.read_bytes()
+    file.write_bytes(intact.replace(b"hello", b"hellm"))
+    with pytest.raises(InputError, match=r"x\.ckpt: .*or it is corrupted"):
+        load(file=str(file))
+    file.write_bytes(intact)
+    with zipfile.ZipFile(file) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, content in entries.items():
+            new.writestr(name, content)
+    with pytest.raises(InputError, match=r"x\.ckpt: .*or it is corrupted"):
+        load(file=str(file))
 
 
 def test_published_vocabularies_are_loaded(data_dir: Path) -> None:

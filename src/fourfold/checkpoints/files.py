@@ -1,20 +1,25 @@
-"""Checkpoint files on disk: search in a run directory, safe reading, and test for corruption."""
+"""Checkpoint files on disk: search in a run directory, writing, safe reading, integrity."""
 
 import os
 import pickle
 import zipfile
-import zlib
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fourfold.atomic_files import atomic_path
+from fourfold.checkpoints.digests import KEY, compute_digests, find_mismatch
 from fourfold.errors import InputError
 
 CHECKPOINT_NAMES = ("best", "average", "last")  # in a run directory, in order of preference
-# Errors that `zipfile` raises for a truncated or corrupted archive.
-CORRUPTION_ERRORS = (zipfile.BadZipFile, OSError, EOFError, zlib.error)
+ZIP_START = b"PK\x03\x04"  # first bytes of a file for which torch reads a zip archive
+DOS_DIRECTORY = 0x10  # bit of the external attributes of an entry
+
+
+class DamagedFile(InputError):
+    """Error of a file whose content was changed or truncated after it was written."""
 
 
 def find_checkpoint(run: Path) -> Path:
@@ -40,45 +45,95 @@ def find_checkpoint(run: Path) -> Path:
     raise InputError(message, file=run / "checkpoints")
 
 
+def write_file(content: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint with its digests, completely or not at all, and flush it to the disk.
+
+    The file is a file of `torch.save`, which holds the digests under the key `fourfold_digests`.
+
+    Args:
+        content: The checkpoint.
+        path: Path of the file, whose folder exists.
+    """
+    values = {name: value for name, value in content.items() if name != KEY}
+    with atomic_path(path) as part, part.open("wb") as file:
+        torch.save({**values, KEY: compute_digests(values)}, file)
+
+
 def read_file(path: str | Path) -> dict[str, Any]:
     """Read the dictionary that `torch.save` wrote to a file, without running code in the file.
 
-    Tensors are placed on the CPU. Checksums are verified.
+    Tensors are placed on the CPU. Checksums are verified before the file is loaded, and digests
+    afterwards. Files of other programs, and those of earlier versions of fourfold, have no digests.
 
     Raises:
-        InputError: The file does not exist, is corrupted, or does not hold a dictionary.
+        DamagedFile: The file is truncated or corrupted, or does not hold a dictionary.
+        InputError: The file does not exist, may not be read, or does not fit into the memory.
     """
     path = Path(path)
-    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
+    if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise InputError("there is no such checkpoint file", file=path)
-    with suppress(*CORRUPTION_ERRORS):  # truncated, or no archive: `torch.load` tells the two apart
-        if member := _corrupted_member(path):
-            message = f"the checkpoint is corrupted: checksum of {member} is wrong"
-            raise InputError(message, file=path)
+    if not path.is_file():
+        raise DamagedFile("a checkpoint must be a regular file", file=path)
     try:
+        _check_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+        mismatch = ""
+        if isinstance(content, dict) and (digests := content.pop(KEY, None)) is not None:
+            mismatch = find_mismatch(content, digests)
+    except InputError:
+        raise
     except pickle.UnpicklingError as error:
-        raise InputError("not a checkpoint, or a file with code in it", file=path) from error
-    except Exception as error:  # torch raises many classes for a truncated or corrupted file
+        raise DamagedFile("not a checkpoint, or a file with code in it", file=path) from error
+    except Exception as error:  # torch and zipfile raise many classes for a corrupted file
+        if problem := _problem_of_machine(error):
+            raise InputError(f"the checkpoint cannot be read: {problem}", file=path) from error
         message = "the checkpoint is corrupted or incomplete, or the file is not a checkpoint"
-        raise InputError(message, file=path) from error
+        raise DamagedFile(message, file=path) from error
     if not isinstance(content, dict):
-        raise InputError("not a checkpoint written by fourfold", file=path)
+        raise DamagedFile("not a checkpoint written by fourfold", file=path)
+    if mismatch:
+        message = f"the checkpoint is corrupted: digest of {mismatch[:80]} is wrong"
+        hint = f"a program that changes a checkpoint must remove the key {KEY}"
+        raise DamagedFile(f"{message} ({hint})", file=path)
     return content
 
 
-def is_complete(path: Path) -> bool:
-    """Return True if a checkpoint file exists and is not truncated, and its checksums are right."""
-    try:
-        return _corrupted_member(path) is None
-    except CORRUPTION_ERRORS:
-        return False
+def _check_archive(path: Path) -> None:
+    """Check the entries of the zip archive of a checkpoint, and their checksums.
 
+    `torch.load` does not verify checksums. Nothing is checked if the file does not begin like a zip
+    archive; `torch.load` then reads its own older format.
 
-def _corrupted_member(path: Path) -> str | None:
-    """Return the name of the first file with a wrong checksum in the zip archive of a checkpoint.
-
-    The result is None if all checksums are right. `torch.load` does not verify checksums.
+    Raises:
+        DamagedFile: An entry is compressed, is marked as a directory, overlaps another entry or has
+            a wrong checksum.
     """
+    with path.open("rb") as file:
+        if file.read(len(ZIP_START)) != ZIP_START:
+            return
     with zipfile.ZipFile(path) as archive:
-        return archive.testzip()
+        for entry in archive.infolist():
+            # torch does not compress. A small compressed entry could unpack to a very large one.
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                message = f"the checkpoint is corrupted: {entry.filename[:80]} is compressed"
+                raise DamagedFile(message, file=path)
+            if entry.is_dir() or entry.external_attr & DOS_DIRECTORY:
+                message = f"the checkpoint is corrupted: {entry.filename[:80]} is a directory"
+                raise DamagedFile(message, file=path)
+        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            raise DamagedFile("the checkpoint is corrupted: its entries overlap", file=path)
+        if member := archive.testzip():
+            message = f"the checkpoint is corrupted: checksum of {member[:80]} is wrong"
+            raise DamagedFile(message, file=path)
+
+
+def _problem_of_machine(error: Exception) -> str:
+    """Return the reason if a file that may be intact could not be read, otherwise an empty string.
+
+    torch has no exception class of its own for a lack of memory.
+    """
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    texts = ("allocate memory", "not enough memory")
+    is_memory = isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+    return "the machine has too little memory" if is_memory else ""

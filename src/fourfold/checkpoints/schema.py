@@ -9,7 +9,8 @@ A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourf
 
 `data` holds the artifacts of the DataModule: the values that inference needs, such as the tokenizer
 and the class names. The weights are in `state_dict`, with names that begin with "model.". All
-values are plain, so that the file can be read with `weights_only=True`.
+values are plain, so that the file can be read with `weights_only=True`. The key `fourfold_digests`
+holds digests of all values (see `checkpoints/digests.py`).
 """
 
 import inspect

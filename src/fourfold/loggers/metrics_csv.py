@@ -12,7 +12,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.atomic_files import atomic_path
+from fourfold.atomic_files import atomic_path, set_aside, sync
 from fourfold.lightning_internals import log_step_metrics
 
 
@@ -75,17 +75,31 @@ class MetricsCSVLogger(Logger):
         """
         columns, rows = self._read()
         if columns:
-            kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
+            kept = [row for row in rows if row["step"].isdecimal() and int(row["step"]) < step]
             self._write(columns, kept)
 
+    def sync(self) -> None:
+        """Flush metrics.csv to the disk."""
+        if self.file.is_file():
+            sync(self.file)
+
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:
-        if not self.file.is_file():
+        """Return the columns and rows of metrics.csv; rename a file that is damaged."""
+        if not self.file.exists():
             return [], []
-        with self.file.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
+        try:
+            with self.file.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                columns = list(reader.fieldnames or [])
+                rows = list(reader)
             # If the process was killed while it wrote a row, the last columns are missing.
-            rows = [row for row in reader if None not in row.values() and None not in row]
-            return list(reader.fieldnames or []), rows
+            complete = [None not in row and None not in row.values() for row in rows]
+            if columns[:1] == ["step"] and all(complete[:-1]):
+                return columns, rows if all(complete) else rows[:-1]
+        except (OSError, UnicodeDecodeError, csv.Error):
+            pass
+        set_aside(self.file, "the file is damaged", "starting a new one")
+        return [], []
 
     def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +113,8 @@ class MetricsCSVLogger(Logger):
 class RewindMetricsCSV(Callback):
     """Callback that removes rows from metrics.csv when training starts.
 
-    The removed rows are those of steps that a resumed or restarted run logs again.
+    The removed rows are those of steps that a resumed or restarted run logs again. The rows before
+    a checkpoint are flushed to the disk before the checkpoint is.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,6 +122,14 @@ class RewindMetricsCSV(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Flush metrics.csv to the disk."""
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            if isinstance(logger, MetricsCSVLogger):
+                logger.sync()
 
 
 def write_metrics_row(trainer: Trainer) -> None:

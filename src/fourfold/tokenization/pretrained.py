@@ -1,6 +1,8 @@
 """Tokenizers from a tokenizer.json, files of BERT or GPT, a fourfold checkpoint, or a training."""
 
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,11 +62,27 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
         return _load_bert(file, config.lowercase)
     path = resolve(file)
     try:
+        _check_values(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         text = content["fourfold"]["data"]["tokenizer"]
     except Exception as error:  # torch raises many types for a corrupted file
-        raise InputError("this is not a checkpoint with a tokenizer", file=file) from error
+        message = "this is not a checkpoint with a tokenizer, or it is corrupted"
+        raise InputError(message, file=file) from error
     return Tokenizer.from_str(text, file)
+
+
+def _check_values(path: Path) -> None:
+    """Check the values of a checkpoint other than tensors, whose checksum torch does not verify.
+
+    Raises:
+        ValueError: The values are compressed; a small file could unpack to a very large one.
+        BadZipFile: The checksum is wrong.
+    """
+    with zipfile.ZipFile(path) as archive:
+        values = next(x for x in archive.infolist() if x.filename.endswith("/data.pkl"))
+        if values.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("data.pkl is compressed")
+        archive.read(values)
 
 
 def _load_bert(file: str, lowercase: bool) -> Tokenizer:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fourfold.commands.train.default_loggers import wandb_mode
+from fourfold.commands.train.default_loggers import make_loggers, wandb_mode
+from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
 
 Run = Callable[..., Any]
@@ -39,6 +40,14 @@ def test_without_the_package(no_account: None, monkeypatch: pytest.MonkeyPatch) 
     assert wandb_mode("off") == "off"
     with pytest.raises(InputError, match=r"pip install 'fourfold\[wandb\]'"):
         wandb_mode("offline")
+
+
+@pytest.mark.parametrize("content", [b"\x93\xff", b"", b"[]", b"{}", b'{"id": 7}'])
+def test_damaged_wandb_file_is_rejected(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "wandb.json").write_bytes(content)
+    config = {"trainer": {"logger": True}, "tensorboard": False, "wandb": "offline"}
+    with pytest.raises(InputError, match=r"wandb\.json: the file does not hold the id of a W&B"):
+        make_loggers("fit", RunDirectory(tmp_path), config, "")
 
 
 def test_no_run_is_imported_or_begun_unasked(

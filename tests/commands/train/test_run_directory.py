@@ -1,4 +1,5 @@
 import errno
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,82 @@ def test_resume_skips_corrupted_checkpoints(
     (run.checkpoints / "step=00000004.ckpt").write_bytes(b"")
     with pytest.raises(InputError, match=r"not corrupted; .* \(corrupted: step=00000004\.ckpt\)"):
         run.checkpoint_to_resume("auto", None)
+
+
+# Bits of the last entry in the archive's list of files, by the error of zipfile or torch.
+FLIPS = {
+    "NotImplementedError, version": (6, 0x40),
+    "RuntimeError, encryption": (8, 0x01),
+    "NotImplementedError, method": (10, 0x01),
+    "directory": (38, 0x10),
+    "UnicodeDecodeError, name": (46, 0x80),
+}
+
+
+@pytest.mark.parametrize("flip", FLIPS)
+def test_damage_of_any_kind_leads_to_the_previous_checkpoint(
+    flip: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_with(tmp_path, "last", "previous")
+    data = bytearray(run.last.read_bytes())
+    offset, bit = FLIPS[flip]
+    data[data.rindex(b"PK\x01\x02") + offset] ^= bit
+    run.last.write_bytes(data)
+    assert run.checkpoint_to_resume("auto", None) == run.checkpoints / "previous.ckpt"
+    error = capsys.readouterr().err
+    assert error.startswith(f"{run.last}: the checkpoint is corrupted")
+    assert error.endswith("renamed to last.ckpt.corrupted; resuming from previous.ckpt\n")
+    assert error.count("\n") == 1
+
+
+def test_damage_that_only_torch_notices(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "last", "previous")
+    with zipfile.ZipFile(run.last) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(run.last, "w") as new:
+        for name, content in entries.items():
+            new.writestr(name, content[:-3] if name.endswith("data.pkl") else content)
+    assert run.checkpoint_to_resume("auto", None) == run.checkpoints / "previous.ckpt"
+
+
+def test_checkpoint_that_does_not_fit_into_memory_is_not_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with(tmp_path, "last", "previous")
+
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(InputError, match=r"last\.ckpt: .* the machine has too little memory"):
+        run.checkpoint_to_resume("auto", None)
+    assert run.last.is_file()
+
+
+def test_directories_in_the_place_of_files_are_renamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_with(tmp_path, "previous")
+    for folder in (run.last, run.config, run.checkpoints / "last.ckpt.part", run.path / ".lock"):
+        folder.mkdir()
+        (folder.with_name(f"{folder.name}.corrupted")).write_text("of an earlier damage")
+    run.set_aside_damaged()
+    assert run.checkpoint_to_resume("auto", None) == run.checkpoints / "previous.ckpt"
+    assert (run.checkpoints / "last.ckpt.corrupted_2").is_dir()
+    assert capsys.readouterr().err.count("this is a directory; renamed to ") == 4
+    with run.lock():
+        assert not run.config.exists()
+
+
+@pytest.mark.parametrize("content", [b"\x93\x00\xff" * 99, b"", b"model: [", b"- a", b"7"])
+def test_damaged_config_is_renamed(content: bytes, tmp_path: Path) -> None:
+    run = run_with(tmp_path, "last")
+    run.config.write_bytes(content)
+    run.set_aside_damaged()
+    assert (run.path / "config.yaml.corrupted").read_bytes() == content
+    run.config.write_text("model: 1")
+    run.set_aside_damaged()
+    assert run.recorded_config() == {"model": 1}
 
 
 def test_one_flipped_bit_is_detected(tmp_path: Path) -> None:

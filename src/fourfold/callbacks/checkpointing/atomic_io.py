@@ -1,14 +1,12 @@
 """Atomic checkpoint files: a CheckpointIO plugin of Lightning."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
-from fourfold.atomic_files import atomic_path
+from fourfold.checkpoints.files import write_file
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -29,7 +27,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint to a temporary file, then rename the file to its final name.
+        """Write a checkpoint with its digests to a temporary file, then rename the file.
 
         Args:
             checkpoint: Content of the file.
@@ -38,11 +36,7 @@ class AtomicCheckpointIO(CheckpointIO):
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as part, part.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folder(path.parent)
+        write_file(checkpoint, path)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -62,11 +56,3 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete the file if it exists."""
         Path(path).unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the list of files in a folder to the disk, if the system is POSIX."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging
 from torch import Tensor
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.checkpoints.files import read_file
 from fourfold.lightning_internals import (
     dump_checkpoint,
     is_accumulating,
@@ -111,7 +111,7 @@ def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
     for file in files:
-        state = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
+        state = read_file(file)["state_dict"]
         for name, value in state.items():
             if value.is_floating_point():
                 mean[name] = mean.get(name, 0.0) + value.double() / len(files)

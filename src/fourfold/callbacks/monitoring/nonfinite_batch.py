@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 
-from fourfold.atomic_files import atomic_path
 from fourfold.callbacks.checkpointing.exact_resume import step_seed
+from fourfold.checkpoints.files import write_file
 from fourfold.errors import TrainingStopped
 
 
@@ -76,6 +75,5 @@ class SaveNonfiniteBatch(Callback):
         rank = f"_rank={trainer.global_rank}" if trainer.world_size > 1 else ""
         file = self.folder / f"nonfinite_step={trainer.global_step + 1:08d}{rank}.pt"
         self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(file) as part:
-            torch.save(content, part)
+        write_file(content, file)
         print(f"to find the layer that is at fault: fourfold replay {file}", flush=True)

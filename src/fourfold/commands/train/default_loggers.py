@@ -4,6 +4,7 @@ import json
 import os
 import uuid
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -91,7 +92,7 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> l
         return []
     file = run.path / "wandb.json"
     if file.is_file():
-        identity = json.loads(file.read_text(encoding="utf-8"))
+        identity = _read_identity(file)
     else:
         identity = {
             "project": config["wandb_project"],
@@ -114,3 +115,19 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> l
             **identity,
         )
     ]
+
+
+def _read_identity(file: Path) -> dict[str, Any]:
+    """Read the id of a W&B run from wandb.json.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    try:
+        identity = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(identity["id"], str):
+            return dict(identity)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    message = "the file does not hold the id of a W&B run; remove it to start a new W&B run"
+    raise InputError(message, file=file)

@@ -4,8 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.init_from import read_source
 from fourfold.commands.train.run_directory import RunDirectory
@@ -90,12 +88,15 @@ def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
     """Return the section `model.init_args` of the config.yaml of a run.
 
     The result is an empty dict if the file does not exist or its `init_from` differs from `path`.
+
+    Raises:
+        InputError: The file cannot be read or is not a config.
     """
-    if not run.config.is_file():
+    arguments = run.recorded_config().get("model")
+    arguments = arguments.get("init_args") if isinstance(arguments, dict) else None
+    if not isinstance(arguments, dict) or arguments.get("init_from") != path:
         return {}
-    recorded = yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}
-    arguments: dict[str, Any] = (recorded.get("model") or {}).get("init_args") or {}
-    return arguments if arguments.get("init_from") == path else {}
+    return arguments
 
 
 def _source_tokenizer(

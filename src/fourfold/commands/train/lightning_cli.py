@@ -129,6 +129,8 @@ class FourfoldCLI(LightningCLI):
         if self.shares_seed:
             arguments["seed"] = int(config["seed_everything"])
         self.is_dry_run = bool(config["trainer"]["fast_dev_run"])  # writes nothing
+        if self.command == "fit" and not self.is_dry_run:
+            self.run_directory.set_aside_damaged()
         uses_directory = self.command == "fit" or self.run_directory.config.is_file()
         directory = self.run_directory if uses_directory and not self.is_dry_run else None
         fill_in_source(config, self.given, directory)

@@ -15,7 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fourfold.commands.train.config_files import fingerprints
+import yaml
+
+from fourfold.atomic_files import set_aside
+from fourfold.commands.train.config_files import fingerprints, read_tree
 from fourfold.errors import InputError
 
 
@@ -99,11 +102,13 @@ class RunDirectory:
 
     def resume_candidates(self) -> Iterator[Path]:
         """Yield the checkpoints that training can resume from, newest first, even if corrupted."""
-        from fourfold.checkpoints.files import is_complete, read_file
+        from fourfold.checkpoints.files import DamagedFile, read_file
 
         yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
         for file in sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True):
-            callbacks = read_file(file).get("callbacks", {}) if is_complete(file) else {}
+            callbacks: Any = {}
+            with suppress(DamagedFile):
+                callbacks = read_file(file).get("callbacks", {})
             # The gradient that has been accumulated between two micro-batches is not saved.
             if not callbacks.get("RunCheckpoints", {}).get("mid_accumulation"):
                 yield file
@@ -111,33 +116,70 @@ class RunDirectory:
     def _newest_complete(self) -> Path:
         """Return the newest checkpoint to resume from that is not corrupted.
 
-        Corrupted newer checkpoints are renamed to NAME.corrupted.
+        Each candidate is read completely. Corrupted newer checkpoints are renamed to
+        NAME.corrupted, since the next last.ckpt would make a corrupted file the previous one.
 
         Raises:
             InputError: There is no checkpoint, or all checkpoints are corrupted.
         """
-        from fourfold.checkpoints.files import is_complete
+        from fourfold.checkpoints.files import DamagedFile, read_file
 
-        corrupted: list[Path] = []
+        is_missing = not self.last.is_file()
+        damaged: list[tuple[Path, str]] = []
         for chosen in self.resume_candidates():
-            if is_complete(chosen):
+            try:
+                read_file(chosen)
                 break
-            corrupted.append(chosen)
+            except DamagedFile as error:
+                damaged.append((chosen, error.message))
         else:
-            names = ", ".join(file.name for file in corrupted) or "none"
+            names = ", ".join(file.name for file, _ in damaged) or "none"
             raise InputError(
                 "there is no checkpoint to resume from that is not corrupted; remove the run"
                 f" directory to start from scratch, or choose another one (corrupted: {names})",
                 file=self.checkpoints,
             )
-        if chosen != self.last:
-            problem = "is corrupted" if self.last.is_file() else "is missing"
-            print(f"{self.last} {problem}: resuming from {chosen.name}", file=sys.stderr)
-        # Otherwise the next last.ckpt would make a corrupted file the previous one.
-        for file in corrupted:
-            with suppress(FileNotFoundError):  # another process renamed it
-                file.rename(file.with_name(file.name + ".corrupted"))
+        if is_missing:
+            print(f"{self.last} is missing: resuming from {chosen.name}", file=sys.stderr)
+        for file, reason in damaged:
+            set_aside(file, reason, f"resuming from {chosen.name}")
         return chosen
+
+    def set_aside_damaged(self) -> None:
+        """Rename a damaged config.yaml, and directories in the place of files that training writes.
+
+        A training would otherwise fail each time when it reads such a file, or when it gives a new
+        file that name. Damaged checkpoints are renamed when `checkpoint_to_resume` chooses one, and
+        a damaged metrics.csv by its logger.
+        """
+        names = ("last", "previous", "best", "average")
+        files = [self.path / name for name in ("metrics.csv", "tokenizer.json", "wandb.json")]
+        files += [self.checkpoints / f"{name}.ckpt" for name in names]
+        files += [self.config, self._lock_file, *self.checkpoints.glob("step=*.ckpt")]
+        for file in [*files, *(file.with_name(f"{file.name}.part") for file in files)]:
+            if file.is_dir():
+                set_aside(file, "a file is needed, but this is a directory")
+        if self.checkpoints.is_file():
+            set_aside(self.checkpoints, "a directory is needed, but this is a file")
+        try:
+            self.recorded_config()
+        except InputError as error:
+            set_aside(self.config, error.message)
+
+    def recorded_config(self) -> dict[str, Any]:
+        """Return the content of config.yaml, an empty dict if the file does not exist.
+
+        Raises:
+            InputError: The file cannot be read, or does not hold a YAML mapping.
+        """
+        if not self.config.exists():
+            return {}
+        if read_tree(self.config) is None:
+            raise InputError("the config file is empty", file=self.config)
+        content = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise InputError("a config must be a mapping such as `model: ...`", file=self.config)
+        return content
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -207,7 +249,7 @@ class RunDirectory:
         try:
             content = json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
             shlex.split(content["run"]["command"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return dict(content)
 
