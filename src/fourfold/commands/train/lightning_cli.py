@@ -235,6 +235,7 @@ class FourfoldCLI(LightningCLI):
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
+                self._check_interval()
             if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
                 name = type(self.datamodule).__name__
                 message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
@@ -247,6 +248,25 @@ class FourfoldCLI(LightningCLI):
             self.trainer.loggers = make_loggers(
                 self.command, self.run_directory, self.config_init, self.dump()
             )
+
+    def _check_interval(self) -> None:
+        """Check `val_check_interval` before loggers start, since Lightning checks it later.
+
+        Raises:
+            InputError: An epoch has fewer training batches.
+        """
+        trainer = self.trainer
+        interval = self.config_init["trainer"]["val_check_interval"]
+        limit = trainer.limit_train_batches
+        within_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
+        if not isinstance(self.datamodule, ResumableDataModule) or not within_epoch:
+            return
+        n_batches = self.datamodule.n_train_batches()
+        n_batches = min(n_batches, limit) if isinstance(limit, int) else int(n_batches * limit)
+        if isinstance(interval, int) and 0 < n_batches < interval:
+            message = f"must be at most {n_batches}, the training batches of an epoch, unless"
+            message += f" trainer.check_val_every_n_epoch is null; got {interval}"
+            raise InputError(message, option="trainer.val_check_interval")
 
     def _report(self) -> None:
         """Print the metrics of a validation or test; a test also writes metrics.json.
