@@ -20,7 +20,10 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
+from fourfold.callbacks.checkpointing.preemption import EXIT_CODE
+from fourfold.commands.train.changed_options import describe_changes
 from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
@@ -30,7 +33,7 @@ from fourfold.commands.train.options import add_options, check_options, check_se
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
-from fourfold.errors import InputError
+from fourfold.errors import DiskError, InputError
 from fourfold.tasks import Task
 from fourfold.tasks.loading import read_for_trainer
 
@@ -116,7 +119,7 @@ class FourfoldCLI(LightningCLI):
         check_seed("seed_everything", self.config["seed_everything"])
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, and set the attributes `run_directory` and `checkpoint`."""
+        """Check the options; set the attributes `run_directory`, `checkpoint` and `changes`."""
         config = self.config
         check_options(config)
         torch.set_float32_matmul_precision(config["float32_matmul_precision"])
@@ -130,8 +133,16 @@ class FourfoldCLI(LightningCLI):
         self.is_dry_run = bool(config["trainer"]["fast_dev_run"])  # writes nothing
         uses_directory = self.command == "fit" or self.run_directory.config.is_file()
         directory = self.run_directory if uses_directory and not self.is_dry_run else None
-        fill_in_source(config, self.given, directory)
+        try:
+            fill_in_source(config, self.given, directory)
+        except OSError:  # the disk is full
+            self.run_directory.cleanup_if_empty()
+            raise
         self.checkpoint = self._find_checkpoint(config)
+        self.first_step = 0  # of this process
+        self.changes: list[str] = []
+        if self.command == "fit" and self.checkpoint:
+            self.changes = describe_changes(self.dump(), self.checkpoint)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
         """Return the checkpoint to load; None to start with new weights or those of `init_from`."""
@@ -173,7 +184,9 @@ class FourfoldCLI(LightningCLI):
         checkpoint_io = AtomicCheckpointIO(self._read_checkpoint)
         kwargs["plugins"] = [*plugins, checkpoint_io, *slurm_environment(plugins)]
         kwargs["logger"] = False  # loggers are made in `run`, once the data are known to exist
-        callbacks = make_callbacks(self.command, self.run_directory, config, self.dump())
+        callbacks = make_callbacks(
+            self.command, self.run_directory, config, self.dump(), self.changes
+        )
         kwargs["callbacks"] = [*callbacks, *as_list(trainer["callbacks"])]
         kwargs["default_root_dir"] = str(self.run_directory.path)
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
@@ -184,6 +197,7 @@ class FourfoldCLI(LightningCLI):
 
     def _read_checkpoint(self, path: str | Path) -> dict[str, Any]:
         content = read_for_trainer(path)
+        self.first_step = int(content.get("global_step", 0))
         is_resumable = "optimizer_states" in content and "loops" in content
         if self.command == "fit" and "state_dict" in content and not is_resumable:
             raise InputError(
@@ -219,12 +233,29 @@ class FourfoldCLI(LightningCLI):
                 getattr(self.trainer, self.command)(
                     self.model, datamodule=self.datamodule, **options
                 )
-        except InputError:
-            if self.command == "fit":
+        except (InputError, OSError) as error:
+            problem = disk_error(error) if isinstance(error, OSError) else None
+            if self.command == "fit" and problem and self.trainer.global_step > self.first_step:
+                raise self._stopped(problem) from error
+            if self.command == "fit" and (problem or isinstance(error, InputError)):
                 self.run_directory.cleanup_if_empty()
             raise
         if self.command in ("validate", "test") and self.trainer.is_global_zero:
             self._report()
+
+    def _stopped(self, problem: DiskError) -> DiskError:
+        """Return the error of a full or failing disk with the checkpoint to resume from.
+
+        Its exit code is that of a training that another run can resume.
+        """
+        try:
+            newest = self.run_directory.checkpoint_to_resume("auto", None)
+        except (InputError, OSError):
+            newest = None
+        hint = f"run the same command again to resume from {newest}"
+        stopped = DiskError(f"{problem}; {hint if newest else 'no checkpoint is complete'}")
+        stopped.exit_code = EXIT_CODE
+        return stopped
 
     def _prepare(self, resources: ExitStack) -> None:
         """Create the loggers. For `fit`, also read the data and lock the run directory.
