@@ -10,7 +10,9 @@ from fourfold.cli import COMMANDS, main, one_line_message, run_main
 from fourfold.errors import InputError
 
 CALLS = [["--help"], ["--version"], ["translate", "--help"], ["fitt"], ["translate", "--bem", "2"]]
-CALLS += [[command, "--help"] for command in ("fit", "validate", "test", "predict", "plan")]
+CALLS += [
+    [command, "--help"] for command in ("fit", "validate", "test", "predict", "plan", "replay")
+]
 
 
 def test_help_version_and_misspelt_commands_do_not_import_torch(root: Path) -> None:

@@ -3,11 +3,23 @@
 A killed process, or a machine that loses power, leaves the complete new file or the old one.
 """
 
+import errno
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import walk_tb
+
+from fourfold.errors import DiskError
+
+# Errors of a full disk, of a quota or another limit, and of a failing disk.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_ERRORS = {*FULL, errno.EIO, errno.EROFS}
+# Packages that only write what other code gives them.
+WRITERS = {*sys.stdlib_module_names, "fsspec", "tensorboard", "torch"}
 
 
 @contextmanager
@@ -25,22 +37,28 @@ def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
         suffix: End of the temporary file's name. If several processes may write `file` at the same
             time, each must use a different suffix. A killed process leaves its temporary file,
             which the next call with the same suffix overwrites.
+
+    Raises:
+        DiskError: The disk is full or fails.
     """
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, file)
-        if os.name == "posix":
-            sync(file.parent)
+        with disk_errors(file):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, file)
+            if os.name == "posix":
+                sync(file.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_atomically(file: Path, text: str) -> None:
     """Write `text` to a UTF-8 file, completely or not at all."""
-    with atomic_path(file, f".{os.getpid()}") as temporary:  # all ranks may write the same file
-        temporary.write_bytes(text.encode())
+    content = text.encode()
+    suffix = f".{os.getpid()}"  # all ranks may write the same file
+    with disk_errors(file, len(content)), atomic_path(file, suffix) as temporary:
+        temporary.write_bytes(content)
 
 
 def sync(path: Path) -> None:
@@ -74,3 +92,67 @@ def set_aside(path: Path, reason: str, outcome: str = "") -> None:
         return
     outcome = f"; {outcome}" if outcome else ""
     print(f"{path}: {reason}; renamed to {target.name}{outcome}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def disk_errors(file: Path, size: int | None = None) -> Iterator[None]:
+    """Context that converts errors of a full or failing disk to a DiskError, also those of torch.
+
+    Args:
+        file: The file or directory that is written inside.
+        size: Number of bytes that it needs; None if the number is not known.
+
+    Raises:
+        DiskError: The disk is full or fails.
+    """
+    try:
+        yield
+    except DiskError as error:
+        if size is None or error.size is not None or error.code is None:
+            raise
+        raise _make_error(file, error.code, size) from error
+    except Exception as error:
+        # torch raises a RuntimeError in place of the error of the file that it writes to.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        code = _error_code(cause)
+        if code not in DISK_ERRORS:
+            raise
+        raise _make_error(file, code, size) from error
+
+
+def disk_error(error: OSError) -> DiskError | None:
+    """Return the DiskError for an error of fourfold or Lightning on a full or failing disk.
+
+    The result is None for all other errors, and for errors that the user's own code raised.
+    """
+    if isinstance(error, DiskError):
+        return error
+    frames = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    packages = [name.partition(".")[0] for name in frames]
+    while packages and packages[-1] in WRITERS:
+        packages.pop()
+    if error.errno not in DISK_ERRORS or packages[-1:] not in (["fourfold"], ["lightning"]):
+        return None
+    if isinstance(error.__context__, DiskError):  # a logger is closed after the error
+        return error.__context__
+    file = error.filename or "a log file or the standard output"
+    return DiskError(f"{file}: {os.strerror(error.errno)}")
+
+
+def _error_code(error: BaseException | None) -> int | None:
+    """Return the errno of an error of the system, also of one that a library in Rust reports."""
+    if isinstance(error, OSError):
+        return error.errno
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
+
+
+def _make_error(file: Path, code: int, size: int | None) -> DiskError:
+    text = f"{file} cannot be written: {os.strerror(code)}"
+    parts = [] if size is None else [f"{size:,} bytes are needed"]
+    if code in FULL:
+        with suppress(OSError):
+            parts.append(f"{shutil.disk_usage(file.parent).free:,} bytes are free")
+    error = DiskError(f"{text} ({', '.join(parts)})" if parts else text)
+    error.code, error.size = code, size
+    return error

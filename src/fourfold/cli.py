@@ -7,15 +7,18 @@ the error for a misspelt command appear without delay.
 import atexit
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 
 from fourfold import __version__
+from fourfold.atomic_files import disk_error
 from fourfold.commands.help_texts import HELP_TEXTS, OVERVIEW
-from fourfold.errors import InputError, TrainingStopped
+from fourfold.errors import DiskError, InputError, TrainingStopped
 
 # Exit codes.
 STOPPED = 1
@@ -38,7 +41,7 @@ COMMANDS = {
     "seeds": ("commands.seeds", "fit and test with several seeds: mean and standard deviation"),
     "recipes": ("commands.packaged_recipes", "list the recipes of the package"),
     "plan": ("commands.plan", "parameters, FLOPs and memory of a recipe, before running it"),
-    "replay": ("commands.replay_nonfinite", "find the module that made a loss infinite or NaN"),
+    "replay": ("commands.replay", "find the module that made a loss infinite or NaN"),
     "reproduce": ("reproduce.command", "a published table with our numbers beside the paper's"),
     "diff": ("reproduce.recipe_cards.diff_command", "differences between recipes"),
     "translate": (INFER, "translate one sentence per line of standard input"),
@@ -68,8 +71,8 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; invalid input is reported in one line on stderr.
 
     The exit code is 2 for an InputError, 1 for a TrainingStopped (for example after a NaN loss),
-    130 for Ctrl-C, 141 for a broken output pipe, and the code of the exception for a SystemExit.
-    Other exceptions are not caught. The traceback of an InputError or TrainingStopped is printed
+    130 for Ctrl-C, 141 for a broken output pipe, and the code of the exception for a SystemExit
+    or DiskError. Other exceptions are not caught. The traceback of an error in one line is printed
     only if `--traceback` is among the arguments or the environment variable FOURFOLD_DEBUG is 1.
 
     Args:
@@ -95,6 +98,25 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe such as `fourfold translate ... | head` ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        problem = disk_error(error)
+        if problem is None:
+            raise
+        if shows_traceback:
+            traceback.print_exc()
+        _report_disk_error(problem)
+        return problem.exit_code
+
+
+def _report_disk_error(error: DiskError) -> None:
+    """Print a DiskError in one line on stderr; output that cannot be written is discarded."""
+    with suppress(OSError):
+        print(f"fourfold: error: {one_line_message(error)}", file=sys.stderr, flush=True)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # Python would exit with code 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(argv: list[str]) -> int:
@@ -129,6 +151,6 @@ def one_line_message(error: Exception) -> str:
     """
     text = str(error)
     if "Original Traceback" in text:
-        text = text.rsplit("InputError: ", 1)[-1]
+        text = re.split("(?:InputError|DiskError): ", text)[-1]
     text = " ".join(text.split())
     return text if len(text) <= MAX_MESSAGE else f"{text[:300]} ... {text[-100:]}"

@@ -1,4 +1,4 @@
-"""InputError and TrainingStopped: exceptions that the command line reports in one line."""
+"""InputError, DiskError, TrainingStopped: exceptions that the command line reports in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +58,17 @@ def errors_in(file: str | PathLike[str]) -> Iterator[None]:
         if error.file is not None:
             raise
         raise error.in_file(file) from error
+
+
+class DiskError(OSError):
+    """Failed write of fourfold on a full or failing disk.
+
+    The command line prints the message in one line, and exits with the code `exit_code`.
+    """
+
+    exit_code = 2
+    code: int | None = None  # errno of the failed write
+    size: int | None = None  # bytes that the file needs
 
 
 class TrainingStopped(RuntimeError):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fourfold.atomic_files import disk_errors
 from fourfold.checkpoints import native_directory
 from fourfold.errors import InputError
 from fourfold.hub import directory
@@ -36,11 +37,13 @@ def save(model: Model, path: str | Path) -> None:
 
     Raises:
         InputError: `path` is a file.
+        DiskError: The disk is full or fails.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError("this is a file, but a directory is needed", file=path)
-    with staged_directory(path) as folder:
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    with disk_errors(path, size), staged_directory(path) as folder:
         try:
             write_transformers(model, folder)
         except InputError:  # transformers has no such architecture

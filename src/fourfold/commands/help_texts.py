@@ -11,8 +11,9 @@ usage: fourfold COMMAND [options]        (fourfold COMMAND --help lists the opti
 
 --traceback, or the environment variable FOURFOLD_DEBUG=1, shows the traceback of input errors.
 
-Exit codes: 0 success, 1 training cannot continue, 2 invalid input (one line on stderr), 75 stopped
-by SIGTERM and 130 by Ctrl-C with everything saved: run the same command again to resume."""
+Exit codes: 0 success, 1 training cannot continue, 2 invalid input or a full disk (one line on
+stderr), 75 stopped by SIGTERM and 130 by Ctrl-C with everything saved, 75 also if the disk became
+full during training: run the same command again to resume."""
 
 FIT = """usage: fourfold fit --config FILE|NAME [--config ...] [--KEY VALUE ...]
 

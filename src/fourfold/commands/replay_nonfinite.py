@@ -1,6 +1,7 @@
-"""`fourfold replay`: find the module whose output was not finite when a training stopped."""
+"""Rerun of a batch that stopped a training: the first module whose output was not finite."""
 
 import math
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,25 +11,19 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from fourfold.checkpoints.files import read_file
 from fourfold.commands.infer.devices import autocast, choose_device, move_model
-from fourfold.commands.option_parser import OptionParser
-from fourfold.core.precision import PRECISIONS, canonical_precision
+from fourfold.core.precision import canonical_precision
 from fourfold.data.loading import batches
 from fourfold.errors import InputError
 from fourfold.tasks import Task
 from fourfold.tasks.loading import task_from_checkpoint
 
-DESCRIPTION = """\
-A training whose loss is not finite stops before the step and saves the batch and the
-weights in RUN_DIR/nonfinite_step=N.pt. This command runs the batch again, with the same
-dropout, in the same precision and then in fp32, and names the first module whose output
-is not finite."""
 
-
-def main(argv: Sequence[str]) -> int:
+def replay(options: Namespace) -> int:
     """Rerun the batch that stopped a training, and print the first module with Inf or NaN outputs.
 
     Args:
-        argv: Path of the file that the stopped training wrote, and options such as `--device`.
+        options: Options of `fourfold replay`: `file`, which the stopped training wrote, `device`,
+            `precision` and `allow_class`.
 
     Returns:
         The exit code 0, even if an output is Inf or NaN.
@@ -36,12 +31,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         InputError: An option is invalid, or the file was not written by a training that stopped.
     """
-    parser = OptionParser(prog="fourfold replay", description=DESCRIPTION)
-    parser.add_argument("file", metavar="RUN_DIR/nonfinite_step=N.pt")
-    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; default: the training's")
-    parser.add_argument("--precision", choices=tuple(PRECISIONS), help="default: the training's")
-    parser.add_allow_class()
-    options = parser.parse_args(list(argv))
     content = read_file(options.file)
     record: Any = content.get("replay")
     try:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fourfold.atomic_files import atomic_path
+
 MAX_NAMED_CLASSES = 40  # classes; more names would be too small to read beside a matrix
 
 
@@ -25,7 +27,7 @@ class Table(NamedTuple):
     def save(self, folder: Path, name: str) -> list[Path]:
         """Save the table as `name`.csv in `folder`, and return a list with the path."""
         path = folder / f"{name}.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with atomic_path(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(self.columns)
             writer.writerows(self.rows)
@@ -145,5 +147,6 @@ def _figure(width: float, height: float, n_axes: int = 1) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=130)
+    with atomic_path(path) as part:
+        figure.savefig(part, dpi=130, format="png")
     return path

@@ -5,6 +5,7 @@ Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same direct
 """
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.atomic_files import atomic_path, set_aside, sync
+from fourfold.atomic_files import atomic_path, disk_errors, set_aside, sync
+from fourfold.errors import DiskError
 from fourfold.lightning_internals import log_step_metrics
 
 
@@ -64,8 +66,13 @@ class MetricsCSVLogger(Logger):
         if new:
             columns, rows = self._read()
             self._write([*columns, *new], rows)
-        with self.file.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        size = self.file.stat().st_size
+        try:
+            with disk_errors(self.file), self.file.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        except DiskError:
+            os.truncate(self.file, size)  # a part of the row may have been written
+            raise
 
     @rank_zero_only
     def rewind(self, step: int) -> None:

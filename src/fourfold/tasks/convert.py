@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fourfold.tasks
+from fourfold.atomic_files import disk_errors
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
 from fourfold.checkpoints.files import read_file
@@ -101,7 +102,8 @@ def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError("this exists already and is not an empty directory", file=target)
     model: Any = load(source, classes=classes)
-    with staged_directory(target) as folder:
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    with disk_errors(target, size), staged_directory(target) as folder:
         written = (
             timm.write_model(model, folder, model.artifacts)
             if to_timm

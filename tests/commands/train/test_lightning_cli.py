@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+from fourfold.commands.train import lightning_cli
+
 Run = Callable[..., Any]
 Train = Callable[[str], Path]
 
@@ -485,8 +487,13 @@ def test_validation_prints_the_bleu_signature(run: Run, trained: Train) -> None:
         (
             "mt",
             ["--trainer.val_check_interval=500"],
-            "trainer: `val_check_interval` (500) must be less than or equal to the number of the"
-            " training batches (3).",
+            "trainer.val_check_interval must be at most 3, the training batches of an epoch, unless"
+            " trainer.check_val_every_n_epoch is null; got 500",
+        ),
+        (
+            "mt",
+            ["--trainer.val_check_interval=0"],
+            "trainer.val_check_interval must be a number of batches from 1, or a fraction above 0",
         ),
         (
             "mt",
@@ -523,6 +530,15 @@ def test_invalid_values_leave_no_files(
     assert said in result.err
     assert result.err.count("\n") == 1
     assert not list(here.iterdir())
+
+
+def test_interval_longer_than_an_epoch_is_rejected_before_loggers_start(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning_cli, "make_loggers", lambda *_: pytest.fail("loggers started"))
+    result = run("fit", "--config", configs["mt"], "--trainer.val_check_interval=500")
+    assert result.code == 2
+    assert "trainer.val_check_interval must be at most 3" in result.err
 
 
 def test_data_of_another_task_are_rejected(run: Run, configs: dict[str, Path], here: Path) -> None:

@@ -100,6 +100,18 @@ def test_invalid_config_is_reported_with_file_and_line(
     assert INVALID_CONFIGS[content] in result.err
 
 
+@pytest.mark.parametrize("option", ["--trainer.max_steps=3", "--checkpoint.monitor=val/loss"])
+@pytest.mark.parametrize("value", ["7", "[1]", "null"])
+def test_section_that_is_no_mapping_is_rejected_with_an_option_of_the_section(
+    option: str, value: str, run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    section = option[2:].split(".")[0]
+    (here / "bad.yaml").write_text(f"seed_everything: 0\n{section}: {value}")
+    result = run("fit", "--config", configs["vit"], "--config", "bad.yaml", option)
+    assert result.code == 2
+    assert f"bad.yaml:2: {section} must be a mapping" in result.err
+
+
 def test_invalid_value_on_the_command_line_has_no_file(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:

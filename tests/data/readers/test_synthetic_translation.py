@@ -94,3 +94,9 @@ def test_languages_can_be_swapped() -> None:
 def test_invalid_options_are_rejected(langs: tuple[str, str], size: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         synthetic_pairs(*langs, size)
+
+
+@pytest.mark.parametrize("langs", [("ja", "ko"), ("en", "ca"), ("th", "vi")])
+def test_forms_that_num2words_cannot_write_are_left_out(langs: tuple[str, str]) -> None:
+    pairs = synthetic_pairs(*langs, 50)["train"].columns
+    assert [len(column) for column in pairs] == [50, 50]

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from torch import Tensor
 
+from fourfold.atomic_files import disk_errors
 from fourfold.checkpoints.files import write_file
 
 
@@ -33,10 +35,14 @@ class AtomicCheckpointIO(CheckpointIO):
             checkpoint: Content of the file.
             path: Path of the file; a missing folder is created.
             storage_options: Ignored.
+
+        Raises:
+            DiskError: The disk is full or fails. An earlier file of that name is kept.
         """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(checkpoint, path)
+        with disk_errors(path, _n_bytes(checkpoint)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(checkpoint, path)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -56,3 +62,11 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete the file if it exists."""
         Path(path).unlink(missing_ok=True)
+
+
+def _n_bytes(content: Any) -> int:
+    """Return the number of bytes of all tensors in nested dicts and lists."""
+    if isinstance(content, Tensor):
+        return content.nbytes
+    values = content.values() if isinstance(content, dict) else content
+    return sum(map(_n_bytes, values)) if isinstance(content, dict | list | tuple) else 0

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.atomic_files import atomic_path
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
-from fourfold.errors import InputError
+from fourfold.errors import DiskError, InputError
 from fourfold.lightning_internals import can_stop_early, is_accumulating, will_validate
 from fourfold.loggers.metrics_csv import write_metrics_row
 from fourfold.metrics import lower_is_better
@@ -90,6 +90,21 @@ class RunCheckpoints(Checkpoint):
                 "val and test are the same data, so best.ckpt is selected on the test data;"
                 " --checkpoint.save_top_k 0 tests the last weights instead"
             )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the disk has space for last.ckpt, or at least for its weights.
+
+        Raises:
+            DiskError: The space is too small.
+        """
+        needed = sum(parameter.nbytes for parameter in pl_module.parameters())
+        needed = self.last.stat().st_size if self.last.is_file() else needed
+        if not trainer.is_global_zero or not self.folder.parent.is_dir():
+            return
+        usage = shutil.disk_usage(self.folder.parent)
+        if usage.total and usage.free < needed:  # some network file systems report no sizes
+            message = f"{self.last} will need at least {needed:,} bytes, but {usage.free:,} bytes"
+            raise DiskError(f"{message} are free on its disk")
 
     # last.ckpt
 

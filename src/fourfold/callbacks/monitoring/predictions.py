@@ -74,8 +74,8 @@ class PredictionWriter(Callback):
             write_atomically(file, format_csv(rows, torch.cat(outputs), names))
         else:
             file = file.with_suffix(".pt")
-            with atomic_path(file) as part:
-                torch.save(outputs, part)
+            with atomic_path(file) as part, part.open("wb") as stream:
+                torch.save(outputs, stream)
         print(f"wrote {file}", flush=True)
 
 

@@ -1,5 +1,6 @@
 """Callback that writes config.yaml and tokenizer.json of a training to the run directory."""
 
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -18,16 +19,21 @@ class RunFiles(Callback):
     Args:
         folder: The run directory.
         config: The complete config as YAML.
+        changes: Lines to print when training starts, about options that have changed since the
+            training that is resumed.
     """
 
-    def __init__(self, folder: Path, config: str) -> None:
+    def __init__(self, folder: Path, config: str, changes: Sequence[str] = ()) -> None:
         self.folder = folder
         self.config = config
+        self.changes = changes
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the files on the first rank."""
+        """Write the files and print the changes on the first rank."""
         if not trainer.is_global_zero:
             return
+        for line in self.changes:
+            print(line, flush=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._config_file(resumed=trainer.global_step > 0), self.config)
         tokenizer = getattr(pl_module, "artifacts", {}).get("tokenizer")

@@ -20,8 +20,11 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
+from fourfold.callbacks.checkpointing.preemption import EXIT_CODE
 from fourfold.commands.train.auto_precision import set_precision
+from fourfold.commands.train.changed_options import describe_changes
 from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
@@ -31,7 +34,7 @@ from fourfold.commands.train.options import add_options, check_options, check_se
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
-from fourfold.errors import InputError
+from fourfold.errors import DiskError, InputError
 from fourfold.tasks import Task
 from fourfold.tasks.loading import read_for_trainer
 
@@ -117,7 +120,7 @@ class FourfoldCLI(LightningCLI):
         check_seed("seed_everything", self.config["seed_everything"])
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, and set the attributes `run_directory` and `checkpoint`."""
+        """Check the options; set the attributes `run_directory`, `checkpoint` and `changes`."""
         config = self.config
         check_options(config)
         torch.set_float32_matmul_precision(config["float32_matmul_precision"])
@@ -133,9 +136,17 @@ class FourfoldCLI(LightningCLI):
             self.run_directory.set_aside_damaged()
         uses_directory = self.command == "fit" or self.run_directory.config.is_file()
         directory = self.run_directory if uses_directory and not self.is_dry_run else None
-        fill_in_source(config, self.given, directory)
+        try:
+            fill_in_source(config, self.given, directory)
+        except OSError:  # the disk is full
+            self.run_directory.cleanup_if_empty()
+            raise
         self.checkpoint = self._find_checkpoint(config)
         set_precision(config, self.options, self.checkpoint, trains=self.command == "fit")
+        self.first_step = 0  # of this process
+        self.changes: list[str] = []
+        if self.command == "fit" and self.checkpoint:
+            self.changes = describe_changes(self.dump(), self.checkpoint)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
         """Return the checkpoint to load; None to start with new weights or those of `init_from`."""
@@ -177,7 +188,9 @@ class FourfoldCLI(LightningCLI):
         checkpoint_io = AtomicCheckpointIO(self._read_checkpoint)
         kwargs["plugins"] = [*plugins, checkpoint_io, *slurm_environment(plugins)]
         kwargs["logger"] = False  # loggers are made in `run`, once the data are known to exist
-        callbacks = make_callbacks(self.command, self.run_directory, config, self.dump())
+        callbacks = make_callbacks(
+            self.command, self.run_directory, config, self.dump(), self.changes
+        )
         kwargs["callbacks"] = [*callbacks, *as_list(trainer["callbacks"])]
         kwargs["default_root_dir"] = str(self.run_directory.path)
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
@@ -188,6 +201,7 @@ class FourfoldCLI(LightningCLI):
 
     def _read_checkpoint(self, path: str | Path) -> dict[str, Any]:
         content = read_for_trainer(path)
+        self.first_step = int(content.get("global_step", 0))
         is_resumable = "optimizer_states" in content and "loops" in content
         if self.command == "fit" and "state_dict" in content and not is_resumable:
             raise InputError(
@@ -223,12 +237,29 @@ class FourfoldCLI(LightningCLI):
                 getattr(self.trainer, self.command)(
                     self.model, datamodule=self.datamodule, **options
                 )
-        except InputError:
-            if self.command == "fit":
+        except (InputError, OSError) as error:
+            problem = disk_error(error) if isinstance(error, OSError) else None
+            if self.command == "fit" and problem and self.trainer.global_step > self.first_step:
+                raise self._stopped(problem) from error
+            if self.command == "fit" and (problem or isinstance(error, InputError)):
                 self.run_directory.cleanup_if_empty()
             raise
         if self.command in ("validate", "test") and self.trainer.is_global_zero:
             self._report()
+
+    def _stopped(self, problem: DiskError) -> DiskError:
+        """Return the error of a full or failing disk with the checkpoint to resume from.
+
+        Its exit code is that of a training that another run can resume.
+        """
+        try:
+            newest = self.run_directory.checkpoint_to_resume("auto", None)
+        except (InputError, OSError):
+            newest = None
+        hint = f"run the same command again to resume from {newest}"
+        stopped = DiskError(f"{problem}; {hint if newest else 'no checkpoint is complete'}")
+        stopped.exit_code = EXIT_CODE
+        return stopped
 
     def _prepare(self, resources: ExitStack) -> None:
         """Create the loggers. For `fit`, also read the data and lock the run directory.
@@ -239,6 +270,7 @@ class FourfoldCLI(LightningCLI):
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
+                self._check_interval()
             if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
                 name = type(self.datamodule).__name__
                 message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
@@ -251,6 +283,25 @@ class FourfoldCLI(LightningCLI):
             self.trainer.loggers = make_loggers(
                 self.command, self.run_directory, self.config_init, self.dump()
             )
+
+    def _check_interval(self) -> None:
+        """Check `val_check_interval` before loggers start, since Lightning checks it later.
+
+        Raises:
+            InputError: An epoch has fewer training batches.
+        """
+        trainer = self.trainer
+        interval = self.config_init["trainer"]["val_check_interval"]
+        limit = trainer.limit_train_batches
+        within_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
+        if not isinstance(self.datamodule, ResumableDataModule) or not within_epoch:
+            return
+        n_batches = self.datamodule.n_train_batches()
+        n_batches = min(n_batches, limit) if isinstance(limit, int) else int(n_batches * limit)
+        if isinstance(interval, int) and 0 < n_batches < interval:
+            message = f"must be at most {n_batches}, the training batches of an epoch, unless"
+            message += f" trainer.check_val_every_n_epoch is null; got {interval}"
+            raise InputError(message, option="trainer.val_check_interval")
 
     def _report(self) -> None:
         """Print the metrics of a validation or test; a test also writes metrics.json.

@@ -107,6 +107,10 @@ def check_options(config: Any) -> None:
     """
     trainer = config["trainer"]
     check_numbers(config)
+    interval = trainer["val_check_interval"]
+    if interval == 0:
+        message = "must be a number of batches from 1, or a fraction above 0 of an epoch, got 0"
+        raise InputError(message, option="trainer.val_check_interval")
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
     has_gpu = trainer["accelerator"] != "cpu" and torch.cuda.is_available()

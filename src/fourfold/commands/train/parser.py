@@ -148,8 +148,13 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
         InputError: A config file or an argument is invalid, or the model or the data are missing.
     """
     check_option_values(arguments)
-    check_files(config_files(arguments), {key.split(".")[0] for key in known_keys(parser)})
+    known = known_keys(parser)
+    check_files(config_files(arguments), {key.split(".")[0] for key in known})
     config = parser.parse_args(arguments)
+    for name in sorted(set(parser.groups or ()) - {"model", "data"}):
+        # An option of the section replaces a value that is not a mapping, without default values.
+        if any(key.startswith(f"{name}.") and key not in config for key in known):
+            raise InputError("must be a mapping, such as {KEY: VALUE}", option=name)
     for name in ("model", "data"):
         section = config[name]
         if section is None or resolve_name(section["class_path"]) in (Task, LightningDataModule):

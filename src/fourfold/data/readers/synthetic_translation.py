@@ -173,9 +173,11 @@ def _samplers(langs: Sequence[str]) -> list[Sampler]:
         # Longer codes are dialects and continents.
         codes = sorted(code for code in known if len(code) <= length and code not in _NOT_A_PLACE)
         samplers.append(partial(_names, category, codes))
-    for to in ("cardinal", "ordinal", "year"):
-        with suppress(NotImplementedError, TypeError, ValueError):  # a language lacks this form
-            if all(_spell(1984, lang, to) for lang in langs):
+    # num2words cannot write some ordinal numbers, such as the Catalan 30 and the Korean 100.
+    for to, numbers in (("cardinal", [1984]), ("ordinal", [30, 100, 1984]), ("year", [1984])):
+        # A language lacks this form.
+        with suppress(NotImplementedError, TypeError, ValueError, KeyError, AttributeError):
+            if all(_spell(number, lang, to) for lang in langs for number in numbers):
                 samplers.append(partial(_spelled, to))
     return samplers
 

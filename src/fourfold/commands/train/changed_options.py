@@ -1,0 +1,107 @@
+"""Comparison of the options of a resumed training with the configs recorded in its run directory.
+
+All options are compared, except for those in `IGNORED`, so that a new option needs no entry here.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fourfold.commands.train.config_files import LOADER
+from fourfold.commands.train.options import count_devices
+from fourfold.errors import InputError
+
+# Options that do not change the rest of a training, without the levels named init_args.
+IGNORED = {
+    *("allow_class", "ckpt_path", "config", "resume", "run_dir", "trainer.default_root_dir"),
+    "auto_precision",  # the precision itself is compared
+    *("log_every_seconds", "log_samples", "tensorboard", "trainer.logger", "trainer.profiler"),
+    *("wandb", "wandb_checkpoints", "wandb_group", "wandb_name", "wandb_project", "wandb_tags"),
+    *("checkpoint.every_n_epochs", "checkpoint.every_n_steps", "trainer.log_every_n_steps"),
+    *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),
+    *("trainer.enable_progress_bar", "trainer.num_sanity_val_steps", "data.num_workers"),
+    "data.tokenizer.file",  # the tokenizer itself is compared with that of the checkpoint
+}
+MAX_VALUE = 80  # characters of a value in a line
+
+
+def describe_changes(config: str, checkpoint: Path) -> list[str]:
+    """Compare the options of a resumed training with those of the training so far.
+
+    The options of the training so far are in the files config.yaml and config_resume_N.yaml of the
+    run directory of the checkpoint.
+
+    Args:
+        config: All options as YAML.
+        checkpoint: The checkpoint to resume from, in the folder checkpoints of its run directory.
+
+    Returns:
+        A line for each option that differs from the value in one of the files, or one line if no
+        file can be read.
+
+    Raises:
+        InputError: `model.init_from` differs.
+    """
+    folder = checkpoint.absolute().parent.parent
+    current = _options(config)
+    lines: dict[str, str] = {}
+    texts: dict[str, str] = {}  # text of each different config: name of its first file
+    for file in [folder / "config.yaml", *sorted(folder.glob("config_resume_*.yaml"))]:
+        with suppress(OSError, UnicodeDecodeError):
+            texts.setdefault(file.read_text(encoding="utf-8"), file.name)
+    records = {name: _options(text) for text, name in texts.items()}
+    if not any(records.values()):
+        return [f"changed options are not reported, since {folder} has no record of the options"]
+    for name, recorded in records.items():
+        for key in {**recorded, **current} if recorded else ():
+            old, new = recorded.get(key), current.get(key)
+            if key in IGNORED or _comparable(key, old) == _comparable(key, new):
+                continue
+            if key == "model.init_from":
+                message = f"must be {_format(old)}, from which this training started, got"
+                message += f" {_format(new)}; weights of another model need another --run_dir"
+                raise InputError(message, option=key)
+            line = f"resuming with {key}={_format(new)}, recorded {_format(old)}"
+            lines.setdefault(key, line if name == "config.yaml" else f"{line} in {name}")
+    return list(lines.values())
+
+
+def _options(config: str) -> dict[str, Any]:
+    """Return the options of a config in YAML by dotted name; empty if the text is damaged."""
+    try:
+        content = yaml.load(config, LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return dict(_flatten(content)) if isinstance(content, Mapping) else {}
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each option; lists of mappings get indices."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            is_level = key in ("init_args", "dict_kwargs") and isinstance(inner, Mapping)
+            yield from _flatten(inner, name if is_level else f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for index, inner in enumerate(value):
+            yield from _flatten(inner, f"{name}[{index}]")
+    else:
+        yield name, None if value in ({}, []) else value
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """Return a value in which differences without influence are removed."""
+    if key == "trainer.devices" and value is not None:
+        return count_devices(value)
+    if key == "model.init_from" and isinstance(value, str):
+        return os.path.realpath(value)
+    return value
+
+
+def _format(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
