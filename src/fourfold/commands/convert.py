@@ -63,8 +63,6 @@ def main(argv: Sequence[str]) -> int:
         report = convert.import_checkpoint(options.source, options.target)
     else:
         classes = tuple(options.allow_class)
-        report = convert.export_checkpoint(
-            options.source, options.target, classes, options.format
-        )
+        report = convert.export_checkpoint(options.source, options.target, classes, options.format)
     print("\n".join(report))
     return 0

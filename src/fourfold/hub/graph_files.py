@@ -47,7 +47,9 @@ def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str,
     """
     check_choice("--format", file_format, tuple(FORMATS))
     if file_format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise InputError("onnx needs extra packages: pip install 'fourfold[onnx]'", option="--format")
+        raise InputError(
+            "onnx needs extra packages: pip install 'fourfold[onnx]'", option="--format"
+        )
     suffix, backend = FORMATS[file_format]
     graph_set = make_graphs(model)
     files = {name: f"{name}.{suffix}" for name in graph_set.graphs}
@@ -71,7 +73,7 @@ def _write_graph(graph: Graph, file: Path, file_format: str) -> None:
         for spec in graph.inputs
     )
     # Otherwise the graph would be valid only for sizes of at least 2.
-    with shape_config.patch(backed_size_oblivious=True):
+    with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = torch.export.export(graph, inputs, dynamic_shapes=(shapes,), strict=False)
     if file_format == "torch-export":
         torch.export.save(program, file)
@@ -95,9 +97,7 @@ def load_graph(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
     names = [x.name for x in session.get_inputs()]
     return lambda inputs: [
         torch.from_numpy(y)
-        for y in session.run(
-            None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-        )
+        for y in session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
     ]
 
 

@@ -106,7 +106,7 @@ def make_graphs(model: Any) -> GraphSet:
         (ViT, ResNet): _image_graphs,
     }
     for classes, make in makers.items():
-        if isinstance(model, classes):
+        if isinstance(model, classes) and not model.is_recurrent:
             return make(model)
     raise InputError(
         "must be transformers for this model, since graphs exist for CausalLM, MaskedLM, their"
@@ -175,7 +175,10 @@ def _image_graphs(model: Any) -> GraphSet:
 
 
 def _clip_graphs(model: CLIP) -> GraphSet:
-    image_input, text_inputs = _image_input(model.config), _text_inputs(model.config.vocab_size or 0)
+    image_input, text_inputs = (
+        _image_input(model.config),
+        _text_inputs(model.config.vocab_size or 0),
+    )
     graphs = {
         "image_encoder": Graph(
             model, [image_input], ["image_embeds"], lambda x: (model.encode_image(x),)

@@ -3,6 +3,8 @@
 Shapes: B batch, T tokens, D model width, V vocabulary, K classes.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fourfold.core.feed_forward import ACTIVATIONS
@@ -42,7 +44,7 @@ class VocabularyHead(nn.Module):
         vocab_size, d_model = embedding.weight.shape
         self.own = None if tied else nn.Linear(d_model, vocab_size, bias=False)
         # A list hides the module from registration, so that the state dict holds the matrix once.
-        self._shared = [embedding]
+        self._shared: list[Any] = [embedding]
         self.bias = nn.Parameter(self.weight.new_zeros(vocab_size)) if bias else None
         self.transform = None if transform_norm is None else nn.Linear(d_model, d_model)
         self.norm = transform_norm
@@ -50,8 +52,17 @@ class VocabularyHead(nn.Module):
         self.scale = 1.0
 
     @property
+    def embedding(self) -> nn.Module:
+        """Token embedding whose matrix a tied head uses."""
+        return self._shared[0]
+
+    def share(self, embedding: nn.Module) -> None:
+        """Use another token embedding, such as a quantized one."""
+        self._shared = [embedding]
+
+    @property
     def weight(self) -> Tensor:
-        """Output matrix (V, D) of the head."""
+        """Output matrix (V, D) of the head; an `Int8Matrix` if the model is quantized."""
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -110,7 +110,9 @@ def export_checkpoint(
     model: Any = load(source, classes=classes)
     with staged_directory(target) as folder:
         if file_format == "timm":
-            written = [f"{type(model).__name__} as {timm.write_model(model, folder, model.artifacts)}"]
+            written = [
+                f"{type(model).__name__} as {timm.write_model(model, folder, model.artifacts)}"
+            ]
         elif file_format == "transformers":
             written = [f"{type(model).__name__} as {write_transformers(model, folder)}"]
         else:

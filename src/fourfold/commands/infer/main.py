@@ -57,6 +57,7 @@ def make_parser(command: str) -> OptionParser:
     add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     add("--precision", default="32-true", choices=tuple(PRECISIONS), help="(%(default)s)")
+    add("--quantize", choices=("int8",), help="weights in int8, on a CPU only")
     add("--truncate", action="store_true", help="truncate lines that are too long for the model")
     if command in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
@@ -135,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
     from fourfold.checkpoints.files import find_checkpoint
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
+    from fourfold.models.quantization import quantize
     from fourfold.tasks.loading import load_task
 
     device = choose_device(options.device)
@@ -144,6 +146,7 @@ def main(argv: Sequence[str]) -> int:
     expected = tuple(PROCESSORS[command])
     task = load_task(path, expect=expected, classes=tuple(options.allow_class))
     move_model(task, device, options.precision)
+    quantize(task.model, options.quantize, "--quantize")
     try:
         processor = make_processor(command, task, options)
     except InputError as error:  # the checkpoint lacks something that the command needs
