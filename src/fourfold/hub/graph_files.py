@@ -42,8 +42,8 @@ def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str,
         Lines to print that name the files and the largest difference found.
 
     Raises:
-        InputError: The format is unknown, packages are missing, the model has no graphs, or a graph
-            differs from the model by more than `TOLERANCE`.
+        InputError: The format is unknown, packages are missing, the model has no graphs or cannot
+            be traced, or a graph differs from the model by more than `TOLERANCE`.
     """
     check_choice("--format", file_format, tuple(FORMATS))
     if file_format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
@@ -55,8 +55,15 @@ def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str,
     files = {name: f"{name}.{suffix}" for name in graph_set.graphs}
     with torch.no_grad():
         for name, graph in graph_set.graphs.items():
-            with attention_backend(backend):
-                _write_graph(graph, folder / files[name], file_format)
+            try:
+                with attention_backend(backend):
+                    _write_graph(graph, folder / files[name], file_format)
+            except OSError:
+                raise
+            except Exception as error:  # torch raises many classes for code that it cannot trace
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                message = f"{file_format} cannot represent the {name} of this model: {reason}"
+                raise InputError(message, option="--format") from error
         checked = "not compared with the model, because onnxruntime is not installed"
         if file_format != "onnx" or find_spec("onnxruntime"):
             difference = _compare(model, graph_set, {n: folder / f for n, f in files.items()})

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
+from fourfold.kernels.int8 import Int8Matrix
 from fourfold.losses import linear_cross_entropy
 
 
@@ -61,8 +62,8 @@ class VocabularyHead(nn.Module):
         self._shared = [embedding]
 
     @property
-    def weight(self) -> Tensor:
-        """Output matrix (V, D) of the head; an `Int8Matrix` if the model is quantized."""
+    def weight(self) -> Any:
+        """Output matrix (V, D) of the head, a Tensor; an `Int8Matrix` if the model is quantized."""
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -73,14 +74,21 @@ class VocabularyHead(nn.Module):
 
         Returns:
             A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
-            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``.
+            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``. The
+            weight of a quantized model is converted to the data type of `h`.
         """
+        weight = self.weight
+        if isinstance(weight, Int8Matrix):
+            weight = (weight.values * weight.scales).to(h.dtype)
+        return self._transformed(h), weight, self.bias
+
+    def _transformed(self, h: Tensor) -> Tensor:
         if self.transform is not None and self.norm is not None:
             y = self.activation(self.transform(h))
             h = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
         if self.scale != 1.0:
             h = h * self.scale
-        return h, self.weight, self.bias
+        return h
 
     def loss(
         self,
@@ -125,7 +133,7 @@ class VocabularyHead(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Map hidden states (..., D) to logits (..., V)."""
-        return linear(*self.output(h))
+        return linear(self._transformed(h), self.weight, self.bias)
 
 
 class PooledClassifier(nn.Module):
