@@ -25,6 +25,7 @@ from fourfold.hub.directory import SourceModel
 from fourfold.models.base import Model
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.lora import add_lora, merge_lora
+from fourfold.models.quantization import quantize as quantize_model
 from fourfold.tokenization.tokenizer import Tokenizer
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -36,6 +37,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     classes: Classes = (),
+    quantize: str | None = None,
 ) -> Model:
     """Load a model in eval mode, with its weights, config and tokenizer.
 
@@ -53,6 +55,7 @@ def load(
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
             default.
         classes: Your own model classes that the checkpoint may name, or their import paths.
+        quantize: "int8" for linear layers and token embeddings in int8, for inference on a CPU.
 
     Returns:
         The model, with the following attributes:
@@ -66,7 +69,7 @@ def load(
     Raises:
         InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
             unknown; the checkpoint names a class that is neither part of fourfold nor in `classes`;
-            or `dtype` is an unknown name.
+            `dtype` or `quantize` is an unknown name; or int8 is asked for on another device.
 
     Example:
         >>> model = fourfold.load("runs/gpt2/tiny")  # doctest: +SKIP
@@ -84,6 +87,7 @@ def load(
     model.generation_defaults = _with_special_tokens(source.defaults, model)
     model.artifacts = dict(source.artifacts)
     loaded: Model = model.to(device=device, dtype=dtype)
+    quantize_model(loaded, quantize)
     return loaded
 
 

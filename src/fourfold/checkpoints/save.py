@@ -72,6 +72,17 @@ def write_transformers(model: Any, folder: Path) -> str:
     return transformers_format.write_model(model, folder, _write_preprocessing(model, folder))
 
 
+def write_graphs(model: Any, folder: Path, file_format: str) -> list[str]:
+    """Write the graphs of a model for torch-export or onnx, with tokenizer and preprocessing.
+
+    The arguments, the result and the errors are those of `fourfold.hub.graph_files.write_graphs`.
+    """
+    from fourfold.hub import graph_files
+
+    facts = _write_preprocessing(model, folder)
+    return graph_files.write_graphs(model, folder, file_format, facts)
+
+
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     """Write the files of the tokenizer and of the image preprocessing of a model, if it has them.
 

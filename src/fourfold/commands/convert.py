@@ -19,7 +19,11 @@ Write a new directory that AutoModel*.from_pretrained of transformers reads, wit
 tokenizer or the image preprocessing. The source is a checkpoint file or a run directory,
 whose best.ckpt is used, otherwise average.ckpt, otherwise last.ckpt. Imported models are
 written in their original architecture, byte for byte. With timm: before the directory, a
-ViT or DeiT is written for timm.create_model("local-dir:DIRECTORY", pretrained=True)."""
+ViT or DeiT is written for timm.create_model("local-dir:DIRECTORY", pretrained=True).
+The formats torch-export and onnx are graphs that run without fourfold, with any batch
+size and length, and with the key-value cache of a decoder. They are compared with the
+model, and export.json names their inputs and outputs."""
+FORMATS = ("transformers", "timm", "torch-export", "onnx")
 
 # Description and names of the two arguments.
 COMMANDS = {
@@ -35,6 +39,9 @@ def make_parser(command: str) -> OptionParser:
     parser.add_argument("source", type=Path, metavar=source)
     parser.add_argument("target", type=Path, metavar=target)
     if command == "export":
+        parser.add_argument(
+            "--format", default="transformers", choices=FORMATS, help="(%(default)s)"
+        )
         parser.add_allow_class()
     return parser
 
@@ -56,6 +63,6 @@ def main(argv: Sequence[str]) -> int:
         report = convert.import_checkpoint(options.source, options.target)
     else:
         classes = tuple(options.allow_class)
-        report = convert.export_checkpoint(options.source, options.target, classes)
+        report = convert.export_checkpoint(options.source, options.target, classes, options.format)
     print("\n".join(report))
     return 0

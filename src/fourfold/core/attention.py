@@ -261,7 +261,7 @@ class Attention(nn.Module):
         q = self._split_heads(self.q(x))  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache)
         allowed = mask.mask
-        shared = len(k) < len(q)
+        shared = k.shape[0] < q.shape[0]  # len() would fix the batch size of an exported graph
         if shared:
             if allowed is not None and len(allowed) == len(q):
                 allowed = fold_beams_into_queries(allowed, len(k))  # (S, 1, B/S Tq, Tk)

@@ -85,7 +85,8 @@ class Mask:
             numbers of queries and keys. Otherwise a `LoweredMask` with a dense bool mask, or with a
             BlockMask if `flex` is True.
         """
-        causal = self.causal and q_len > 1  # a single query is at the last position
+        # A single query is at the last position. An exported graph gets any number of queries.
+        causal = self.causal and (torch.compiler.is_exporting() or q_len > 1)
         plain = self.keys is None and self.documents is None and self.window is None
         if plain and (not causal or q_len == k_len):
             return LoweredMask(None, causal)
@@ -110,7 +111,7 @@ class Mask:
             return ok
 
         by_row = keys if keys is not None else documents
-        n_batch = None if by_row is None else len(by_row)
+        n_batch = None if by_row is None else by_row.shape[0]
         if flex:
             block_mask = create_block_mask(allowed, n_batch, None, q_len, k_len, str(device))
             return LoweredMask(block_mask)
@@ -145,7 +146,7 @@ def count_positions(
     if documents is None:
         if keys is None:
             return slice(k_len - q_len, k_len)
-        documents = torch.zeros_like(keys, dtype=torch.long)
+        return (keys.long().cumsum(dim=1) - 1).clamp(min=0)[:, k_len - q_len :]
     real = torch.ones_like(documents) if keys is None else keys.long()  # (B, Tk)
     count = real.cumsum(dim=1)
     starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)

@@ -87,7 +87,7 @@ class PatchEmbedding(nn.Module):
         if self.positions is not None and not self.prefix_has_position:
             x = x + self.positions.weight
         if self.prefix is not None:
-            x = torch.cat([self.prefix.expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], dim=1)
         if self.positions is not None and self.prefix_has_position:
             x = x + self.positions.weight
         return self.dropout(x)

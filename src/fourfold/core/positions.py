@@ -46,7 +46,7 @@ class PositionTable(nn.Module):
         """
         rows = len(self.weight)
         length = index.stop if isinstance(index, slice) else rows
-        if isinstance(index, Tensor) and index.numel() and not torch.compiler.is_compiling():
+        if isinstance(index, Tensor) and not torch.compiler.is_compiling() and index.numel():
             # Reading a value waits for CUDA, so it is read only where a position can be too large.
             fits = index.is_cuda and index.shape[-1] <= rows
             length = rows if fits else int(index.max()) + 1

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fourfold.kernels.int8 import Int8Matrix, int8_linear
+
 STRIP_WIDTHS = (192, 96, 48)  # columns; the first width that gives each thread a strip is used
 # Largest number of rows of x for which weighted sums are fastest.
 MAX_SUMMED_ROWS = {torch.float32: 4, torch.bfloat16: 3}
@@ -40,19 +42,21 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
     """Compute F.linear(x, weight, bias).
 
     Inside `decode_layout`, the product is computed from strips of the matrix if this is faster.
 
     Args:
         x: Inputs (..., K).
-        weight: Matrix (N, K).
+        weight: Matrix (N, K), which may be in int8.
         bias: (N,) or None.
 
     Returns:
         (..., N).
     """
+    if isinstance(weight, Int8Matrix):
+        return int8_linear(x, weight, bias)
     strips = None
     if not torch.compiler.is_compiling() and (packed := _current.get()) is not None:
         strips = packed.strips(weight, x)

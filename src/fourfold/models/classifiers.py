@@ -176,6 +176,6 @@ def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
         return h[:, -1:] if pool == "last" else h.mean(1, keepdim=True)
     if pool == "last":
         last = (torch.arange(h.shape[1], device=h.device) * mask).argmax(1)
-        return h[torch.arange(len(h), device=h.device), last].unsqueeze(1)
+        return h[torch.arange(h.shape[0], device=h.device), last].unsqueeze(1)
     weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
     return (h * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)

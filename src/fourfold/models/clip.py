@@ -147,7 +147,7 @@ class CLIP(Model):
         x = self.text_stack(self.text_embed(ids, positions), attn_mask)  # (S, T, D)
         real = ids if mask is None else ids.masked_fill(~mask, -1)
         end = real if self.config.eos_id is None else (real == self.config.eos_id).long()
-        rows = torch.arange(len(x), device=x.device)
+        rows = torch.arange(x.shape[0], device=x.device)
         return self.text_projection(x[rows, end.argmax(-1)])  # (S, E)
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:

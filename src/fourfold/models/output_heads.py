@@ -3,11 +3,14 @@
 Shapes: B batch, T tokens, D model width, V vocabulary, K classes.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
+from fourfold.kernels.int8 import Int8Matrix
 from fourfold.losses import linear_cross_entropy
 
 
@@ -42,7 +45,7 @@ class VocabularyHead(nn.Module):
         vocab_size, d_model = embedding.weight.shape
         self.own = None if tied else nn.Linear(d_model, vocab_size, bias=False)
         # A list hides the module from registration, so that the state dict holds the matrix once.
-        self._shared = [embedding]
+        self._shared: list[Any] = [embedding]
         self.bias = nn.Parameter(self.weight.new_zeros(vocab_size)) if bias else None
         self.transform = None if transform_norm is None else nn.Linear(d_model, d_model)
         self.norm = transform_norm
@@ -50,8 +53,17 @@ class VocabularyHead(nn.Module):
         self.scale = 1.0
 
     @property
-    def weight(self) -> Tensor:
-        """Output matrix (V, D) of the head."""
+    def embedding(self) -> nn.Module:
+        """Token embedding whose matrix a tied head uses."""
+        return self._shared[0]
+
+    def share(self, embedding: nn.Module) -> None:
+        """Use another token embedding, such as a quantized one."""
+        self._shared = [embedding]
+
+    @property
+    def weight(self) -> Any:
+        """Output matrix (V, D) of the head, a Tensor; an `Int8Matrix` if the model is quantized."""
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -62,14 +74,21 @@ class VocabularyHead(nn.Module):
 
         Returns:
             A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
-            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``.
+            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``. The
+            weight of a quantized model is converted to the data type of `h`.
         """
+        weight = self.weight
+        if isinstance(weight, Int8Matrix):
+            weight = (weight.values * weight.scales).to(h.dtype)
+        return self._transformed(h), weight, self.bias
+
+    def _transformed(self, h: Tensor) -> Tensor:
         if self.transform is not None and self.norm is not None:
             y = self.activation(self.transform(h))
             h = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
         if self.scale != 1.0:
             h = h * self.scale
-        return h, self.weight, self.bias
+        return h
 
     def loss(
         self,
@@ -114,7 +133,7 @@ class VocabularyHead(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Map hidden states (..., D) to logits (..., V)."""
-        return linear(*self.output(h))
+        return linear(self._transformed(h), self.weight, self.bias)
 
 
 class PooledClassifier(nn.Module):

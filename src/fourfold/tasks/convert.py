@@ -10,7 +10,7 @@ from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
 from fourfold.checkpoints.files import read_file
 from fourfold.checkpoints.load import load, read_model
-from fourfold.checkpoints.save import staged_directory, write_transformers
+from fourfold.checkpoints.save import staged_directory, write_graphs, write_transformers
 from fourfold.errors import InputError
 from fourfold.hub import preprocessing, timm
 from fourfold.hub.directory import SourceModel
@@ -80,15 +80,18 @@ def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
     return artifacts
 
 
-def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list[str]:
-    """Convert a checkpoint to a Hugging Face directory of transformers or timm.
+def export_checkpoint(
+    source: Path, target: Path, classes: Classes = (), file_format: str = "transformers"
+) -> list[str]:
+    """Convert a checkpoint to a directory of another library.
 
     Args:
         source: The checkpoint file or run directory.
         target: The directory, which must be empty or not exist. A path with the prefix `timm:` is
-            written in the format of timm, and any other path in the format of transformers.
+            written in the format of timm.
         classes: Your own classes, or their import paths, that may be imported if the checkpoint
             requires them.
+        file_format: transformers, timm, torch-export or onnx.
 
     Returns:
         Lines to print that describe the result.
@@ -97,16 +100,23 @@ def export_checkpoint(source: Path, target: Path, classes: Classes = ()) -> list
         InputError: `target` is not empty; the checkpoint cannot be read; or the target library does
             not have the architecture.
     """
-    to_timm = str(target).startswith(TIMM_PREFIX)
+    if str(target).startswith(TIMM_PREFIX):
+        if file_format not in ("transformers", "timm"):
+            message = f"cannot be combined with the prefix {TIMM_PREFIX}, got {file_format}"
+            raise InputError(message, option="--format")
+        file_format = "timm"
     target = Path(str(target).removeprefix(TIMM_PREFIX))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError("this exists already and is not an empty directory", file=target)
     model: Any = load(source, classes=classes)
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
     with disk_errors(target, size), staged_directory(target) as folder:
-        written = (
-            timm.write_model(model, folder, model.artifacts)
-            if to_timm
-            else (write_transformers(model, folder))
-        )
-    return [f"{source}: {type(model).__name__} as {written}", f"wrote {target}"]
+        if file_format == "timm":
+            written = [
+                f"{type(model).__name__} as {timm.write_model(model, folder, model.artifacts)}"
+            ]
+        elif file_format == "transformers":
+            written = [f"{type(model).__name__} as {write_transformers(model, folder)}"]
+        else:
+            written = write_graphs(model, folder, file_format)
+    return [f"{source}: {written[0]}", *written[1:], f"wrote {target}"]

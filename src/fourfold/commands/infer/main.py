@@ -73,6 +73,7 @@ def make_parser(command: str) -> OptionParser:
     precisions = (AUTO, *PRECISIONS)
     help_text = "(%(default)s); auto is bf16-mixed if the device is fast at it, or 32-true"
     add("--precision", default="32-true", choices=precisions, help=help_text)
+    add("--quantize", choices=("int8",), help="weights in int8, on a CPU only")
     add("--truncate", action="store_true", help="truncate lines that are too long for the model")
     if command in ("translate", "generate"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
@@ -151,6 +152,7 @@ def main(argv: Sequence[str]) -> int:
     from fourfold.checkpoints.files import find_checkpoint
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
+    from fourfold.models.quantization import quantize
     from fourfold.tasks.loading import load_task
 
     device = choose_device(options.device)
@@ -165,6 +167,7 @@ def main(argv: Sequence[str]) -> int:
     expected = tuple(PROCESSORS[command])
     task = load_task(path, expect=expected, classes=tuple(options.allow_class))
     move_model(task, device, precision)
+    quantize(task.model, options.quantize, "--quantize")
     try:
         processor = make_processor(command, task, options)
     except InputError as error:  # the checkpoint lacks something that the command needs

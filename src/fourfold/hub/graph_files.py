@@ -1,0 +1,169 @@
+"""Files of torch.export and ONNX with the graphs of a model, and the check of these files."""
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental import _config as shape_config
+
+import fourfold
+from fourfold.core.attention import attention_backend
+from fourfold.core.validation import check_choice
+from fourfold.errors import InputError
+from fourfold.hub.directory import write_json
+from fourfold.hub.graphs import Graph, GraphSet, make_graphs
+
+# Extension of the files, and attention backend: ONNX has no operator that is defined for a query
+# without allowed keys, which the naive backend sets to 0.
+FORMATS = {"torch-export": ("pt2", "sdpa"), "onnx": ("onnx", "naive")}
+METADATA = "export.json"
+TOLERANCE = 1e-5  # largest difference, relative to the largest logit if that exceeds 1
+# Sizes while a graph is traced, and sizes for which it is compared with the model.
+TRACED = {"batch": 2, "length": 3, "past": 4, "past + length": 7, "source": 5}
+COMPARED = (
+    {"batch": 3, "length": 5, "past": 2, "source": 4},
+    {"batch": 1, "length": 1, "past": 6, "source": 1},
+)
+
+
+def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str, Any]) -> list[str]:
+    """Write the graphs of a model with a description, export.json, and compare them with the model.
+
+    Args:
+        model: The model, in fp32 on the CPU and in eval mode.
+        folder: An existing directory.
+        file_format: torch-export or onnx.
+        facts: Entries that the description also holds, such as special token ids.
+
+    Returns:
+        Lines to print that name the files and the largest difference found.
+
+    Raises:
+        InputError: The format is unknown, packages are missing, the model has no graphs or cannot
+            be traced, or a graph differs from the model by more than `TOLERANCE`.
+    """
+    check_choice("--format", file_format, tuple(FORMATS))
+    if file_format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise InputError(
+            "onnx needs extra packages: pip install 'fourfold[onnx]'", option="--format"
+        )
+    suffix, backend = FORMATS[file_format]
+    graph_set = make_graphs(model)
+    files = {name: f"{name}.{suffix}" for name in graph_set.graphs}
+    with torch.no_grad():
+        for name, graph in graph_set.graphs.items():
+            try:
+                with attention_backend(backend):
+                    _write_graph(graph, folder / files[name], file_format)
+            except OSError:
+                raise
+            except Exception as error:  # torch raises many classes for code that it cannot trace
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                message = f"{file_format} cannot represent the {name} of this model: {reason}"
+                raise InputError(message, option="--format") from error
+        checked = "not compared with the model, because onnxruntime is not installed"
+        if file_format != "onnx" or find_spec("onnxruntime"):
+            difference = _compare(model, graph_set, {n: folder / f for n, f in files.items()})
+            checked = f"largest difference to the model {difference:.1e}"
+    write_json(folder / METADATA, _describe(model, graph_set, files, file_format, facts))
+    return [f"{type(model).__name__} as {', '.join(files.values())}; {checked}"]
+
+
+def _write_graph(graph: Graph, file: Path, file_format: str) -> None:
+    """Trace a graph with dynamic dimensions, and write it to a file."""
+    inputs = tuple(spec.sample(TRACED) for spec in graph.inputs)
+    shapes = tuple(
+        {i: torch.export.Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)}
+        for spec in graph.inputs
+    )
+    # Otherwise the graph would be valid only for sizes of at least 2.
+    with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        program = torch.export.export(graph, inputs, dynamic_shapes=(shapes,), strict=False)
+    if file_format == "torch-export":
+        torch.export.save(program, file)
+        return
+    names = [spec.name for spec in graph.inputs]
+    onnx_program = torch.onnx.export(
+        program, input_names=names, output_names=graph.outputs, dynamo=True, verbose=False
+    )
+    assert onnx_program is not None, "dynamo=True returns a program"
+    onnx_program.save(file)
+
+
+def load_graph(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Load a graph from a file, as a function from the list of inputs to the list of outputs."""
+    if file.suffix == ".pt2":
+        module = torch.export.load(file).module(check_guards=False)
+        return lambda inputs: list(module(*inputs))
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [x.name for x in session.get_inputs()]
+    return lambda inputs: [
+        torch.from_numpy(y)
+        for y in session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+    ]
+
+
+def _compare(model: Any, graph_set: GraphSet, files: Mapping[str, Path]) -> float:
+    """Compare the graphs in files with the model, for other sizes than the traced ones.
+
+    Returns:
+        The largest difference, relative to the largest entry of a tensor if that exceeds 1.
+
+    Raises:
+        InputError: The difference exceeds `TOLERANCE`.
+    """
+    graphs = {name: load_graph(file) for name, file in files.items()}
+    longest = max((getattr(model.config, "max_len", None) or 1024) // 2, 1)
+    largest = 0.0
+    for sizes in COMPARED:
+        sizes = {name: min(size, longest) for name, size in sizes.items()}
+        for got, expected in graph_set.compare(lambda name, x: graphs[name](x), sizes):
+            scale = max(float(expected.abs().max()), 1.0)
+            difference = float((got - expected).abs().max()) / scale
+            if not difference <= TOLERANCE:  # also for NaN
+                file = next(iter(files.values()))
+                message = f"differs from the model by {difference:.1e}, more than {TOLERANCE:.0e}"
+                raise InputError(message, file=file.name, option="the graph")
+            largest = max(largest, difference)
+    return largest
+
+
+def _describe(
+    model: Any,
+    graph_set: GraphSet,
+    files: Mapping[str, str],
+    file_format: str,
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the content of export.json."""
+    artifacts = {k: v for k, v in getattr(model, "artifacts", {}).items() if k != "tokenizer"}
+    scale = {"logit_scale": float(model.scale)} if hasattr(model, "scale") else {}
+    return {
+        "format": file_format,
+        "fourfold": fourfold.__version__,
+        "model": type(model).__name__,
+        "max_len": getattr(model.config, "max_len", None),
+        "graphs": {
+            name: {
+                "file": files[name],
+                "inputs": [
+                    {
+                        "name": spec.name,
+                        "dtype": "float32" if spec.n_values is None else "int64",
+                        "shape": list(spec.shape),
+                    }
+                    for spec in graph.inputs
+                ],
+                "outputs": graph.outputs,
+            }
+            for name, graph in graph_set.graphs.items()
+        },
+        **scale,
+        **facts,
+        "preprocessing": artifacts,
+    }

@@ -1,0 +1,340 @@
+"""Graphs of models for torch.export and ONNX, which run without fourfold.
+
+A graph takes and returns tensors only. The names of inputs and outputs are those of the ONNX
+exporter of transformers (optimum). Shapes: B batch, T tokens, P earlier tokens, S source tokens, H
+heads, Dh head width, Dv value width, C channels, D model width, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.kv_cache import KVCache, LayerCache
+from fourfold.errors import InputError
+from fourfold.models import CLIP, CausalClassifier, CausalLM, MaskedLM, ResNet, ViT
+from fourfold.models.classifiers import EncoderWithHead
+from fourfold.models.encoder_decoder import Seq2Seq
+
+# Function that runs the graph of a name on inputs in the order of `Graph.inputs`.
+Run = Callable[[str, list[Tensor]], list[Tensor]]
+# Tensor of an exported graph, and the tensor of the model that it must be equal to.
+Comparison = tuple[Tensor, Tensor]
+
+
+class Input(NamedTuple):
+    """Input of a graph.
+
+    Args:
+        name: Name in an ONNX file.
+        shape: Shape, in which a dynamic dimension has a name.
+        n_values: Number of values, 0 and above, of an int64 input; None for a floating-point input.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    n_values: int | None = None
+
+    def sample(self, sizes: Mapping[str, int]) -> Tensor:
+        """Return a random tensor with these sizes of the dynamic dimensions; a mask is all ones."""
+        shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
+        if self.name.endswith("attention_mask"):
+            return torch.ones(shape, dtype=torch.int64)
+        return torch.randn(shape) if self.n_values is None else torch.randint(self.n_values, shape)
+
+
+class Graph(nn.Module):
+    """Module that is exported as one graph.
+
+    Args:
+        model: The model.
+        inputs: Inputs in the order of the arguments of `forward`.
+        outputs: Names of the outputs, in the order in which `forward` returns them.
+        function: Function of the inputs that computes the outputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: list[Input],
+        outputs: list[str],
+        function: Callable[..., tuple[Tensor, ...]],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+        self.outputs = outputs
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the outputs."""
+        return self.function(*inputs)
+
+
+class GraphSet(NamedTuple):
+    """All graphs of a model.
+
+    Args:
+        graphs: Graphs by name; the name is that of the file.
+        compare: Function that runs the graphs for given sizes of the dynamic dimensions, and
+            yields pairs of a tensor of a graph and the tensor that the model computes.
+    """
+
+    graphs: dict[str, Graph]
+    compare: Callable[[Run, Mapping[str, int]], Iterator[Comparison]]
+
+
+def make_graphs(model: Any) -> GraphSet:
+    """Build the graphs of a model.
+
+    Raises:
+        InputError: The model has a recurrent layer, or is of a class without graphs.
+    """
+    if isinstance(model, EncoderWithHead) and model.lstm is not None:
+        raise InputError(
+            f"must be 0 for a graph, which cannot skip padding in an LSTM, got"
+            f" {model.config.lstm_width}",
+            option="lstm_width",
+        )
+    makers: dict[Any, Callable[[Any], GraphSet]] = {
+        CausalClassifier: _encoder_graphs,
+        CausalLM: _causal_graphs,
+        MaskedLM: _encoder_graphs,
+        Seq2Seq: _seq2seq_graphs,
+        CLIP: _clip_graphs,
+        (ViT, ResNet): _image_graphs,
+    }
+    for classes, make in makers.items():
+        if isinstance(model, classes) and not model.is_recurrent:
+            return make(model)
+    raise InputError(
+        "must be transformers for this model, since graphs exist for CausalLM, MaskedLM, their"
+        f" classifiers, encoder-decoders, CLIP, ViT and ResNet, got {type(model).__name__}",
+        option="--format",
+    )
+
+
+def _text_inputs(vocab_size: int) -> list[Input]:
+    shape = ("batch", "length")
+    return [Input("input_ids", shape, vocab_size), Input("attention_mask", shape, 2)]
+
+
+def _image_input(config: Any) -> Input:
+    side = config.image_size
+    return Input("pixel_values", ("batch", config.n_channels, side, side))
+
+
+def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) -> list[Tensor]:
+    """Return random inputs of a graph, with padding in the last element of a batch."""
+    inputs = [x.sample(sizes) for x in graph.inputs]
+    for x, spec in zip(inputs, graph.inputs, strict=True):
+        if spec.name.endswith("attention_mask") and len(x) > 1 and x.shape[1] > 2:
+            x[-1, slice(1) if pad_left else slice(-1, None)] = 0
+    return inputs
+
+
+def _encoder_graphs(model: Any) -> GraphSet:
+    """Build the graph of an encoder with its heads, or of a classifier on a causal LM."""
+    inputs, outputs = _text_inputs(model.config.vocab_size), ["logits"]
+    if getattr(model.config, "n_segments", 0) > 1:
+        inputs.append(Input("token_type_ids", ("batch", "length"), model.config.n_segments))
+    next_sentence = getattr(model, "next_sentence", None)
+    if next_sentence is not None:
+        outputs.append("next_sentence_logits")
+    if type(model) is MaskedLM and not model.config.head:
+        outputs[0] = "last_hidden_state"
+
+    def run(ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> tuple[Tensor, ...]:
+        real = mask.bool()
+        if isinstance(model, CausalClassifier):
+            return (model.classify(model.hidden(ids, real), real),)
+        h = model.hidden(ids, segments, real)
+        if isinstance(model, EncoderWithHead):
+            return (model.logits(h, real),)
+        first = model.logits(h) if model.config.head else h
+        return (first,) if next_sentence is None else (first, next_sentence(h))
+
+    graph = Graph(model, inputs, outputs, run)
+
+    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
+        x = _samples(graph, sizes)
+        yield from zip(execute("model", x), graph(*x), strict=True)
+
+    return GraphSet({"model": graph}, compare)
+
+
+def _image_graphs(model: Any) -> GraphSet:
+    graph = Graph(model, [_image_input(model.config)], ["logits"], lambda x: (model(x),))
+
+    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
+        (images,) = _samples(graph, sizes)
+        yield execute("model", [images])[0], model(images)
+
+    return GraphSet({"model": graph}, compare)
+
+
+def _clip_graphs(model: CLIP) -> GraphSet:
+    image_input, text_inputs = (
+        _image_input(model.config),
+        _text_inputs(model.config.vocab_size or 0),
+    )
+    graphs = {
+        "image_encoder": Graph(
+            model, [image_input], ["image_embeds"], lambda x: (model.encode_image(x),)
+        ),
+        "text_encoder": Graph(
+            model, text_inputs, ["text_embeds"], lambda x, m: (model.encode_text(x, m.bool()),)
+        ),
+    }
+
+    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
+        images, (ids, mask) = (_samples(graph, sizes) for graph in graphs.values())
+        yield execute("image_encoder", images)[0], model.encode_image(*images)
+        yield execute("text_encoder", [ids, mask])[0], model.encode_text(ids, mask.bool())
+
+    return GraphSet(graphs, compare)
+
+
+class _ConcatenatedLayer(LayerCache):
+    """Cache of one layer without preallocated memory, whose tensors are inputs of a graph."""
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values of new tokens; return those of all tokens."""
+        if self.buffers is not None:
+            k, v = torch.cat([self.buffers[0], k], 2), torch.cat([self.buffers[1], v], 2)
+        self.buffers = k, v
+        return k, v
+
+
+class _GraphCache(KVCache):
+    """Key-value cache whose padding mask `keys` (B, P + T) already covers the new tokens."""
+
+    layer_class = _ConcatenatedLayer
+
+    def __init__(self, keys: Tensor, n_new: int, past: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.keys = keys
+        self.length = past[0][0].shape[2] + n_new
+        for i, buffers in enumerate(past):
+            self.layer(i).buffers = buffers
+
+    def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
+        """Do nothing, because the constructor has counted the new tokens."""
+
+    def outputs(self) -> list[Tensor]:
+        """Return the keys and values of all layers, in the order of the inputs."""
+        return [x for layer in self.layers for x in layer.buffers or ()]
+
+
+def _cache_names(n_layers: int, kind: str) -> list[str]:
+    return [f"{i}.{kind}{part}" for i in range(n_layers) for part in ("key", "value")]
+
+
+def _cache_inputs(config: Any, n_layers: int, kind: str, length: str) -> list[Input]:
+    widths = (config.head_width, config.value_width) * n_layers
+    names = _cache_names(n_layers, kind)
+    return [
+        Input(f"past_key_values.{name}", ("batch", config.n_heads, length, width))
+        for name, width in zip(names, widths, strict=True)
+    ]
+
+
+def _pairs(tensors: tuple[Tensor, ...] | list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _causal_graphs(model: CausalLM) -> GraphSet:
+    """Build the graph of a causal LM with its key-value cache, which may be empty (P = 0)."""
+    config, n_layers = model.config, model.config.n_layers
+    ids, mask = _text_inputs(config.vocab_size or 0)
+    mask = mask._replace(shape=("batch", "past + length"))
+    inputs = [ids, mask, *_cache_inputs(config, n_layers, "", "past")]
+
+    def run(ids: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        cache = _GraphCache(mask.bool(), ids.shape[1], _pairs(past))
+        return (model(ids, cache=cache), *cache.outputs())
+
+    outputs = ["logits", *(f"present.{name}" for name in _cache_names(n_layers, ""))]
+    graph = Graph(model, inputs, outputs, run)
+
+    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
+        total = sizes["past"] + sizes["length"]
+        ids, mask, *past = _samples(
+            graph, {**sizes, "past": 0, "length": total, "past + length": total}, pad_left=True
+        )
+        expected = model(ids, mask.bool())
+        start = 0
+        for stop in (sizes["past"], total):
+            if stop > start:
+                logits, *past = execute("decoder", [ids[:, start:stop], mask[:, :stop], *past])
+                yield logits, expected[:, start:stop]
+            start = stop
+
+    return GraphSet({"decoder": graph}, compare)
+
+
+def _seq2seq_graphs(model: Any) -> GraphSet:
+    """Build the graphs of an encoder-decoder: the encoder, and a step of the decoder.
+
+    The encoder returns keys and values of cross-attention, which stay the same in each step.
+    """
+    config, n_layers = model.config, len(model.decoder.blocks)
+    source = [_image_input(config.encoder)] if model.accepts_images else []
+    source_mask: list[Input] = []
+    if not source:
+        ids, mask = _text_inputs(model.src_embed.tokens.num_embeddings)
+        source = [ids, mask]
+        source_mask = [Input("encoder_attention_mask", ("batch", "source"), 2)]
+        source = [x._replace(shape=("batch", "source")) for x in source]
+
+    def encode(src: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        memory = model.encode(src, None if mask is None else mask.bool())
+        pairs = ((block.cross_attn.k, block.cross_attn.v) for block in model.decoder.blocks)
+        return tuple(
+            project(memory).unflatten(-1, (config.n_heads, -1)).transpose(1, 2)
+            for pair in pairs
+            for project in pair
+        )
+
+    def decode(ids: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        mask = more[0].bool() if source_mask else None
+        tensors = more[len(source_mask) :]
+        memories, past = _pairs(tensors[: 2 * n_layers]), _pairs(tensors[2 * n_layers :])
+        keys = memories[0][0]
+        real = ids.new_ones(ids.shape[0], past[0][0].shape[2] + ids.shape[1], dtype=torch.bool)
+        cache = _GraphCache(real, ids.shape[1], past)
+        for i, memory in enumerate(memories):
+            cache.layer(i).memory = memory
+        # Only the number of source tokens is read, because the cache has the keys and values.
+        placeholder = keys.new_zeros(keys.shape[0], keys.shape[2], 1)
+        h = model.decode(ids, placeholder, mask, cache=cache)
+        return (model.logits(h), *cache.outputs())
+
+    n_source = "source"
+    targets = Input("input_ids", ("batch", "length"), config.vocab_size)
+    inputs = [targets, *source_mask, *_cache_inputs(config, n_layers, "encoder.", n_source)]
+    inputs += _cache_inputs(config, n_layers, "decoder.", "past")
+    outputs = [f"present.{name}" for name in _cache_names(n_layers, "decoder.")]
+    memories = [f"present.{name}" for name in _cache_names(n_layers, "encoder.")]
+    graphs = {
+        "encoder": Graph(model, source, memories, encode),
+        "decoder": Graph(model, inputs, ["logits", *outputs], decode),
+    }
+
+    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
+        src = _samples(graphs["encoder"], sizes)
+        masks = src[1:]
+        total = sizes["past"] + sizes["length"]
+        ids = targets.sample({**sizes, "length": total})
+        expected = model(src[0], ids, *(mask.bool() for mask in masks))
+        memory = execute("encoder", src)
+        past = [x.sample({**sizes, "past": 0}) for x in inputs[-2 * n_layers :]]
+        start = 0
+        for stop in (sizes["past"], total):
+            if stop > start:
+                logits, *past = execute("decoder", [ids[:, start:stop], *masks, *memory, *past])
+                yield logits, expected[:, start:stop]
+            start = stop
+
+    return GraphSet(graphs, compare)
