@@ -1,7 +1,9 @@
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -306,3 +308,20 @@ def test_a_damaged_checkpoint_is_found_out(run: Run, trained: Train, here: Path)
 def test_a_byte_order_mark_is_no_text(ask: Ask) -> None:
     marked = ask("generate", "lm", b"\xef\xbb\xbfone two\n", "--max-new=4")
     assert lines(marked) == lines(ask("generate", "lm", "one two\n", "--max-new=4"))
+
+
+def test_generate_and_fill_do_not_import_lightning(root: Path, trained: Train) -> None:
+    calls = [
+        (verb, "--checkpoint", str(trained(family)))
+        for verb, family in (("generate", "lm"), ("fill", "mlm"))
+    ]
+    code = (
+        f"import sys\nfrom fourfold.cli import main\nfor call in {calls}: assert main(call) == 0\n"
+        "slow = {'lightning', 'torchmetrics', 'transformers', 'scipy'} & set(sys.modules)\n"
+        "sys.exit(str(slow) if slow else 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="one\n", capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
