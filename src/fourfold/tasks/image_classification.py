@@ -160,8 +160,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
         captions = [
             true if true == predicted else f"{predicted}\nnot {true}" for true, predicted, _ in rows
         ]
+        location = self.datamodule.split(split).location
+        files = [
+            [location(row), *cells] for row, cells in zip(batch.rows.tolist(), rows, strict=True)
+        ]
         media: dict[str, Media] = {
-            "samples": Table(["true", "predicted", "probability"], rows),
+            "samples": Table(["file", "true", "predicted", "probability"], files),
             "images": ImageGrid(list(batch.images), captions),
         }
         maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
@@ -170,7 +174,11 @@ class ImageClassification(Task[ViT, ImageBatch]):
             side = self.config.image_size // self.config.patch_size
             # Attention of the class token to the patches; without one, the mean of all patches.
             seen = [(x[:1] if n_prefix else x).mean(0)[n_prefix:].view(side, side) for x in maps]
-            media["attention"] = layer_maps(seen, [], [])
+            query = "the class token" if n_prefix else "all patches (mean)"
+            media["attention"] = layer_maps(seen, [], [])._replace(
+                image=batch.images[0],
+                title=f"attention of {query} to each patch, mean over heads; {captions[0]}",
+            )
         return media
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
