@@ -14,6 +14,7 @@ from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
 from fourfold.commands.train.config_files import expand_arguments
 from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
+from fourfold.hub.transformers_format import export_problem
 from fourfold.models.analysis.flops import (
     TRAINING_TO_FORWARD,
     CostBreakdown,
@@ -64,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
         "",
         *_device_lines(recipe, length, recipe.devices if devices is None else devices, memory),
     ]
+    if problem := export_problem(recipe.task.model):
+        lines[1:1] = [f"`fourfold export` will not be possible: the model {problem}"]
     print("\n".join(lines))
     return 0
 

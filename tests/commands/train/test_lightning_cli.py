@@ -675,3 +675,14 @@ def test_warnings_are_one_line_without_a_file() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == "fourfold: warning: first second\n"
+
+
+def test_model_that_cannot_be_exported_is_named_before_training(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    one_step = ["--trainer.max_steps=1", "--model.config.pool"]
+    line = "`fourfold export` will not be possible: the model cannot be exported to transformers"
+    assert line not in run("fit", "--config", configs["vit"], "--run_dir=r", *one_step, "cls").out
+    assert run("export", "r", "exported").code == 0
+    printed = run("fit", "--config", configs["vit"], "--run_dir=s", *one_step, "mean").out
+    assert printed.startswith(f"{line}: vit does not support pool=mean")

@@ -35,6 +35,7 @@ from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.environment import available_memory
 from fourfold.errors import InputError
+from fourfold.hub.transformers_format import export_problem
 from fourfold.models.analysis.memory import format_bytes, state_memory
 from fourfold.tasks import Task
 from fourfold.tasks.loading import read_for_trainer
@@ -245,8 +246,8 @@ class FourfoldCLI(LightningCLI):
                 name = type(self.datamodule).__name__
                 message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
                 print(f"{name} {message}", flush=True)
-        if self.command == "fit" and self.config["check_memory"]:
-            self._check_memory()
+        if self.command == "fit":
+            self._check_model()
         if self.is_dry_run:
             return
         if self.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0:
@@ -256,8 +257,8 @@ class FourfoldCLI(LightningCLI):
                 self.command, self.run_directory, self.config_init, self.dump()
             )
 
-    def _check_memory(self) -> None:
-        """Check that weights, gradients and optimizer states fit into the memory of each device.
+    def _check_model(self) -> None:
+        """Check that the model fits into memory, and print a line if it cannot be exported.
 
         The model is built on the meta device, which takes no memory. Models of the user, sharded
         models, and models whose sizes depend on data that are not read yet are not checked.
@@ -278,9 +279,14 @@ class FourfoldCLI(LightningCLI):
         try:
             with torch.device("meta"):
                 model = build_model(task.model_class, replace(task.config, **values))
+            problem = export_problem(model)
             apply_finetuning(model, task.tuning)
             needed = state_memory(model, str(trainer.precision), task.optimizer.name)
         except InputError:  # reported with more details when the model itself is built
+            return
+        if problem and trainer.is_global_zero:
+            print(f"`fourfold export` will not be possible: the model {problem}", flush=True)
+        if not self.config["check_memory"]:
             return
         device = trainer.strategy.root_device
         available: int | None
