@@ -677,6 +677,15 @@ def test_warnings_are_one_line_without_a_file() -> None:
     assert done.stderr == "fourfold: warning: first second\n"
 
 
+def test_size_of_images_that_differs_from_the_config_is_named(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    result = run("fit", "--config", configs["vit"], "--data.transform.size=16")
+    assert result.code == 2
+    message = "model.config.image_size is 8, but the images of the data have 16; give"
+    assert f"{message} --model.config.image_size 16" in result.err
+
+
 def test_model_that_cannot_be_exported_is_named_before_training(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
