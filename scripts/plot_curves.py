@@ -4,6 +4,8 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 Curve = list[tuple[int, float]]
 
 
@@ -19,10 +21,24 @@ def read_curve(file: Path, column: str) -> Curve:
     return [(int(step), float(value)) for step, value in rows if step and value]
 
 
+def training_loss_note(metrics: Path) -> str:
+    """Return why the last training loss is above the last validation loss, or "" if it is not."""
+    config = metrics.with_name("config.yaml")
+    last = [curve[-1][1] for c in ("train/loss", "val/loss") if (curve := read_curve(metrics, c))]
+    if not config.is_file() or len(last) < 2 or last[0] <= last[1]:
+        return ""
+    model = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["init_args"]
+    values = {"label smoothing": model.get("label_smoothing")}
+    values["dropout"] = model.get("config", {}).get("dropout")
+    reasons = [f"{name} {value}" for name, value in values.items() if value]
+    return f"train/loss includes {' and '.join(reasons)}, val/loss does not" if reasons else ""
+
+
 def plot_curves(metrics: Path, columns: Sequence[str], image: Path, title: str) -> None:
     """Plot columns of a metrics.csv over the optimizer steps, and save the figure.
 
-    Columns without values are left out.
+    Columns without values are left out. If the training loss ends above the validation loss, a note
+    names those options in the config.yaml beside the metrics that only the training loss contains.
     """
     import matplotlib
 
@@ -36,6 +52,8 @@ def plot_curves(metrics: Path, columns: Sequence[str], image: Path, title: str) 
             marker = "." if len(curve) < 40 else ""
             axis.plot(*zip(*curve, strict=True), label=column, marker=marker)
     axis.set(title=title, xlabel="optimizer step")
+    if note := training_loss_note(metrics):
+        axis.text(0.5, 0.02, note, transform=axis.transAxes, ha="center", fontsize=7)
     axis.grid(alpha=0.3)
     axis.legend()
     figure.tight_layout()

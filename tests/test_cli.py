@@ -10,12 +10,13 @@ from fourfold.cli import COMMANDS, main, one_line_message, run_main
 from fourfold.errors import InputError
 
 CALLS = [["--help"], ["--version"], ["translate", "--help"], ["fitt"], ["translate", "--bem", "2"]]
+CALLS += [["fit", "--config", "gpt2/tiny", "--model.nlayers", "2"], ["fit", "mine.yaml"]]
 CALLS += [
     [command, "--help"] for command in ("fit", "validate", "test", "predict", "plan", "replay")
 ]
 
 
-def test_help_version_and_misspelt_commands_do_not_import_torch(root: Path) -> None:
+def test_help_version_and_misspelt_commands_and_keys_do_not_import_torch(root: Path) -> None:
     code = (
         f"import sys\nfrom fourfold.cli import main\nfor call in {CALLS}: main(call)\n"
         "heavy = {'torch', 'lightning', 'numpy', 'transformers', 'jsonargparse', 'rich'}\n"
@@ -51,6 +52,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["fill", "--checkpoint", "x", "--top", "2"], "--top is not an option of"),
         (["generate", "--checkpoint", "x", "--beam", "0"], "--beam must be at least 1, got 0"),
         (["generate", "--checkpoint", "x", "--beam", "y"], "--beam: invalid int value: 'y'"),
+        (["fit", "mine.yaml"], "mine.yaml is not an option; did you mean --config mine.yaml?"),
+        (["test", "gpt2/tiny"], "gpt2/tiny is not an option; did you mean --config gpt2/tiny?"),
+        (
+            ["fit", "--config", "gpt2/tiny", "--model.nlayers", "2"],
+            "model.nlayers is not a known key; did you mean model.config.n_layers?",
+        ),
         (["fit", "--config", "gpt2/tny"], "--config must be a file or a name that"),
     ],
 )

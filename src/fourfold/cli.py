@@ -29,7 +29,7 @@ BROKEN_PIPE = 141
 MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be long
 
 # Modules that run several commands: `main` gets the name of the command as the first argument.
-TRAIN = "commands.train.lightning_cli"
+TRAIN = "commands.train.main"
 INFER = "commands.infer.main"
 CONVERT = "commands.convert"
 # Command: the module whose `main(argv)` runs it, and the description in `fourfold --help`.

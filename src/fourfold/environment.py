@@ -85,6 +85,49 @@ def processor() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes of RAM that this process can allocate; None if they are not known.
+
+    The limits of the control groups (cgroups, version 1 and 2) of the process are respected. Pages
+    of files that the kernel can drop count as available.
+
+    Args:
+        root: Directory that contains proc and sys.
+    """
+    meminfo = root / "proc/meminfo"
+    text = meminfo.read_text() if meminfo.exists() else ""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    limits = [int(found[1]) * 1024] if found else []
+    file = root / "proc/self/cgroup"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        base = root / "sys/fs/cgroup"
+        names = ("memory.max", "memory.current", "inactive_file")
+        if controllers:
+            if "memory" not in controllers.split(","):
+                continue
+            base /= "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        # A container may show its own group as the root. A group also obeys the limits above it.
+        here = base / group.lstrip("/")
+        for folder in [base, here, *here.parents]:
+            if folder.is_relative_to(base):
+                limits += _cgroup_limit(folder, *names)
+    return min(limits, default=None)
+
+
+def _cgroup_limit(folder: Path, limit: str, usage: str, reclaimable: str) -> list[int]:
+    """Return a list with the bytes that are left in a cgroup, or an empty list without a limit."""
+    try:
+        maximum, used = ((folder / name).read_text().strip() for name in (limit, usage))
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return []
+    if not maximum.isdecimal():  # "max"
+        return []
+    return [int(maximum) - int(used) + int(stat.get(reclaimable, 0))]
+
+
 @cache
 def commit() -> str | None:
     """Return the short hash of the commit of this package's git checkout.

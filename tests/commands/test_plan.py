@@ -46,7 +46,7 @@ def test_the_costs_of_vaswani_big(plan) -> None:
     said = plan("vaswani2017/big")
     assert said["FLOPs, forward, one pair of 25 and 25 tokens"] == "10.749 G"  # 2 x 5.3743 GMACs
     assert float(said["FLOPs, training, 300,000 steps"]) == pytest.approx(9.6e18, rel=0.02)
-    assert said["options"].endswith("--data.init_args.max_tokens 25000")
+    assert said["options"].endswith("--data.max_tokens 25000")
 
 
 def test_vit_total_is_the_papers(plan) -> None:
@@ -87,7 +87,7 @@ def test_the_split_keeps_the_batch_and_fits(
     said = plan(name, *options, "--memory", str(memory))
     words = said["options"].split()
     values = dict(zip(words[::2], map(int, words[1::2]), strict=True))
-    micro = values["--data.init_args.batch_size"]
+    micro = values["--data.batch_size"]
     accumulation = values["--trainer.accumulate_grad_batches"]
     assert values["--trainer.devices"] == devices
     assert micro * accumulation * devices == total
@@ -102,6 +102,19 @@ def test_the_options_it_prints_are_a_recipe_of_the_same_batch(plan) -> None:
     config = parse(parser, ["--config", str(CONFIGS / "vit/b16.yaml"), *options])
     recipe = read_recipe(parser, config)
     assert recipe.devices * recipe.global_batch == 4096
+
+
+def test_small_amounts_of_memory_have_small_units(plan) -> None:
+    text = plan("gpt2/tiny")["text"]
+    assert " KiB" in text
+    assert " 0.00 " not in text
+
+
+def test_models_that_cannot_be_exported_are_named(plan) -> None:
+    line = "`fourfold export` will not be possible: the model cannot be exported to transformers"
+    said = plan("quickstart/images", "--model.config.pool", "mean")["text"]
+    assert f"{line}: vit does not support pool=mean" in said
+    assert line not in plan("quickstart/images")["text"]
 
 
 def test_a_device_is_of_one_node(plan) -> None:

@@ -59,3 +59,16 @@ def test_width_grows_with_the_number_of_images(tmp_path: Path) -> None:
 def test_constant_image_is_drawn(tmp_path: Path) -> None:
     (file,) = ImageGrid([torch.zeros(1, 4, 4)], ["black"]).save(tmp_path, "images")
     assert Image.open(file).convert("L").getextrema()[0] < 20
+
+
+def test_attention_maps_are_drawn_over_the_image_with_a_scale(tmp_path: Path) -> None:
+    maps = [torch.tensor([[0.0, 1.0], [0.0, 0.0]])] * 2
+    image = torch.zeros(3, 16, 16)
+    image[0] = 1.0  # red
+    over = AttentionMaps(maps, ["layer 1", "layer 2"], [], [], image, "class token")
+    (file,) = over.save(tmp_path, "attention")
+    colors = Image.open(file).convert("RGB").getcolors(1 << 20)
+    assert colors is not None
+    large = {color for count, color in colors if count > 1000}
+    assert (255, 0, 0) in large  # the image alone
+    assert (102, 0, 1) in large  # weight 0 over the image: 0.4 red + 0.6 black of "inferno"

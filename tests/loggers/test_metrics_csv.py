@@ -17,7 +17,7 @@ def test_new_metrics_add_columns(tmp_path: Path) -> None:
     logger.log_metrics({"train/loss": 2.0}, step=0)
     logger.log_metrics({"val/loss": 1.5, "epoch": 0}, step=0)
     logger.log_metrics({"train/loss": 1.0}, step=1)
-    assert lines(logger) == ["step,train/loss,val/loss,epoch", "0,2.0,,", "0,,1.5,0", "1,1.0,,"]
+    assert lines(logger) == ["step,train/loss,val/loss,epoch", "1,2.0,,", "1,,1.5,0", "2,1.0,,"]
 
 
 def test_resumed_run_replaces_rows_after_its_checkpoint(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_resumed_run_replaces_rows_after_its_checkpoint(tmp_path: Path) -> None:
     resumed = MetricsCSVLogger(tmp_path)
     resumed.rewind(2)
     resumed.log_metrics({"loss": 2.0, "train/lr": 0.1}, 2)
-    assert lines(resumed) == ["step,loss,train/lr", "0,4.0,", "1,3.0,", "2,2.0,0.1"]
+    assert lines(resumed) == ["step,loss,train/lr", "1,4.0,", "2,3.0,", "3,2.0,0.1"]
     resumed.rewind(0)
     assert lines(resumed) == ["step,loss,train/lr"]
 
@@ -35,11 +35,11 @@ def test_resumed_run_replaces_rows_after_its_checkpoint(tmp_path: Path) -> None:
 def test_incomplete_row_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     logger = MetricsCSVLogger(tmp_path)
     logger.log_metrics({"loss": 4.0, "train/lr": 1.0}, 0)
-    logger.file.write_text(logger.file.read_text() + "1,3.")
+    logger.file.write_text(logger.file.read_text() + "2,3.")
     resumed = MetricsCSVLogger(tmp_path)
     resumed.rewind(1)
     resumed.log_metrics({"loss": 3.0, "train/lr": 1.0}, 1)
-    assert lines(resumed) == ["step,loss,train/lr", "0,4.0,1.0", "1,3.0,1.0"]
+    assert lines(resumed) == ["step,loss,train/lr", "1,4.0,1.0", "2,3.0,1.0"]
 
 
 def test_rewind_without_a_file_writes_nothing(tmp_path: Path) -> None:

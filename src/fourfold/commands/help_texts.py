@@ -61,7 +61,8 @@ fourfold validate: evaluate a checkpoint on the validation split and print a tab
 fourfold test: evaluate a checkpoint on the test split, print a table and write RUN/metrics.json.
 fourfold predict: write the model's outputs for the test split into the run directory, as
   predictions.txt      texts, one line per row of the split
-  predictions.csv      of classifiers: row, class number and name, probability; or a value
+  predictions.csv      of classifiers: row, class number and name, probability; or a value;
+                       of image classifiers also the file and the true class
   predictions.json     of question answering: the best answers with their scores, by id
   predictions.pt       otherwise: a list with the tensors of each batch
 

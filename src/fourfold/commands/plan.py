@@ -5,7 +5,7 @@ The global batch is divided among the devices, and each device can divide its pa
 micro-batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from torch import nn
@@ -15,6 +15,7 @@ from fourfold.commands.train.config_files import expand_arguments
 from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import AUTO
 from fourfold.errors import InputError
+from fourfold.hub.transformers_format import export_problem
 from fourfold.models.analysis.flops import (
     TRAINING_TO_FORWARD,
     CostBreakdown,
@@ -22,7 +23,7 @@ from fourfold.models.analysis.flops import (
     image_tokens,
     parameters,
 )
-from fourfold.models.analysis.memory import Memory, split_batch, training_memory
+from fourfold.models.analysis.memory import Memory, format_bytes, split_batch, training_memory
 from fourfold.models.baselines.lstm import RecurrentLMConfig
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
@@ -59,12 +60,14 @@ def main(argv: Sequence[str]) -> int:
     length = row_length(recipe)
     lines = [
         type(recipe.task.model).__name__,
-        *_table("parameters", "{:,.0f}", 1, parameters(recipe.task.model)),
+        *_table("parameters", "{:,.0f}".format, parameters(recipe.task.model)),
         "",
         *_compute_lines(recipe, length),
         "",
         *_device_lines(recipe, length, recipe.devices if devices is None else devices, memory),
     ]
+    if problem := export_problem(recipe.task.model):
+        lines[1:1] = [f"`fourfold export` will not be possible: the model {problem}"]
     print("\n".join(lines))
     return 0
 
@@ -178,7 +181,7 @@ def _compute_lines(recipe: Recipe, length: int) -> list[str]:
     tokens = None if is_image else length
     flops = forward_flops(recipe.task.model, tokens)
     title = f"FLOPs, forward, one {_row_description(config, length)}"
-    lines = _table(title, "{:,.3f} G", 1e9, flops)
+    lines = _table(title, lambda count: f"{count / 1e9:,.3f} G", flops)
     if not is_image and not isinstance(config, IMAGE_TEXT_CONFIGS):
         lines.append(_line("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
     # The head of a masked LM reads the masked tokens alone.
@@ -233,11 +236,11 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
     is_auto = recipe.trainer["precision"] == AUTO
     precision = recipe.precision + f" ({AUTO})" * is_auto
     lines = [
-        *_table(f"memory, {precision}, one device", "{:,.2f} GiB", GIB, used),
+        *_table(f"memory, {precision}, one device", format_bytes, used),
         "",
         f"global batch: {total:,} {unit} = {devices} device{'s' * (devices > 1)} x {micro:,}"
         f" x accumulation {accumulation}{rounded}",
-        "  " + " ".join(f"--{key} {value}" for key, value in options.items()),
+        "  " + " ".join(f"--{key.replace('init_args.', '')} {x}" for key, x in options.items()),
     ]
     if accumulation > 1 and isinstance(recipe.config, CLIPConfig):
         lines.append(
@@ -284,15 +287,14 @@ def _line(name: str, value: str) -> str:
     return f"{name:<44}{value:>20}"
 
 
-def _table(title: str, form: str, unit: float, parts: CostBreakdown | Memory) -> list[str]:
+def _table(title: str, form: Callable[[float], str], parts: CostBreakdown | Memory) -> list[str]:
     """Return aligned lines of text: a line with the total, then a line for each part.
 
     Args:
         title: Text before the total.
-        form: Format of a number, such as "{:,.3f} G".
-        unit: Divisor of all values, such as 1e9.
+        form: Function that formats a value.
         parts: Dataclass with a value for each part (parameters, FLOPs or bytes) and their total.
     """
     values = {title: parts.total}
     values |= {f"  {part.name}": getattr(parts, part.name) for part in fields(parts)}
-    return [_line(name, form.format(value / unit)) for name, value in values.items()]
+    return [_line(name, form(value)) for name, value in values.items()]

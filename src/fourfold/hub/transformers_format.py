@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fourfold.hub.directory import (
     read_tensors,
     write_directory,
 )
+from fourfold.models import EncoderDecoder
 from fourfold.models.base import Model
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
@@ -165,6 +166,23 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     write_directory(path, config, tensors)
     written = architecture.read_config(config, tensors.keys())
     return str(config["architectures"][0]) + norm_eps_note(model_config.norm_eps, written.norm_eps)
+
+
+def export_problem(model: Model) -> str | None:
+    """Return why no architecture of transformers represents a model; None if one does.
+
+    Args:
+        model: The model, which may be on the meta device.
+    """
+    config: Any = model.config
+    if isinstance(model, EncoderDecoder) and config.positions == "sinusoidal":
+        with torch.device("meta"):  # as `deinterleave_positions`, which copies the weights
+            model = EncoderDecoder(replace(config, positions="sinusoidal_halves"))
+    try:
+        _choose_architecture(model)
+    except InputError as error:
+        return error.message
+    return None
 
 
 def _choose_architecture(model: Model) -> Architecture:

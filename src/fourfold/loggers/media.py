@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fourfold.atomic_files import atomic_path
 
+MAX_IMAGES_IN_ROW = 8
 MAX_NAMED_CLASSES = 40  # classes; more names would be too small to read beside a matrix
 
 
@@ -86,12 +87,13 @@ class ImageGrid(NamedTuple):
 
         The pixels of each image are scaled to [0, 1], because images of a batch are normalized.
         """
-        figure, axes = _figure(1.5 * len(self.images), 1.9, len(self.images))
-        for axis, image, caption in zip(axes, self.images, self.captions, strict=True):
-            pixels = image.float().cpu().numpy()
-            pixels = (pixels - pixels.min()) / max(pixels.max() - pixels.min(), 1e-6)
-            is_rgb = len(pixels) == 3
-            axis.imshow(pixels.transpose(1, 2, 0) if is_rgb else pixels[0], cmap="gray")
+        columns = min(MAX_IMAGES_IN_ROW, len(self.images))
+        n_rows = -(-len(self.images) // columns)
+        figure, axes = _figure(1.5 * columns, 1.9 * n_rows, columns, n_rows)
+        for axis in axes[len(self.images) :]:
+            axis.set_axis_off()
+        for axis, image, caption in zip(axes, self.images, self.captions, strict=False):
+            axis.imshow(_pixels(image), cmap="gray")
             axis.set_xlabel(caption, fontsize=8)
             axis.set(xticks=[], yticks=[])
         return [_save(figure, folder / f"{name}.png")]
@@ -105,15 +107,22 @@ class AttentionMaps(NamedTuple):
         names: Name of each matrix, written above the matrix.
         rows: Label of each matrix row; an empty list for no labels.
         columns: Label of each matrix column; an empty list for no labels.
+        image: Image (C, H, W) whose patches the entries of each matrix belong to. The matrices are
+            drawn over the image, with a scale, and the image alone is drawn first.
+        title: Title of the figure.
     """
 
     maps: Sequence[Tensor]
     names: list[str]
     rows: list[str]
     columns: list[str]
+    image: Tensor | None = None
+    title: str = ""
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """Save the matrices as `name`.png in `folder`, and return a list with the path."""
+        if self.image is not None:
+            return [self._save_over_image(_pixels(self.image), folder / f"{name}.png")]
         height, width = self.maps[0].shape
         size = (1 + 0.2 * width, 1.2 + 0.2 * height) if self.rows else (2.0, 2.2)
         aspect = "auto" if self.rows else "equal"
@@ -126,24 +135,54 @@ class AttentionMaps(NamedTuple):
             axis.set_title(title, fontsize=9)
         return [_save(figure, folder / f"{name}.png")]
 
+    def _save_over_image(self, pixels: np.ndarray, path: Path) -> Path:
+        height, width = pixels.shape[:2]
+        figure, axes = _figure(2.2 * (len(self.maps) + 1) + 0.8, 2.9, len(self.maps) + 1)
+        figure.set_layout_engine("constrained")
+        highest = max(float(weights.max()) for weights in self.maps)
+        for axis, title in zip(axes, ["image", *self.names], strict=True):
+            axis.imshow(pixels, cmap="gray", extent=(0, width, height, 0))
+            axis.set_title(title, fontsize=9)
+            axis.set(xticks=[], yticks=[])
+        for axis, weights in zip(axes[1:], self.maps, strict=True):
+            drawn = axis.imshow(
+                weights.numpy(),
+                "inferno",
+                vmin=0,
+                vmax=highest,
+                alpha=0.6,
+                extent=(0, width, height, 0),
+            )
+        figure.colorbar(drawn, ax=list(axes), label="attention weight", shrink=0.8)
+        figure.suptitle(self.title, fontsize=9)
+        return _save(figure, path)
+
 
 Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps
 
 
-def _figure(width: float, height: float, n_axes: int = 1) -> tuple[Any, Any]:
-    """Return a matplotlib figure, and the array of its `n_axes` axes, which are side by side.
+def _pixels(image: Tensor) -> np.ndarray:
+    """Return the pixels of an image (C, H, W), scaled to [0, 1], as (H, W, 3) or (H, W)."""
+    pixels: np.ndarray = image.float().cpu().numpy()
+    pixels = (pixels - pixels.min()) / max(pixels.max() - pixels.min(), 1e-6)
+    return pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
+
+
+def _figure(width: float, height: float, n_columns: int = 1, n_rows: int = 1) -> tuple[Any, Any]:
+    """Return a matplotlib figure, and the array of its axes, row by row.
 
     Args:
         width: Width of the figure in inches.
         height: Height of the figure in inches.
-        n_axes: Number of axes.
+        n_columns: Number of axes side by side.
+        n_rows: Number of rows of axes.
     """
     # Without pyplot, a figure needs no display and is freed with its last reference. Importing
     # matplotlib takes half a second.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="tight")
-    return figure, figure.subplots(1, n_axes, squeeze=False)[0]
+    return figure, figure.subplots(n_rows, n_columns, squeeze=False).ravel()
 
 
 def _save(figure: Any, path: Path) -> Path:

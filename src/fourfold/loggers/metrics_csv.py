@@ -54,9 +54,10 @@ class MetricsCSVLogger(Logger):
 
         Args:
             metrics: Value of each metric.
-            step: Optimizer step, the value of the column "step".
+            step: Index of the optimizer step, from 0. The column "step" counts completed steps, as
+                the lines on the console do, so it is larger by 1.
         """
-        row = {"step": step, **metrics}
+        row = {"step": None if step is None else step + 1, **metrics}
         if repr(row) == self._last_row:
             return
         self._last_row = repr(row)
@@ -76,13 +77,13 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Remove the rows of the optimizer step `step` and of later steps from metrics.csv.
+        """Remove the rows after optimizer step `step` from metrics.csv.
 
-        A resumed run logs these steps again.
+        A run that is resumed after this step logs the later steps again.
         """
         columns, rows = self._read()
         if columns:
-            kept = [row for row in rows if row["step"].isdecimal() and int(row["step"]) < step]
+            kept = [row for row in rows if row["step"].isdecimal() and int(row["step"]) <= step]
             self._write(columns, kept)
 
     def sync(self) -> None:

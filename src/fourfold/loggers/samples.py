@@ -74,8 +74,41 @@ def layer_maps(
 
 
 def token_names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return the token of each id; "" for an id that is not in the vocabulary."""
-    return [tokenizer.backend.id_to_token(i) or "" for i in ids]
+    r"""Return a readable name of each token; "" for an id that is not in the vocabulary.
+
+    A name is the token itself. The bytes of a byte-level token are decoded: a leading space is
+    written as "␣", a line break as "\n", and bytes that are no complete character in hexadecimal.
+
+    Example:
+        >>> from tokenizers import Tokenizer as Backend, decoders, models
+        >>> vocab = {"Ġthe": 0, "Ċ": 1, "Ã": 2, "Ã¤": 3, "<|endoftext|>": 4}
+        >>> backend = Backend(models.BPE(vocab, []))
+        >>> backend.decoder = decoders.ByteLevel()
+        >>> token_names(Tokenizer(backend), [0, 1, 2, 3])
+        ['␣the', '\\n', '<C3>', 'ä']
+    """
+    names = [tokenizer.backend.id_to_token(i) or "" for i in ids]
+    if "ByteLevel" not in type(tokenizer.backend.decoder).__name__:
+        return names
+    special = set(tokenizer.special_ids)
+    return [x if i in special else _readable(x) for x, i in zip(names, ids, strict=True)]
+
+
+def _readable(token: str) -> str:
+    """Return the text of a byte-level token, in which each character stands for a byte."""
+    # Printable bytes stand for themselves; the other bytes follow in order from code point 256.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    values = {chr(byte): byte for byte in printable}
+    values |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    if not values.keys() >= set(token):
+        return token  # an added token
+    encoded = bytes(values[character] for character in token)
+    try:
+        text = encoded.decode()
+    except UnicodeDecodeError:
+        return f"<{encoded.hex().upper()}>"
+    return text.replace(" ", "␣").replace("\n", "\\n").replace("\t", "\\t")
 
 
 def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> list[list[Any]]:

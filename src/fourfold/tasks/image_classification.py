@@ -12,6 +12,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import ImageBatch
+from fourfold.errors import InputError
+from fourfold.lightning_internals import attached_trainer
 from fourfold.loggers.media import ImageGrid, Media, Table
 from fourfold.loggers.samples import layer_maps, prediction_rows
 from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillation_loss
@@ -76,8 +78,22 @@ class ImageClassification(Task[ViT, ImageBatch]):
         self.teacher_model: Teacher | None = None
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics for its number of classes."""
+        """Build the model, and the metrics for its number of classes.
+
+        Raises:
+            InputError: The images of the data have another size or number of channels than the
+                config; see also `Task`.
+        """
         if self.model is None:
+            data = self.datamodule if attached_trainer(self) is not None else None
+            for name in ("image_size", "n_channels"):
+                given, needed = getattr(self.config, name, None), getattr(data, name, None)
+                if None not in (given, needed) and given != needed:
+                    raise InputError(
+                        f"is {given}, but the images of the data have {needed}; give"
+                        f" --model.config.{name} {needed}",
+                        option=f"model.config.{name}",
+                    )
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
             names = {"top1": 1, "top5": min(5, n_classes)}
@@ -160,8 +176,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
         captions = [
             true if true == predicted else f"{predicted}\nnot {true}" for true, predicted, _ in rows
         ]
+        location = self.datamodule.split(split).location
+        files = [
+            [location(row), *cells] for row, cells in zip(batch.rows.tolist(), rows, strict=True)
+        ]
         media: dict[str, Media] = {
-            "samples": Table(["true", "predicted", "probability"], rows),
+            "samples": Table(["file", "true", "predicted", "probability"], files),
             "images": ImageGrid(list(batch.images), captions),
         }
         maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
@@ -170,7 +190,11 @@ class ImageClassification(Task[ViT, ImageBatch]):
             side = self.config.image_size // self.config.patch_size
             # Attention of the class token to the patches; without one, the mean of all patches.
             seen = [(x[:1] if n_prefix else x).mean(0)[n_prefix:].view(side, side) for x in maps]
-            media["attention"] = layer_maps(seen, [], [])
+            query = "the class token" if n_prefix else "all patches (mean)"
+            media["attention"] = layer_maps(seen, [], [])._replace(
+                image=batch.images[0],
+                title=f"attention of {query} to each patch, mean over heads; {captions[0]}",
+            )
         return media
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:

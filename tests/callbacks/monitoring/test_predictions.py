@@ -23,6 +23,14 @@ def test_class_probabilities_are_written_in_row_order() -> None:
     assert lines == expected
 
 
+def test_predictions_of_images_name_file_and_true_class() -> None:
+    probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+    files = [("a.png", "cat"), ("b.png", "cat")]
+    lines = format_csv([1, 0], probabilities, ["cat", "dog"], files).splitlines()
+    assert lines[0] == "row,class,name,probability,file,true"
+    assert lines[1:] == ["0,0,cat,1.000000,a.png,cat", "1,1,dog,0.750000,b.png,cat"]
+
+
 def test_numbers_are_written_in_row_order() -> None:
     lines = format_csv([1, 0], torch.tensor([[0.5], [-2.0]]), None).splitlines()
     assert lines == ["row,value", "0,-2.000000", "1,0.500000"]

@@ -4,11 +4,17 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning import Trainer
 
-from fourfold.callbacks.monitoring.sample_logging import N_SAMPLES, LogSamples, collect_media
+from fourfold.callbacks.monitoring.sample_logging import (
+    N_SAMPLES,
+    LogSamples,
+    collect_media,
+    sample_rows,
+)
 from tests.fixtures.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, sentence_pairs
 
 TASKS: dict[str, Any] = {**FAMILIES, **DOWNSTREAM, **JOINED, "sentence_pairs": sentence_pairs}
@@ -52,7 +58,8 @@ def test_files_of_each_task(
     expected = {"samples.csv"} if name == "questions" else SAMPLES
     assert files == expected | MORE.get(name, set())
     head, *rows = rows_of(tmp_path / "test/samples.csv")
-    assert len(rows) == min(N_SAMPLES, len(data.split("test")))
+    n_samples = 10 if name in ("images", "captions") else N_SAMPLES  # digits
+    assert len(rows) == min(n_samples, len(data.split("test")))
     assert all(len(row) == len(head) for row in rows)
     assert all(row[0] for row in rows)
     if "confusion.csv" in files:
@@ -62,6 +69,33 @@ def test_files_of_each_task(
         correct = sum(int(row[i + 1]) for i, row in enumerate(counts))
         score = task.summary["test/top1" if name == "images" else "test/accuracy"]
         assert correct / total == pytest.approx(score)
+
+
+def test_samples_of_images_name_the_files_of_all_classes(texts: Path, tmp_path: Path) -> None:
+    task, data = TASKS["images"](texts)
+    make_trainer(tmp_path).test(task, data, verbose=False)
+    head, *rows = rows_of(tmp_path / "test/samples.csv")
+    assert head == ["file", "true", "predicted", "probability"]
+    names = task.artifacts["class_names"]
+    assert [row[1] for row in rows[: len(names)]] == names
+    dataset = data.split("test")
+    first = [int((dataset.labels == k).nonzero()[0]) for k in range(len(names))]
+    assert [row[0] for row in rows[: len(names)]] == [dataset.location(row) for row in first]
+
+
+@pytest.mark.parametrize(
+    ("labels", "rows"),
+    [
+        (np.array([0] * 6 + [1, 1, 2]), [0, 6, 8, 1, 7, 2, 3, 4]),
+        (np.arange(10)[::-1], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]),
+        (torch.tensor([1, 0]), [1, 0]),
+        (np.linspace(0, 1, 9), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_rows_of_all_classes_in_turn(labels: Any, rows: list[int]) -> None:
+    assert sample_rows(labels, 9 if labels is None else len(labels)).tolist() == rows
+    assert len(sample_rows(np.arange(100), 100)) == 16
 
 
 def test_samples_of_a_translation(texts: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -330,3 +332,20 @@ def test_huge_option_is_rejected_before_the_checkpoint_is_read(
     assert result.code == 2
     assert result.err.startswith(f"fourfold: error: {option}")
     assert len(result.err.splitlines()) == 1
+
+
+def test_generate_and_fill_do_not_import_lightning(root: Path, trained: Train) -> None:
+    calls = [
+        (verb, "--checkpoint", str(trained(family)))
+        for verb, family in (("generate", "lm"), ("fill", "mlm"))
+    ]
+    code = (
+        f"import sys\nfrom fourfold.cli import main\nfor call in {calls}: assert main(call) == 0\n"
+        "slow = {'lightning', 'torchmetrics', 'transformers', 'scipy'} & set(sys.modules)\n"
+        "sys.exit(str(slow) if slow else 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="one\n", capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr

@@ -628,3 +628,84 @@ def test_float32_matmul_precision(
     for more in ([], ["--float32_matmul_precision=high"]):
         assert run("fit", "--config", configs["mt"], "--trainer.max_steps=1", *more).code == 0
     assert asked == ["highest", "high"]
+
+
+def test_model_that_does_not_fit_into_memory_is_refused(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning_cli, "available_memory", lambda: 3 * 2**20)
+    large = ["--model.config.d_model=256", "--model.config.n_layers=2"]
+    result = run("fit", "--config", configs["lm"], "--run_dir=r", *large)
+    assert result.code == 2
+    assert "the model needs at least 9.81 MiB" in result.err
+    assert "3.00 MiB (3,145,728 bytes) are free in this machine's RAM" in result.err
+    assert "--check_memory false" in result.err
+    assert not (here / "r").exists()
+    assert run("fit", "--config", configs["lm"], "--run_dir=r").code == 0
+    more = ["--run_dir=s", "--trainer.max_steps=1", "--check_memory=false"]
+    assert run("fit", "--config", configs["lm"], *more, *large).code == 0
+
+
+def test_training_that_ends_before_its_first_validation(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    options = ["--trainer.val_check_interval=9", "--trainer.check_val_every_n_epoch=null"]
+    result = run("fit", "--config", configs["lm"], "--run_dir=r", *options)
+    message = "there will be no validation and no best.ckpt: training ends at step 6, before"
+    assert f"{message} the first validation at step 9" in result.out
+    assert not (here / "r/checkpoints/best.ckpt").exists()
+    enough = run("fit", "--config", configs["lm"], "--run_dir=s", "--trainer.max_steps=9", *options)
+    assert "no validation" not in enough.out
+    assert (here / "s/checkpoints/best.ckpt").exists()
+
+
+def test_rows_of_metrics_csv_count_steps_as_the_console(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    options = ["--trainer.val_check_interval=3", "--trainer.check_val_every_n_epoch=null"]
+    printed = run("fit", "--config", configs["lm"], "--run_dir=r", *options).out
+    assert "\nstep 3  val/loss" in printed
+    with (here / "r/metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["val/loss"]] == ["3", "6"]
+    assert [row["step"] for row in rows if row["train/loss"]] == ["2", "4", "6"]
+
+
+def test_gpu_in_a_config_file_is_named_if_there_is_none(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (here / "gpu.yaml").write_text("trainer:\n  accelerator: gpu\n")
+    result = run("fit", "--config", configs["lm"], "--config", "gpu.yaml")
+    assert result.code == 2
+    message = "gpu.yaml:2: trainer.accelerator is gpu, but torch finds no GPU of this machine"
+    assert result.err.startswith(f"fourfold: error: {message}")
+
+
+def test_warnings_are_one_line_without_a_file() -> None:
+    code = (
+        "import warnings\nfrom fourfold.commands.train.lightning_cli import limit_warnings\n"
+        "limit_warnings()\nwarnings.warn('first\\n second')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "fourfold: warning: first second\n"
+
+
+def test_size_of_images_that_differs_from_the_config_is_named(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    result = run("fit", "--config", configs["vit"], "--data.transform.size=16")
+    assert result.code == 2
+    message = "model.config.image_size is 8, but the images of the data have 16; give"
+    assert f"{message} --model.config.image_size 16" in result.err
+
+
+def test_model_that_cannot_be_exported_is_named_before_training(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    one_step = ["--trainer.max_steps=1", "--model.config.pool"]
+    line = "`fourfold export` will not be possible: the model cannot be exported to transformers"
+    assert line not in run("fit", "--config", configs["vit"], "--run_dir=r", *one_step, "cls").out
+    assert run("export", "r", "exported").code == 0
+    printed = run("fit", "--config", configs["vit"], "--run_dir=s", *one_step, "mean").out
+    assert printed.startswith(f"{line}: vit does not support pool=mean")

@@ -49,7 +49,7 @@ INVALID_OPTIONS = {
     "--model.config.d_model=33": "d_model",
     "--data.seed=-1": "seed",
     "--trainer.accelerator=gpux": "trainer: You selected an invalid accelerator name:",
-    "--trainer.accelerator=cuda": "trainer: `CUDAAccelerator` can not run on your system",
+    "--trainer.accelerator=cuda": "trainer.accelerator is cuda, but torch finds no GPU",
     "--trainer.strategy=dpp": "trainer: You selected an invalid strategy name: `strategy='dpp'`",
     "--trainer.devices=999": "trainer.devices must be a number from 1 to",
     "--ema_decay=2": "--ema_decay must be above 0 and below 1, got 2.0",

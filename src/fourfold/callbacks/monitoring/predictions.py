@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fourfold.atomic_files import atomic_path, write_atomically
+from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.metrics.base import gather_objects
 
 
@@ -27,7 +28,8 @@ class PredictionWriter(Callback):
       pairs (index of the example in the split, text).
     - predictions.csv: one class or value per line in the order of the split, if outputs are tensors
       of class probabilities (B, K) or values of a regression (B, 1) for B examples, and batches
-      have a field `rows` (B,) with the indices of the examples in the split.
+      have a field `rows` (B,) with the indices of the examples in the split. For images, each line
+      also has the file and the true class.
     - predictions.pt: in all other cases, a list with the output of each batch.
 
     Args:
@@ -71,7 +73,13 @@ class PredictionWriter(Callback):
         elif rows:
             file = file.with_suffix(".csv")
             names = getattr(pl_module, "artifacts", {}).get("class_names")
-            write_atomically(file, format_csv(rows, torch.cat(outputs), names))
+            data = resumable_data(trainer)
+            dataset: Any = None if data is None else data.split("test")
+            files = None
+            if hasattr(dataset, "location") and names:
+                in_order = sorted(rows)
+                files = [(dataset.location(row), names[dataset.labels[row]]) for row in in_order]
+            write_atomically(file, format_csv(rows, torch.cat(outputs), names, files))
         else:
             file = file.with_suffix(".pt")
             with atomic_path(file) as part, part.open("wb") as stream:
@@ -104,7 +112,12 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     return [" ".join(chunks) for chunks in rows.values()]
 
 
-def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
+def format_csv(
+    rows: list[int],
+    values: Tensor,
+    names: list[str] | None,
+    files: list[tuple[str, str]] | None = None,
+) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
     The columns are row, class, name and probability of the most probable class. For a regression
@@ -114,6 +127,8 @@ def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
         rows: Row of each of the N examples.
         values: Class probabilities (N, K) or values of a regression (N, 1).
         names: Names of the K classes; None writes the indices of the classes as names.
+        files: File and name of the true class of each example, in the order of the rows; they are
+            written in two further columns, file and true.
     """
     out = io.StringIO()
     writer = csv.writer(out)
@@ -123,6 +138,9 @@ def format_csv(rows: list[int], values: Tensor, names: list[str] | None) -> str:
         writer.writerow(["row", "value"])
         writer.writerows([row, f"{x:.6f}"] for row, _, x in lines)
     else:
-        writer.writerow(["row", "class", "name", "probability"])
-        writer.writerows([row, k, names[k] if names else k, f"{p:.6f}"] for row, k, p in lines)
+        more: Sequence[tuple[str, ...]] = files or [()] * len(lines)
+        header = ["row", "class", "name", "probability"]
+        writer.writerow([*header, "file", "true"] if files else header)
+        for (row, k, p), extra in zip(lines, more, strict=True):
+            writer.writerow([row, k, names[k] if names else k, f"{p:.6f}", *extra])
     return out.getvalue()

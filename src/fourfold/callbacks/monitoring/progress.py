@@ -3,6 +3,7 @@
 Lightning's progress bars write nothing to a file before the end of an epoch.
 """
 
+import math
 import sys
 import time
 from datetime import timedelta
@@ -71,6 +72,12 @@ class Progress(Callback):
         data = resumable_data(trainer)
         if not trainer.enable_validation or (data is not None and "val" not in data.splits):
             self.print("there is no validation: best.ckpt will not be written, only last.ckpt")
+        elif self._total is not None and self._total < (first := first_validation(trainer)):
+            self.print(
+                f"there will be no validation and no best.ckpt: training ends at step"
+                f" {self._total:,}, before the first validation at step {first:,.0f}; lower"
+                " --trainer.val_check_interval or --trainer.check_val_every_n_epoch"
+            )
         if self._first_step:
             self.print(f"resumed after step {self._first_step:,}")
         self._started_at = self._updated_at = time.monotonic()
@@ -128,6 +135,21 @@ class Progress(Callback):
         if self._is_due():
             _, _, batch_idx, *_ = args
             self.print(f"test batch {batch_idx + 1:,}/{int(sum(trainer.num_test_batches)):,}")
+
+
+def first_validation(trainer: Trainer) -> float:
+    """Return the optimizer step after which Lightning validates first; infinity for never."""
+    batches: Any = trainer.num_training_batches
+    interval: Any = trainer.val_check_batch
+    accumulation = trainer.accumulate_grad_batches
+    if trainer.check_val_every_n_epoch is None:
+        epochs, rest = divmod(interval, batches)  # an epoch ends with a step of its own
+    else:
+        epochs = trainer.check_val_every_n_epoch - (interval < batches)
+        rest = interval if interval < batches else 0
+    if math.isinf(batches):
+        return math.ceil(rest / accumulation) if epochs == 0 and rest else math.inf
+    return epochs * math.ceil(batches / accumulation) + math.ceil(rest / accumulation)
 
 
 def describe_step_size(trainer: Trainer) -> str:

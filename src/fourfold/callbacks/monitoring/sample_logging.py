@@ -1,15 +1,18 @@
 """Callback that saves sample outputs, attention maps and confusion matrices of a model.
 
 The folder RUN/val/ is written when training ends, and RUN/test/ in each test. Both folders hold
-samples.csv, attention.png and other files of the task for the first N_SAMPLES examples of the
-split. A test of a classifier also writes confusion.csv and confusion.png, which count all examples.
+samples.csv, attention.png and other files of the task for N_SAMPLES examples of the split: the
+first ones, or for a classification task examples of all classes in turn. A test of a classifier
+also writes confusion.csv and confusion.png, which count all examples.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.generation.step import decoding_mode
@@ -17,6 +20,7 @@ from fourfold.loggers.media import ConfusionMatrix, Media
 from fourfold.loggers.wandb_logger import WandbRunLogger
 
 N_SAMPLES = 8
+MAX_SAMPLES = 16  # if there are more than N_SAMPLES classes
 
 
 class LogSamples(Callback):
@@ -85,8 +89,35 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
         return collected
     dataset = data.split(split)
     # A DataLoader would take its seed from torch's generator and change the next random numbers.
-    batch = dataset.batch(np.arange(min(N_SAMPLES, len(dataset))), 0, 0)
+    rows = sample_rows(getattr(dataset, "labels", None), len(dataset))
+    batch = dataset.batch(rows, 0, 0)
     batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
     with trainer.precision_plugin.forward_context(), decoding_mode(module):
         collected |= sample_outputs(batch, split)
     return collected
+
+
+def sample_rows(labels: Any, n_rows: int) -> np.ndarray:
+    """Return the indices of the examples of a split whose outputs are logged.
+
+    Args:
+        labels: Class index of each example, (n_rows,), as an array or a tensor. None, and labels
+            that are no integers, such as those of a regression, select the first N_SAMPLES rows.
+        n_rows: Number of examples.
+
+    Returns:
+        Indices of the first example of each class, then of the second example, and so on. There are
+        N_SAMPLES indices, or one for each class up to MAX_SAMPLES. With more classes, the classes
+        are spaced evenly.
+    """
+    classes = np.asarray(labels) if isinstance(labels, np.ndarray | Tensor) else None
+    if classes is None or classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
+        return np.arange(min(N_SAMPLES, n_rows))
+    order = np.argsort(classes, kind="stable")
+    _, first, sizes = np.unique(classes[order], return_index=True, return_counts=True)
+    turn = np.arange(n_rows) - np.repeat(first, sizes)  # index of a row among those of its class
+    in_turn = order[np.lexsort((classes[order], turn))]
+    n_samples = min(n_rows, max(N_SAMPLES, min(len(sizes), MAX_SAMPLES)))
+    if len(sizes) <= n_samples:
+        return in_turn[:n_samples]
+    return in_turn[np.linspace(0, len(sizes) - 1, n_samples).round().astype(int)]

@@ -13,7 +13,32 @@ from torch import Tensor
 from fourfold.commands.infer.line_io import Item
 from fourfold.errors import InputError
 from fourfold.generation import beam_search
+from fourfold.models.base import Model
 from fourfold.tokenization.tokenizer import Tokenizer
+
+
+class LoadedModel:
+    """Model of a checkpoint with the attributes of its task that a line processor may read.
+
+    Args:
+        model: Model that `fourfold.load` returned.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.artifacts = model.artifacts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the checkpoint.
+
+        Raises:
+            InputError: The checkpoint was imported from weights without a tokenizer.
+        """
+        if self.model.tokenizer is None:
+            problem = "has no tokenizer: it was imported from weights without one"
+            raise InputError(problem, option="--checkpoint")
+        return self.model.tokenizer
 
 
 class LineProcessor:
@@ -22,7 +47,7 @@ class LineProcessor:
     `prepare` converts one line, and `run` runs the model on a batch of converted lines.
 
     Args:
-        task: Task (LightningModule) that was loaded from a checkpoint and moved to its device.
+        task: Task (LightningModule) or `LoadedModel` of a checkpoint, moved to its device.
         options: Parsed options of the command.
     """
 

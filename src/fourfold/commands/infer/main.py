@@ -55,6 +55,11 @@ MAXIMA = {
     "n_best": 1 << 16,
     "top_k": MAX_SIZE,
 }
+# Classes of tasks that a command does not import, because its processor reads only the model.
+TASKS_WITHOUT_LIGHTNING = {
+    "generate": "fourfold.tasks.causal_lm.CausalLanguageModeling",
+    "fill": "fourfold.tasks.masked_lm.MaskedLanguageModeling",
+}
 # Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
 LENGTH_PENALTIES = ("gnmt", "power", "none")
 
@@ -153,7 +158,6 @@ def main(argv: Sequence[str]) -> int:
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
     from fourfold.models.quantization import quantize
-    from fourfold.tasks.loading import load_task
 
     device = choose_device(options.device)
     precision = resolve_precision(options.precision, device, "--precision")
@@ -164,9 +168,8 @@ def main(argv: Sequence[str]) -> int:
     path = Path(options.checkpoint)
     if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
         path = find_checkpoint(path)
-    expected = tuple(PROCESSORS[command])
-    task = load_task(path, expect=expected, classes=tuple(options.allow_class))
-    move_model(task, device, precision)
+    task = _load(path, command, tuple(options.allow_class))
+    move_model(task.model, device, precision)
     quantize(task.model, options.quantize, "--quantize")
     try:
         processor = make_processor(command, task, options)
@@ -182,6 +185,34 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
+    """Return the task of a checkpoint, or an object that takes its place without Lightning.
+
+    The import of the tasks and of Lightning takes seconds. `generate` and `fill` read only the
+    model, its tokenizer and its artifacts, so a `LoadedModel` is enough for a task of fourfold.
+
+    Args:
+        path: The checkpoint file.
+        command: translate, generate, fill or classify.
+        classes: Import paths of the user's classes that may be imported.
+
+    Raises:
+        InputError: The checkpoint is invalid, or its task does not fit the command.
+    """
+    from fourfold.checkpoints.files import read_file
+    from fourfold.checkpoints.load import load
+    from fourfold.commands.infer.base import LoadedModel
+
+    expected = tuple(PROCESSORS[command])
+    saved = read_file(path).get("fourfold")
+    name = saved.get("task", {}).get("class") if isinstance(saved, dict) else None
+    if name is not None and name == TASKS_WITHOUT_LIGHTNING.get(command):
+        return LoadedModel(load(path))
+    from fourfold.tasks.loading import load_task
+
+    return load_task(path, expect=expected, classes=classes)
+
+
 def make_processor(command: str, task: Any, options: Namespace) -> Any:
     """Return the `LineProcessor` of a command for the task of a checkpoint.
 
@@ -193,7 +224,9 @@ def make_processor(command: str, task: Any, options: Namespace) -> Any:
     Raises:
         InputError: The checkpoint lacks something that the command needs, such as a mask token.
     """
-    names = [cls.__name__ for cls in type(task).__mro__]
     processors = PROCESSORS[command]
-    processor = next(processors[name] for name in names if name in processors)
+    names = [cls.__name__ for cls in type(task).__mro__]
+    # A command that accepts a `LoadedModel` has one processor.
+    processor = next((processors[name] for name in names if name in processors), None)
+    processor = processor or next(iter(processors.values()))
     return resolve_name(f"fourfold.commands.infer.{processor}")(task, options)

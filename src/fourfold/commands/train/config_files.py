@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from fourfold.commands.packaged_recipes import find_recipe
+from fourfold.commands.packaged_recipes import SUFFIXES as RECIPE_SUFFIXES
+from fourfold.commands.packaged_recipes import find_recipe, recipe_names
 from fourfold.core.precision import AUTO
 from fourfold.core.validation import MAX_DEPTH, check_nesting
 from fourfold.errors import InputError
@@ -55,10 +56,10 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
             expanded += [name, _recipe_path(value)]
         else:
             expanded.append(name + equals + value)
-    options = dict(_options(expanded))
-    if not evaluates or "run_dir" not in options or "config" in options:
+    given = dict(options(expanded))
+    if not evaluates or "run_dir" not in given or "config" in given:
         return expanded
-    return ["--config", str(Path(options["run_dir"], "config.yaml")), *expanded]
+    return ["--config", str(Path(given["run_dir"], "config.yaml")), *expanded]
 
 
 def _recipe_path(value: str) -> str:
@@ -70,7 +71,7 @@ def _is_inline(config: str) -> bool:
     return config.lstrip().startswith("{")
 
 
-def _options(arguments: list[str]) -> Iterator[tuple[str, str]]:
+def options(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the name, without dashes, and the value of each option."""
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -80,12 +81,12 @@ def _options(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 def is_given(name: str, arguments: list[str]) -> bool:
     """Return True if a command line has the option `--name VALUE`, beside its config files."""
-    return any(option == name for option, _ in _options(arguments))
+    return any(option == name for option, _ in options(arguments))
 
 
 def config_files(arguments: list[str]) -> list[Path]:
     """Return the paths in the `--config` options; values that are YAML text are left out."""
-    values = [value for name, value in _options(arguments) if name == "config"]
+    values = [value for name, value in options(arguments) if name == "config"]
     return [Path(value) for value in values if value and not _is_inline(value)]
 
 
@@ -164,6 +165,8 @@ def unknown_key(key: str, known: Iterable[str]) -> InputError:
         key: Dotted name of the key, such as trainer.max_step.
         known: Dotted names of the existing keys.
     """
+    if key.endswith(RECIPE_SUFFIXES) or key in recipe_names():
+        return InputError(f"is not an option; did you mean --config {key}?", option=key)
     known = list(known)
     last = f"_{key.rpartition('.')[2]}_"
     close = get_close_matches(key, known, n=1, cutoff=0.75)
@@ -223,7 +226,7 @@ def check_option_values(arguments: list[str]) -> None:
     Raises:
         InputError: A value, or the config file that it names, exceeds a bound.
     """
-    for name, value in _options(arguments):
+    for name, value in options(arguments):
         if value.endswith((".yaml", ".yml")) and Path(value).is_file():
             read_tree(Path(value))
             continue
@@ -297,8 +300,8 @@ def locate(error: InputError, arguments: list[str]) -> InputError:
     if error.option is None or error.file is not None:
         return error
     key = error.option.removeprefix("--")
-    options = [name.replace("init_args.", "") for name, _ in _options(arguments)]
-    if any(f"{key}.".startswith(f"{name}.") for name in options):
+    given = [name.replace("init_args.", "") for name, _ in options(arguments)]
+    if any(f"{key}.".startswith(f"{name}.") for name in given):
         return error
     for file in reversed(config_files(arguments)):
         lines = {name: line for name, line, _ in entries(read_tree(file))}

@@ -7,8 +7,9 @@ run has one directory from which it is resumed, and options cannot be abbreviate
 import logging
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.callbacks.checkpointing.preemption import EXIT_CODE
+from fourfold.checkpoints.load import build_model
 from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.changed_options import describe_changes
-from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
+from fourfold.commands.train.config_files import fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
@@ -34,9 +37,13 @@ from fourfold.commands.train.options import add_options, check_options, check_se
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
+from fourfold.environment import available_memory
 from fourfold.errors import DiskError, InputError
+from fourfold.hub.transformers_format import export_problem
+from fourfold.models.analysis.memory import format_bytes, state_memory
 from fourfold.tasks import Task
 from fourfold.tasks.loading import read_for_trainer
+from fourfold.tasks.training.finetuning import apply_finetuning
 
 TRAINER_DEFAULTS = {
     # The batch of a recipe is that of one device; several devices must be requested.
@@ -275,6 +282,8 @@ class FourfoldCLI(LightningCLI):
                 name = type(self.datamodule).__name__
                 message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
                 print(f"{name} {message}", flush=True)
+        if self.command == "fit":
+            self._check_model()
         if self.is_dry_run:
             return
         if self.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0:
@@ -302,6 +311,52 @@ class FourfoldCLI(LightningCLI):
             message = f"must be at most {n_batches}, the training batches of an epoch, unless"
             message += f" trainer.check_val_every_n_epoch is null; got {interval}"
             raise InputError(message, option="trainer.val_check_interval")
+
+    def _check_model(self) -> None:
+        """Check that the model fits into memory, and print a line if it cannot be exported.
+
+        The model is built on the meta device, which takes no memory. Models of the user, sharded
+        models, and models whose sizes depend on data that are not read yet are not checked.
+
+        Raises:
+            InputError: The memory is too small.
+        """
+        task, trainer = self.model, self.trainer
+        values = {
+            name: getattr(self.datamodule, name, None) if trainer.world_size == 1 else None
+            for name in task.inferred_from_data
+            if getattr(task.config, name, None) is None
+        }
+        is_sharded = isinstance(trainer.strategy, ModelParallelStrategy)
+        is_shipped = task.model_class.__module__.startswith("fourfold.")
+        if None in values.values() or is_sharded or not is_shipped:
+            return
+        try:
+            with torch.device("meta"):
+                model = build_model(task.model_class, replace(task.config, **values))
+            problem = export_problem(model)
+            apply_finetuning(model, task.tuning)
+            needed = state_memory(model, str(trainer.precision), task.optimizer.name)
+        except InputError:  # reported with more details when the model itself is built
+            return
+        if problem and trainer.is_global_zero:
+            print(f"`fourfold export` will not be possible: the model {problem}", flush=True)
+        if not self.config["check_memory"]:
+            return
+        device = trainer.strategy.root_device
+        available: int | None
+        if device.type == "cuda":
+            available, place = torch.cuda.mem_get_info(device)[0], f"on {device}"
+        else:
+            available, place = available_memory(), "in this machine's RAM"
+            needed *= trainer.num_devices
+        if available is not None and needed > available:
+            raise InputError(
+                f"needs at least {format_bytes(needed)} for weights, gradients and optimizer states"
+                f" ({needed:,} bytes), but {format_bytes(available)} ({available:,} bytes) are free"
+                f" {place}; --check_memory false trains nevertheless",
+                option="the model",
+            )
 
     def _report(self) -> None:
         """Print the metrics of a validation or test; a test also writes metrics.json.
@@ -346,27 +401,31 @@ def limit_warnings() -> None:
     """Set the log level of Lightning to WARNING, and ignore some warnings in the whole process.
 
     The ignored warnings are irrelevant for users of fourfold. They are Lightning's
-    `PossibleUserWarning` and all warnings with a message that matches `IGNORED_WARNINGS`.
+    `PossibleUserWarning` and all warnings with a message that matches `IGNORED_WARNINGS`. Other
+    warnings are printed in one line, without the file and the line of the code.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.formatwarning = _one_line_warning
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
     warnings.filterwarnings("ignore", message="|".join(IGNORED_WARNINGS))
 
 
-def main(argv: Sequence[str]) -> int:
+def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:
+    return f"fourfold: warning: {' '.join(str(message).split())}\n"
+
+
+def run(command: str, options: list[str]) -> int:
     """Run `fit`, `validate`, `test` or `predict`, and return the exit code 0.
 
     Args:
-        argv: The command and its arguments.
+        command: fit, validate, test or predict.
+        options: Its options, as `expand_arguments` returned them.
 
     Raises:
         InputError: An option, a config, the data or the checkpoint is invalid.
     """
     limit_warnings()
-    command = argv[0]
-    options = ["--help" if option == "--help-all" else option for option in argv[1:]]
-    options = expand_arguments(options, evaluates=command != "fit")
     try:
         FourfoldCLI(command, options).run()
     except torch.OutOfMemoryError as error:

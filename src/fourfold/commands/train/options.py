@@ -61,6 +61,8 @@ class RunOptions:
             a test.
         tensorboard: Write TensorBoard files if tensorboard is installed.
         log_every_seconds: Seconds between lines of progress if the output is not a terminal.
+        check_memory: Refuse to train a model whose weights, gradients and optimizer states need
+            more memory than is available. false starts the training nevertheless.
         allow_class: Import paths of your own classes of models and tasks. A class outside of
             fourfold is loaded from the checkpoint given by model.init_from only if it is listed.
     """
@@ -82,6 +84,7 @@ class RunOptions:
     log_samples: bool = True
     tensorboard: bool = True
     log_every_seconds: float = 10.0
+    check_memory: bool = True
     allow_class: list[str] = field(default_factory=list)
 
 
@@ -107,13 +110,14 @@ def check_options(config: Any) -> None:
     """
     trainer = config["trainer"]
     check_numbers(config)
-    interval = trainer["val_check_interval"]
-    if interval == 0:
-        message = "must be a number of batches from 1, or a fraction above 0 of an epoch, got 0"
-        raise InputError(message, option="trainer.val_check_interval")
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
     has_gpu = trainer["accelerator"] != "cpu" and torch.cuda.is_available()
+    if trainer["accelerator"] in ("gpu", "cuda") and not has_gpu:
+        raise InputError(
+            f"is {trainer['accelerator']}, but torch finds no GPU of this machine; use cpu or auto",
+            option="trainer.accelerator",
+        )
     limit = max(os.cpu_count() or 1, MAX_CPU_PROCESSES)
     if not has_gpu and (count_devices(trainer["devices"]) or 1) > limit:
         message = f"must be a number from 1 to {limit} on this CPU, got {trainer['devices']}"
@@ -150,8 +154,11 @@ def check_numbers(config: Any) -> None:
     """Check that no number in a parsed config is below its minimum in `MINIMA`. None is allowed.
 
     Raises:
-        InputError: A number is too small or NaN.
+        InputError: A number is too small or NaN, or `trainer.val_check_interval` is 0.
     """
+    if config["trainer"]["val_check_interval"] == 0:
+        message = "must be a number of batches from 1, or a fraction above 0 of an epoch, got 0"
+        raise InputError(message, option="trainer.val_check_interval")
     for name, minimum in MINIMA.items():
         value = config[name]
         if value is not None and not value >= minimum:  # also rejects NaN

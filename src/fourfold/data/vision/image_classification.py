@@ -59,6 +59,15 @@ class ImageDataset(BatchedDataset):
         else:
             self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
 
+    @property
+    def labels(self) -> Tensor:
+        """Class indices (N,)."""
+        return self.images.labels
+
+    def location(self, row: int) -> str:
+        """Return the file, or the origin and the index, of an image of the split."""
+        return self.images.location(row)
+
     def prepare(self) -> None:
         """Decode all images into memory that worker processes share, unless `cache` is "none".
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 
 import torch
+from torch import nn
 
 from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import PRECISIONS, canonical_precision
@@ -99,6 +100,37 @@ def training_memory(
         activations=activation_bytes(config, tokens, source, precision),
         loss=_loss_bytes(config, tokens, source, compute),
     )
+
+
+def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
+    """Return the bytes of weights, gradients and optimizer states, the least that training needs.
+
+    Args:
+        model: The model, which may be on the meta device.
+        precision: Lightning's name of the precision, such as bf16-mixed.
+        optimizer: Name of the optimizer: adam, adamw or sgd.
+
+    Raises:
+        InputError: The precision is unknown.
+    """
+    weight, _ = element_sizes(precision)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    n_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return weight * (n_parameters + n_trained * (1 + OPTIMIZER_STATES[optimizer]))
+
+
+def format_bytes(count: float) -> str:
+    """Format a number of bytes with the largest unit of KiB, MiB and GiB that gives at least 1.
+
+    Example:
+        >>> format_bytes(3 * 2**19), format_bytes(2**34)
+        ('1.50 MiB', '16.00 GiB')
+    """
+    for unit in ("GiB", "MiB"):
+        size = 2 ** {"GiB": 30, "MiB": 20}[unit]
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count / 2**10:,.2f} KiB"
 
 
 def element_sizes(precision: str) -> tuple[int, int]:
