@@ -62,7 +62,10 @@ def next_tokens(quick: bool) -> dict[str, float]:
 
 
 def masked_tokens(quick: bool) -> dict[str, float]:
-    """Measure perplexity of the masked tokens."""
+    """Measure perplexity of the masked tokens.
+
+    The trigrams see two tokens on both sides of a masked token, without masked neighbors.
+    """
     data = data_of("masked_lm", quick)
     rows = data.split("train").rows
     ends = rows.offsets[: 200 if quick else None].tolist()
@@ -71,7 +74,9 @@ def masked_tokens(quick: bool) -> dict[str, float]:
     batches = list(test_batches(data, quick))
     n = sum(int((batch.targets != baselines.IGNORE_INDEX).sum()) for batch in batches)
     models = {
-        "trigrams": baselines.BidirectionalTrigrams(text, data.vocab_size, data.tokenizer.mask_id),
+        "trigrams on both sides": baselines.BidirectionalTrigrams(
+            text, data.vocab_size, data.tokenizer.mask_id
+        ),
         "unigrams": baselines.KneserNey(text, data.vocab_size, order=1),
     }
     results = {}

@@ -1,7 +1,8 @@
 """Command `python scripts/benchmarks`: measures fourfold and peer libraries in one run.
 
 All contenders get the same shapes and precision and are measured in interleaved rounds. Progress is
-printed to stderr, the report to stdout.
+printed to stderr, the report to stdout. After SIGINT (Ctrl-C) or SIGTERM, the report contains the
+finished rounds.
 
     taskset -c 1 python scripts/benchmarks --size laptop --work train --out runs/bench
 """
@@ -125,17 +126,21 @@ def main(argv: Sequence[str]) -> int:
         out.mkdir(parents=True, exist_ok=True)
     description = machine(torch.device(settings.device))
     measurements: list[Measurement] = []
+    is_complete = False
     with _exit_on_sigterm():
         try:
             for measurement in measure(settings):
                 measurements.append(measurement)
                 print(summary_line(measurement), file=sys.stderr, flush=True)
+            is_complete = True
         finally:  # an interrupted run reports what it has measured
             if measurements:
                 print(markdown(measurements, description, settings), end="", flush=True)
                 if out is not None:
-                    write_report(measurements, description, settings, out)
-                    print(f"\nwrote {out / 'bench.md'}, bench.json and bench.png", flush=True)
+                    written = write_report(
+                        measurements, description, settings, out, has_figure=is_complete
+                    )
+                    print("\nwrote", *written, flush=True)
     return 0
 
 

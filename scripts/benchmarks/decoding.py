@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import fourfold
-from fourfold.reproduce.interleaved_timing import interleave
 from scripts.benchmarks.contenders import DTYPES, causal_lm, encoder_decoder
-from scripts.benchmarks.measurements import copying
+from scripts.benchmarks.measurements import Rounds, copying
 from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
 from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
 from scripts.benchmarks.train_steps import Measurement, relative_to_fourfold
@@ -90,7 +89,9 @@ def measure_decoding(
     for case in CASES[workload](settings, shape, device, with_peer):
         note = f"{100 * case.equal_rows():.0f} % of the rows are equal" if with_peer else ""
         functions: dict[str, Callable[[], Any]] = {**case.functions, MEMORY_BANDWIDTH: copy}
-        seconds = interleave(functions, settings.rounds, warm=1, device=device)
+        title = f"{workload}: {family}, {case.name}"
+        rounds = Rounds(title, functions, settings.rounds, 1, device)
+        seconds = rounds.seconds
         rates = [copied_bytes / value for value in seconds.pop(MEMORY_BANDWIDTH)]
         relative = relative_to_fourfold(seconds)
         for name, values in seconds.items():
@@ -112,6 +113,7 @@ def measure_decoding(
                 n_parameters=sum(p.numel() for p in case.model.parameters()),
                 note=note if name != FOURFOLD else "",
             )
+        rounds.end()
         if unavailable:
             yield Measurement(
                 workload, family, TRANSFORMERS, MS_PER_TOKEN, case.name, note=unavailable

@@ -1,14 +1,16 @@
-"""Ratios and ranges of interleaved timings, and reference operations of a device."""
+"""Interleaved timings with progress, their ratios and ranges, and reference operations."""
 
+import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from fourfold.reproduce.interleaved_timing import Call
+from fourfold.reproduce.interleaved_timing import Call, interleave
 
-SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices in `matrix_product`
+PRODUCT_FLOPS = {"cpu": 2**34, "cuda": 2**40}  # least number of FLOPs of `feed_forward_product`
 COPIED_BYTES = {"cpu": 2**28, "cuda": 2**31}  # larger than any cache
 
 
@@ -30,6 +32,51 @@ class Spread:
         return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
+class Rounds:
+    """Interleaved rounds, which are printed to stderr and kept if the benchmark is stopped.
+
+    Args:
+        title: First words of each printed line.
+        functions: Functions to measure, by name.
+        rounds: Number of measured rounds.
+        warm: Number of unmeasured rounds before them.
+        device: Device of the functions.
+
+    Attributes:
+        seconds: For each function by name, one duration per finished round.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        functions: Mapping[str, Call],
+        rounds: int,
+        warm: int,
+        device: torch.device,
+    ) -> None:
+        self.seconds: dict[str, list[float]] = {name: [] for name in functions}
+        self._stop: BaseException | None = None
+
+        def keep(durations: dict[str, float]) -> None:
+            for name, value in durations.items():
+                self.seconds[name].append(value)
+            n_done = len(next(iter(self.seconds.values())))
+            times = ", ".join(f"{name} {1000 * x:,.1f} ms" for name, x in durations.items())
+            print(f"{title}, round {n_done} of {rounds}: {times}", file=sys.stderr, flush=True)
+
+        try:
+            interleave(functions, rounds, warm, device=device, after_round=keep)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if not any(self.seconds.values()):
+                raise
+            self._stop = stop
+
+    def end(self) -> None:
+        """Raise the exception that stopped the rounds, if they were stopped."""
+        if self._stop is not None:
+            raise self._stop
+
+
 def ratios(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, list[float]]:
     """Divide the seconds of each function by those of `base`, round by round."""
     return {
@@ -38,15 +85,27 @@ def ratios(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, list[
     }
 
 
-def matrix_product(dtype: torch.dtype, device: torch.device) -> tuple[Call, int]:
-    """Return a function that multiplies square matrices, and its FLOPs.
+def feed_forward_product(
+    n_tokens: int, d_model: int, d_ff: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Call, int]:
+    """Return a function that multiplies matrices of a feed-forward layer, and its FLOPs.
 
-    Its rate is the limit against which the rate of a training step is compared.
+    Its rate is the limit with which the rate of a training step is compared. The function repeats
+    the product (n_tokens, d_model) x (d_model, d_ff) until it has `PRODUCT_FLOPS` FLOPs, since a
+    single product of a small model is too short to be measured.
     """
-    side = SIDE[device.type]
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    return (lambda: torch.mm(a, b, out=out)), 2 * side**3
+    x = torch.randn(n_tokens, d_model, device=device, dtype=dtype)
+    weight = torch.randn(d_model, d_ff, device=device, dtype=dtype)
+    out = torch.empty(n_tokens, d_ff, device=device, dtype=dtype)
+    flops = 2 * n_tokens * d_model * d_ff
+    repeats = math.ceil(PRODUCT_FLOPS[device.type] / flops)
+
+    def multiply() -> torch.Tensor:
+        for _ in range(repeats):
+            torch.mm(x, weight, out=out)
+        return out
+
+    return multiply, repeats * flops
 
 
 def copying(device: torch.device) -> tuple[Call, int]:

@@ -21,6 +21,7 @@ TITLES = {
     "growth": "Time and memory of a training step of growing size",
 }
 RATIO = "relative to fourfold"
+SHARE = "share of the limit"
 COLUMNS = (
     "family",
     "case",
@@ -29,7 +30,7 @@ COLUMNS = (
     "parameters",
     "value",
     RATIO,
-    "utilization",
+    SHARE,
     "note",
 )
 # Sizes of the figure in inches.
@@ -65,7 +66,7 @@ def _cells(measurement: Measurement) -> dict[str, str]:
         "parameters": "" if n_parameters is None else f"{n_parameters:,}",
         "value": value,
         RATIO: Spread.of(measurement.ratios).text() if measurement.ratios else "",
-        "utilization": utilization,
+        SHARE: utilization,
         "note": measurement.note,
     }
 
@@ -107,7 +108,10 @@ def heading(machine: dict[str, Any], settings: Settings) -> str:
         "",
         "Each contender runs in its own process. All are measured once per round, in random order."
         f" A value is median [minimum, maximum] over the rounds. `{RATIO}` is the ratio to"
-        " uncompiled fourfold in the same round; above 1, fourfold is faster or smaller.",
+        " uncompiled fourfold in the same round; above 1, fourfold is faster or smaller."
+        f" `{SHARE}` is the rate of fourfold's operations in the time of the contender, relative to"
+        " that of torch.mm at the shape of the model's feed-forward layer in the same round; in"
+        " decoding, the rate at which the weights are read, relative to that of a copy.",
     ]
     return "\n".join(lines)
 
@@ -134,12 +138,28 @@ _EMPTY: tuple[Any, ...] = (None, "", (), [])
 
 
 def write_report(
-    measurements: Sequence[Measurement], machine: dict[str, Any], settings: Settings, out: Path
-) -> None:
-    """Write bench.md, bench.json and bench.png to a directory."""
+    measurements: Sequence[Measurement],
+    machine: dict[str, Any],
+    settings: Settings,
+    out: Path,
+    *,
+    has_figure: bool = True,
+) -> list[Path]:
+    """Write bench.md, bench.json and bench.png to a directory, and return the files.
+
+    Args:
+        measurements: What was measured.
+        machine: Description of the machine.
+        settings: Settings of the benchmark.
+        out: Directory.
+        has_figure: Write bench.png, which takes seconds.
+    """
     (out / "bench.md").write_text(markdown(measurements, machine, settings), encoding="utf-8")
     (out / "bench.json").write_text(to_json(measurements, machine, settings), encoding="utf-8")
-    plot(measurements, out / "bench.png")
+    if has_figure:
+        plot(measurements, out / "bench.png")
+    names = ("bench.md", "bench.json", "bench.png")
+    return [out / name for name in names[: 3 if has_figure else 2]]
 
 
 def plot(measurements: Sequence[Measurement], file: Path) -> None:

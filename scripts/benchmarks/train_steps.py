@@ -1,5 +1,6 @@
 """Benchmarks of training and evaluation steps, and the record of one measurement."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,9 +8,9 @@ import torch
 
 from fourfold.errors import InputError
 from fourfold.models.analysis.flops import TRAINING_TO_FORWARD
-from fourfold.reproduce.interleaved_timing import interleave
+from fourfold.reproduce.interleaved_timing import WARMUP_ROUNDS
 from scripts.benchmarks.contenders import COMPILED_SUFFIX, DTYPES, batch_flops
-from scripts.benchmarks.measurements import matrix_product, ratios
+from scripts.benchmarks.measurements import Rounds, feed_forward_product, ratios
 from scripts.benchmarks.peers.registry import PeerUnavailable, peers_with
 from scripts.benchmarks.workers import Worker, worker_processes
 from scripts.benchmarks.workloads import (
@@ -21,7 +22,7 @@ from scripts.benchmarks.workloads import (
     make_batches,
 )
 
-MATRIX_PRODUCT = "matrix product"
+FEED_FORWARD_PRODUCT = "feed-forward product"
 MS_PER_STEP = "ms per step"
 MS_PER_1000_TOKENS = "ms per 1,000 tokens"
 MAIN_PEERS = ("transformers",)  # measured where one peer suffices
@@ -41,7 +42,8 @@ class Measurement:
         values: One value per round.
         ratios: Values divided by those of `FOURFOLD` in the same round.
         utilization: Fraction of the rate of `limit`, one per round.
-        limit: Operation whose rate cannot be exceeded: matrix product or memory bandwidth.
+        limit: Operation with whose rate it is compared: feed-forward product (torch.mm at the
+            shape of the model's feed-forward layer) or memory bandwidth.
         n_parameters: Number of trained parameters.
         note: A remark, or the reason why there are no values.
         axis_value: Length, vocabulary or batch size in the workload "growth".
@@ -92,6 +94,7 @@ def start_workers(
     for name in names:
         for compile in (False, True) if settings.compile else (False,):
             full_name = name + COMPILED_SUFFIX if compile else name
+            print(f"{workload}: {family}, starting {full_name}", file=sys.stderr, flush=True)
             try:
                 worker = Worker(workload, name, family, shape, settings, compile=compile)
             except PeerUnavailable as error:
@@ -105,17 +108,22 @@ def start_workers(
 def measure_steps(
     workload: str, family: str, shape: Shape, settings: Settings
 ) -> Iterator[Measurement]:
-    """Measure training or evaluation steps of all contenders, interleaved with a matrix product."""
+    """Measure training or evaluation steps of all contenders, interleaved with torch.mm."""
     device = torch.device(settings.device)
-    product, product_flops = matrix_product(DTYPES[settings.precision], device)
+    dtype = DTYPES[settings.precision]
+    product, product_flops = feed_forward_product(
+        shape.n_tokens(family), shape.d_model, shape.d_ff, dtype, device
+    )
     names = [FOURFOLD, *peers_with(family, settings.peers)]
     with worker_processes() as workers:
         started, unavailable = start_workers(workload, family, shape, settings, names, workers)
-        functions = {**started, MATRIX_PRODUCT: product}
-        seconds = interleave(functions, settings.rounds, device=device)
+        functions = {**started, FEED_FORWARD_PRODUCT: product}
+        title = f"{workload}: {family}"
+        rounds = Rounds(title, functions, settings.rounds, WARMUP_ROUNDS, device)
+    seconds = rounds.seconds
     batch = make_batch(family, shape, torch.device("cpu"))
     flops = FORWARD_PASSES[workload] * batch_flops(family, shape, batch)
-    rates = [product_flops / value for value in seconds.pop(MATRIX_PRODUCT)]
+    rates = [product_flops / value for value in seconds.pop(FEED_FORWARD_PRODUCT)]
     relative = relative_to_fourfold(seconds)
     for name, values in seconds.items():
         yield Measurement(
@@ -126,11 +134,12 @@ def measure_steps(
             values=[1000 * value for value in values],
             ratios=relative[name],
             utilization=[flops / value / rate for value, rate in zip(values, rates, strict=True)],
-            limit=MATRIX_PRODUCT,
+            limit=FEED_FORWARD_PRODUCT,
             n_parameters=started[name].n_parameters,
         )
     for name, reason in unavailable.items():
         yield Measurement(workload, family, name, MS_PER_STEP, note=reason)
+    rounds.end()
 
 
 def measure_sentences(
@@ -147,7 +156,8 @@ def measure_sentences(
     with worker_processes() as workers:
         started, unavailable = start_workers(workload, family, shape, settings, names, workers)
         device = torch.device(settings.device)
-        seconds = interleave(started, settings.rounds, warm=1, device=device)
+        rounds = Rounds(f"{workload}: {family}", started, settings.rounds, 1, device)
+    seconds = rounds.seconds
     relative = relative_to_fourfold(seconds)
     for name, values in seconds.items():
         yield Measurement(
@@ -161,3 +171,4 @@ def measure_sentences(
         )
     for name, reason in unavailable.items():
         yield Measurement(workload, family, name, MS_PER_1000_TOKENS, note=reason)
+    rounds.end()

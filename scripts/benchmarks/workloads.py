@@ -73,6 +73,11 @@ class Shape:
         """Hidden width of the feed-forward layer."""
         return 4 * self.d_model
 
+    def n_tokens(self, family: str) -> int:
+        """Return the number of tokens or patches of a batch; in each stack on average."""
+        n_patches = (self.length // self.patch_size) ** 2 + 1  # with the class token
+        return self.batch * (n_patches if family == "vit" else self.length)
+
     @property
     def max_len(self) -> int:
         """Positions of a model whose rows differ in length."""

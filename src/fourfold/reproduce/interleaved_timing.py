@@ -23,6 +23,7 @@ def interleave(
     device: torch.device | None = None,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
+    after_round: Callable[[dict[str, float]], object] | None = None,
 ) -> dict[str, list[float]]:
     """Measure the duration of several functions in interleaved rounds.
 
@@ -33,6 +34,8 @@ def interleave(
         device: Device of the functions. A CUDA device is synchronized before and after each call.
         seed: Seed of the random orders.
         clock: Function that returns the time in seconds.
+        after_round: Function that is called after each measured round with the durations of that
+            round by name.
 
     Returns:
         For each function by name, a list of durations in seconds, one per measured round.
@@ -40,13 +43,18 @@ def interleave(
     orders = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(warm + rounds):
+        durations = {}
         for name in orders.sample(list(functions), len(functions)):
             wait(device)
             start = clock()
             functions[name]()
             wait(device)
-            if number >= warm:
-                seconds[name].append(clock() - start)
+            durations[name] = clock() - start
+        if number >= warm:
+            for name in functions:
+                seconds[name].append(durations[name])
+            if after_round is not None:
+                after_round(durations)
     return seconds
 
 

@@ -7,6 +7,6 @@ from scripts.benchmarks import measurements
 
 @pytest.fixture(autouse=True)
 def _small_reference_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the matrix product and the copy fast, since these tests measure no speed."""
-    monkeypatch.setitem(measurements.SIDE, "cpu", 32)
+    """Make the products and the copy fast, since these tests measure no speed."""
+    monkeypatch.setitem(measurements.PRODUCT_FLOPS, "cpu", 1)
     monkeypatch.setitem(measurements.COPIED_BYTES, "cpu", 1024)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -127,9 +128,12 @@ def test_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_terminated_run_in_another_directory_writes_its_report(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_run_in_another_directory_reports_the_finished_rounds(
+    number: int, code: int, root: Path, tmp_path: Path
+) -> None:
     command = [sys.executable, str(root / "scripts" / "benchmarks"), "--size", "tiny"]
-    command += ["--family", "causal_lm", "--work", "memory", "train", "--peers", "none"]
+    command += ["--family", "causal_lm", "--work", "train", "--peers", "none"]
     command += ["--rounds", "1000000000", "--device", "cpu", "--out", "report"]
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     process = subprocess.Popen(
@@ -141,12 +145,12 @@ def test_terminated_run_in_another_directory_writes_its_report(root: Path, tmp_p
         env=environment,
     )
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("memory: causal_lm, fourfold, ")
-    process.terminate()
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 143
-    measurements = json.loads((tmp_path / "report/bench.json").read_text())["measurements"]
-    assert [m["workload"] for m in measurements] == ["memory"]
+    next(line for line in process.stderr if line.startswith("train: causal_lm, round 1 of "))
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=5)
+    assert process.returncode == code
+    (measurement,) = json.loads((tmp_path / "report/bench.json").read_text())["measurements"]
+    assert len(measurement["values"]) == len(measurement["utilization"]) >= 1
     assert (tmp_path / "report/bench.md").read_text() in out
 
 

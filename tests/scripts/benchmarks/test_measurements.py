@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from scripts.benchmarks.measurements import Spread, copying, matrix_product, ratios
+from scripts.benchmarks import measurements
+from scripts.benchmarks.measurements import Rounds, Spread, copying, feed_forward_product, ratios
+
+CPU = torch.device("cpu")
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -18,12 +21,47 @@ def test_spread_is_formatted_as_median_and_range() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_matrix_product_counts_its_flops(dtype: torch.dtype) -> None:
-    product, flops = matrix_product(dtype, torch.device("cpu"))
-    assert product().shape == (32, 32)
-    assert flops == 2 * 32**3
+def test_feed_forward_product_counts_its_flops(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, flops = feed_forward_product(8, 3, 12, dtype, CPU)
+    assert product().shape == (8, 12)
+    assert flops == 2 * 8 * 3 * 12
+    monkeypatch.setitem(measurements.PRODUCT_FLOPS, "cpu", flops + 1)
+    assert feed_forward_product(8, 3, 12, dtype, CPU)[1] == 2 * flops
+
+
+def test_each_round_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    Rounds("train: vit", {"fourfold": lambda: None}, 2, 1, CPU)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": fourfold ")[0] for line in lines] == [
+        "train: vit, round 1 of 2",
+        "train: vit, round 2 of 2",
+    ]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_finished_rounds_are_kept_when_stopped(stop: type[BaseException]) -> None:
+    calls = iter([None, None, None, stop()])
+
+    def call() -> None:
+        if (error := next(calls)) is not None:
+            raise error
+
+    rounds = Rounds("", {"fourfold": call}, 5, 1, CPU)
+    assert len(rounds.seconds["fourfold"]) == 2
+    with pytest.raises(stop):
+        rounds.end()
+
+
+def test_stop_before_the_first_round_ends_the_benchmark() -> None:
+    def call() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Rounds("", {"fourfold": call}, 5, 1, CPU)
 
 
 def test_copy_counts_bytes_read_and_written() -> None:
-    copy, copied_bytes = copying(torch.device("cpu"))
+    copy, copied_bytes = copying(CPU)
     assert 2 * len(copy()) == copied_bytes

@@ -18,7 +18,7 @@ MEASUREMENTS = [
         values=[2.0, 1.0],
         ratios=[1.0, 1.0],
         utilization=[0.5, 0.6],
-        limit="matrix product",
+        limit="feed-forward product",
         n_parameters=1234,
     ),
     Measurement("train", "vit", "timm", "ms per step", note="not installed"),
@@ -31,11 +31,11 @@ MACHINE = {"processor": "a processor", "gpu": None, "threads": 1}
 def test_tables_omit_empty_columns() -> None:
     text = markdown(MEASUREMENTS, MACHINE, SETTINGS)
     assert "processor a processor, threads 1\n" in text
-    head = "| family | contender | parameters | value | relative to fourfold | utilization | note |"
-    assert head in text
+    head = "| family | contender | parameters | value | relative to fourfold | share of the limit"
+    assert f"{head} | note |" in text
     assert (
         "| vit | fourfold | 1,234 | 1.50 [1.00, 2.00] ms per step | 1.00 [1.00, 1.00]"
-        " | 55.0 [50.0, 60.0] % of matrix product |  |"
+        " | 55.0 [50.0, 60.0] % of feed-forward product |  |"
     ) in text
     assert "| vit | timm |  |  |  |  | not installed |" in text
     assert "| causal_lm | length | 1,024 | fourfold | 3.00 [3.00, 3.00] MiB |" in text
@@ -61,7 +61,8 @@ def test_json_contains_every_measurement_but_no_path() -> None:
 
 
 def test_report_consists_of_three_files(tmp_path: Path) -> None:
-    write_report(MEASUREMENTS, MACHINE, SETTINGS, tmp_path)
+    files = write_report(MEASUREMENTS, MACHINE, SETTINGS, tmp_path)
+    assert sorted(files) == sorted(tmp_path.iterdir())
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["bench.json", "bench.md", "bench.png"]
     with Image.open(tmp_path / "bench.png") as image:
