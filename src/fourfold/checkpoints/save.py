@@ -61,8 +61,8 @@ def write_transformers(model: Any, folder: Path) -> str:
         folder: An existing directory.
 
     Returns:
-        Text for the user: the name of the transformers class. A note follows if the exported
-        model has another `norm_eps`.
+        Text for the user: the name of the transformers class, and a note if the exported model
+        has another `norm_eps` than `model`.
 
     Raises:
         InputError: transformers has no such architecture.

@@ -89,7 +89,8 @@ class Recipe:
     def length(self) -> int | None:
         """Maximum number of tokens of a training example, from an argument of the DataModule.
 
-        None if `counts_tokens`, or if the DataModule has no such argument (images).
+        None if the size of a batch is measured in tokens (`counts_tokens`), or if the DataModule
+        has no such argument (images).
         """
         if self.counts_tokens:
             return None

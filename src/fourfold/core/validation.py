@@ -109,7 +109,8 @@ def check_nesting(
 def check_stored(tensors: Mapping[str, Any]) -> None:
     """Check that the storages of tensors that were read from a file hold all of their elements.
 
-    A pickle of a few bytes may describe a tensor of any size whose elements have one address.
+    A file of a few bytes can describe a tensor of any size, all of whose elements have the same
+    address (stride 0). A copy of this tensor would exhaust the memory.
 
     Args:
         tensors: Tensors by name. Other values are ignored.

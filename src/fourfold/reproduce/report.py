@@ -54,10 +54,10 @@ def markdown(
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
-    """Format the cells as a Markdown table with one line per cell, and the explanations.
+    """Format the cells as a Markdown table with one line per cell, and with footnotes.
 
     Returns:
-        Paragraphs: the Markdown table, followed by one paragraph for each numbered explanation.
+        Paragraphs: the Markdown table, followed by one paragraph for each numbered footnote.
     """
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]

@@ -86,7 +86,10 @@ class StopOnSignal(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt and stop, if a process received a signal and the step is complete."""
+        """Save last.ckpt and stop training if a rank received a signal.
+
+        Nothing happens while gradients of an incomplete optimizer step are accumulated.
+        """
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_last_batch_of_run(trainer):
             return
         stops = trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False)

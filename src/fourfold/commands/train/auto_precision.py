@@ -68,7 +68,7 @@ def set_precision(
 def recorded_precision(checkpoint: Path) -> str | None:
     """Return the precision in the config.yaml of the run directory that contains a checkpoint.
 
-    None if the file does not exist, or if it names no precision or "auto".
+    None if the file does not exist, or if its precision is missing or "auto".
 
     Raises:
         InputError: The file is not YAML.

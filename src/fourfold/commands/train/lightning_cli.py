@@ -183,8 +183,8 @@ class FourfoldCLI(LightningCLI):
         """Build the Trainer with default callbacks and plugins in addition to the user's.
 
         Args:
-            **kwargs: Arguments of the Trainer that replace those of the config. The arguments
-                callbacks, plugins, logger and default_root_dir are ignored.
+            **kwargs: Arguments of the Trainer that replace those of the config, except callbacks,
+                plugins, logger and default_root_dir, which are always those of the config.
 
         Raises:
             InputError: Lightning rejects an argument of the Trainer.

@@ -92,8 +92,8 @@ class MaskedTextData(DocumentDataModule):
             documents, as in RoBERTa), "doc_sentences" (whole sentences of one document),
             "segment_pairs" (two segments of several sentences with a next-sentence label, as in
             BERT), "sentence_pairs" (two single sentences with a next-sentence label) or "documents"
-            (one document). A sentence longer than a sequence is divided, except in the layout
-            "documents".
+            (one document; `too_long` decides about longer documents). In the other layouts, a
+            sentence longer than a sequence is divided.
         masking: Options for the selection and replacement of tokens.
         options: Arguments of `DocumentDataModule`.
 

@@ -68,8 +68,8 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
         download: Let torchvision download a missing dataset to $FOURFOLD_DATA.
 
     Returns:
-        Store of each split, by name. "train" is always a key; "val" and "test" are keys if the
-        source has these splits.
+        Dict from the name of a split to the store of its images. "train" is always a key; "val"
+        and "test" are keys if the source has these splits.
 
     Raises:
         InputError: The source does not exist, is empty or cannot be read.

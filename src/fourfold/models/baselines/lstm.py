@@ -73,8 +73,8 @@ class LSTMStack(nn.Module):
 
         Args:
             x: Embedded tokens.
-            mask: Mask without packed documents. Otherwise the mask is ignored, because an LSTM is
-                causal and padding on the right comes after all real tokens.
+            mask: Ignored, because an LSTM is causal and padding on the right follows all real
+                tokens. It must not separate packed documents.
             cache: Must be None.
 
         Returns:
