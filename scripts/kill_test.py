@@ -190,7 +190,7 @@ def bits(x: Any) -> Any:
 def rows(run: Path, first: int = 0) -> list[dict[str, str]]:
     """Read the values of metrics.csv from step `first`, except those that depend on the speed."""
     with (run / "metrics.csv").open(newline="") as file:
-        content = [row for row in csv.DictReader(file) if int(row["step"]) >= first]
+        content = [row for row in csv.DictReader(file) if int(row["step"]) > first]
     return [
         {name: value for name, value in row.items() if value and not name.endswith(TIMED_SUFFIX)}
         for row in content

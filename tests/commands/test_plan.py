@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fourfold.cli import main
-from fourfold.commands.plan import GIB, USABLE_FRACTION, micro_batch_options
+from fourfold.commands.plan import USABLE_FRACTION, micro_batch_options
 from fourfold.commands.plan import main as plan_command
 from fourfold.commands.recipe import make_parser, parse, read_recipe
 from fourfold.errors import InputError
-from fourfold.models.analysis.memory import training_memory
+from fourfold.models.analysis.memory import format_bytes, training_memory
 
 Run = Callable[..., Any]
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -161,7 +161,7 @@ def test_without_a_memory_the_estimate_is_of_the_batch_as_it_stands(plan) -> Non
     arguments += ["--model.init_args.config.vocab_size", "1000"]
     recipe = read_recipe(parser, parse(parser, arguments))
     used = training_memory(recipe.config, recipe.n_parameters, 16 * 128)
-    assert said["memory, 32-true, one device"] == f"{used.total / GIB:.2f} GiB"
+    assert said["memory, 32-true, one device"] == format_bytes(used.total)
 
 
 def test_steps_that_only_the_hub_knows(plan) -> None:

@@ -35,35 +35,35 @@ Refused = Callable[..., str]
 
 # Key in the config of a translation: invalid value, and the expected message.
 CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
-    ("data",): ({}, "c.yaml:12: data must have a class_path"),
+    ("data",): ({}, "c.yaml:14: data must have a class_path"),
     ("data", "class_path"): (
         "[1, 2]",
-        "c.yaml:12: data must be a class, got",
+        "c.yaml:14: data must be a class, got",
     ),
     ("model", "class_path"): (
         "fourfold.data.ImageData",
-        "c.yaml:40: model must be a subclass of Task, got fourfold.data.ImageData",
+        "c.yaml:42: model must be a subclass of Task, got fourfold.data.ImageData",
     ),
-    ("model", "init_args"): (None, "c.yaml:40: model must have a mapping as init_args"),
+    ("model", "init_args"): (None, "c.yaml:42: model must have a mapping as init_args"),
     ("model", "init_args", "optimizer"): (
         "x",
-        "c.yaml:77: model.optimizer must be a mapping, got x",
+        "c.yaml:79: model.optimizer must be a mapping, got x",
     ),
-    ("data", "init_args", "tokenizer"): (1, "c.yaml:26: data.tokenizer must be a mapping, got 1"),
-    ("data", "init_args", "hub"): ("", "c.yaml:16: data.hub must be a mapping, got ''"),
-    ("checkpoint",): ([], "c.yaml:4: checkpoint must be a mapping, got []"),
-    ("trainer",): (7, "c.yaml:109: trainer must be a mapping, got 7"),
+    ("data", "init_args", "tokenizer"): (1, "c.yaml:28: data.tokenizer must be a mapping, got 1"),
+    ("data", "init_args", "hub"): ("", "c.yaml:18: data.hub must be a mapping, got ''"),
+    ("checkpoint",): ([], "c.yaml:6: checkpoint must be a mapping, got []"),
+    ("trainer",): (7, "c.yaml:111: trainer must be a mapping, got 7"),
     ("trainer", "accelerator"): (
         [1],
-        "c.yaml:110: trainer.accelerator must be a subclass of Accelerator, got [1]",
+        "c.yaml:112: trainer.accelerator must be a subclass of Accelerator, got [1]",
     ),
     ("trainer", "deterministic"): (
         2.5,
-        "c.yaml:118: trainer.deterministic must be one of bool, warn, null, got 2.5",
+        "c.yaml:120: trainer.deterministic must be one of bool, warn, null, got 2.5",
     ),
     ("trainer", "enable_progress_bar"): (
         "y" * 3000,
-        "c.yaml:123: trainer.enable_progress_bar must be one of bool, null, got y",
+        "c.yaml:125: trainer.enable_progress_bar must be one of bool, null, got y",
     ),
     ("model", "init_args", "config", "n_heads"): (5, "d_model must be divisible by n_heads (5)"),
     ("model", "init_args", "config", "d_ff"): (-1, "d_ff must be at least 1, got -1"),

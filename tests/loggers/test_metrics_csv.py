@@ -68,7 +68,7 @@ def test_damaged_file_is_renamed(
         logger.file.write_bytes(content)
     logger.rewind(1)
     logger.log_metrics({"loss": 3.0}, 1)
-    assert lines(logger) == ["step,loss", "1,3.0"]
+    assert lines(logger) == ["step,loss", "2,3.0"]
     kept = tmp_path / "metrics.csv.corrupted"
     assert kept.is_dir() if content is None else kept.read_bytes() == content
     message = "metrics.csv: the file is damaged; renamed to metrics.csv.corrupted"

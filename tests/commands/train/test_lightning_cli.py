@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from fourfold.commands.train import lightning_cli
+from fourfold.commands.train import checks
 
 Run = Callable[..., Any]
 Train = Callable[[str], Path]
@@ -633,7 +633,7 @@ def test_float32_matmul_precision(
 def test_model_that_does_not_fit_into_memory_is_refused(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lightning_cli, "available_memory", lambda: 3 * 2**20)
+    monkeypatch.setattr(checks, "available_memory", lambda: 3 * 2**20)
     large = ["--model.config.d_model=256", "--model.config.n_layers=2"]
     result = run("fit", "--config", configs["lm"], "--run_dir=r", *large)
     assert result.code == 2

@@ -205,7 +205,8 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
 
     expected = tuple(PROCESSORS[command])
     saved = read_file(path).get("fourfold")
-    name = saved.get("task", {}).get("class") if isinstance(saved, dict) else None
+    task = saved.get("task") if isinstance(saved, dict) else None
+    name = task.get("class") if isinstance(task, dict) else None
     if name is not None and name == TASKS_WITHOUT_LIGHTNING.get(command):
         return LoadedModel(load(path))
     from fourfold.tasks.loading import load_task

@@ -28,6 +28,7 @@ CHECKPOINTS = "callbacks/checkpointing/run_checkpoints.py"
 METHODS = ("fit", "validate", "test", "predict")  # of the Trainer; their arguments are options
 # Options of LightningCLI, and the sections of a config.
 GENERAL = ("config", "help", "print_config", "seed_everything", "model", "data", "trainer")
+BASES = {"model": "Task", "data": "LightningDataModule"}  # of the classes of a section
 SEPARATORS = ("class_path", "init_args", "help", "dict_kwargs")  # parts of keys of jsonargparse
 
 
@@ -54,7 +55,7 @@ def check_keys(arguments: list[str]) -> None:
             section = name.removesuffix(".class_path")
             if section in classes and isinstance(node.value, str):
                 classes[section].add(node.value)
-    sections = {name: _merged(found) for name, found in classes.items()}
+    sections = {name: _merged(found, BASES[name]) for name, found in classes.items()}
     sections["trainer"] = _trainer_arguments("__init__")
     for name, origin, line in keys:
         try:
@@ -95,13 +96,23 @@ def _walk(above: str, known: Mapping[str, str]) -> Iterator[str]:
         yield from _walk(f"{above}.{name}", arguments_of(nested))
 
 
-def _merged(names: set[str]) -> dict[str, str]:
-    """Return the arguments of several classes; an empty dict if one of them is not known."""
-    found = [arguments_of(name.removeprefix("fourfold.").rpartition(".")[2]) for name in names]
-    is_shipped = all("." not in name or name.startswith("fourfold.") for name in names)
-    if not is_shipped or not all(found):
+def _merged(paths: set[str], base: str) -> dict[str, str]:
+    """Return the arguments of several classes.
+
+    The dict is empty if one of them is not known, or is not derived from the class `base`.
+    """
+    names = [path.rpartition(".")[2] for path in paths]
+    is_shipped = all("." not in path or path.startswith("fourfold.") for path in paths)
+    found = [arguments_of(name) for name in names if _is_derived(name, base)]
+    if not is_shipped or len(found) < len(names) or not all(found):
         return {}
     return {name: nested for known in found for name, nested in known.items()}
+
+
+def _is_derived(name: str, base: str) -> bool:
+    node = _class_definitions().get(name)
+    bases = [ast.unparse(item).partition("[")[0] for item in node.bases] if node else []
+    return name == base or any(_is_derived(item.rpartition(".")[2], base) for item in bases)
 
 
 @cache

@@ -9,7 +9,6 @@ import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.callbacks.checkpointing.preemption import EXIT_CODE
-from fourfold.checkpoints.load import build_model
 from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.changed_options import describe_changes
+from fourfold.commands.train.checks import check_interval, check_model
 from fourfold.commands.train.config_files import fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
@@ -37,13 +35,9 @@ from fourfold.commands.train.options import add_options, check_options, check_se
 from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
-from fourfold.environment import available_memory
 from fourfold.errors import DiskError, InputError
-from fourfold.hub.transformers_format import export_problem
-from fourfold.models.analysis.memory import format_bytes, state_memory
 from fourfold.tasks import Task
 from fourfold.tasks.loading import read_for_trainer
-from fourfold.tasks.training.finetuning import apply_finetuning
 
 TRAINER_DEFAULTS = {
     # The batch of a recipe is that of one device; several devices must be requested.
@@ -277,13 +271,13 @@ class FourfoldCLI(LightningCLI):
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
-                self._check_interval()
+                check_interval(self.trainer, self.datamodule)
             if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
                 name = type(self.datamodule).__name__
                 message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
                 print(f"{name} {message}", flush=True)
         if self.command == "fit":
-            self._check_model()
+            check_model(self.model, self.trainer, self.datamodule, self.config["check_memory"])
         if self.is_dry_run:
             return
         if self.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0:
@@ -291,71 +285,6 @@ class FourfoldCLI(LightningCLI):
         if self.command != "predict":
             self.trainer.loggers = make_loggers(
                 self.command, self.run_directory, self.config_init, self.dump()
-            )
-
-    def _check_interval(self) -> None:
-        """Check `val_check_interval` before loggers start, since Lightning checks it later.
-
-        Raises:
-            InputError: An epoch has fewer training batches.
-        """
-        trainer = self.trainer
-        interval = self.config_init["trainer"]["val_check_interval"]
-        limit = trainer.limit_train_batches
-        within_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
-        if not isinstance(self.datamodule, ResumableDataModule) or not within_epoch:
-            return
-        n_batches = self.datamodule.n_train_batches()
-        n_batches = min(n_batches, limit) if isinstance(limit, int) else int(n_batches * limit)
-        if isinstance(interval, int) and 0 < n_batches < interval:
-            message = f"must be at most {n_batches}, the training batches of an epoch, unless"
-            message += f" trainer.check_val_every_n_epoch is null; got {interval}"
-            raise InputError(message, option="trainer.val_check_interval")
-
-    def _check_model(self) -> None:
-        """Check that the model fits into memory, and print a line if it cannot be exported.
-
-        The model is built on the meta device, which takes no memory. Models of the user, sharded
-        models, and models whose sizes depend on data that are not read yet are not checked.
-
-        Raises:
-            InputError: The memory is too small.
-        """
-        task, trainer = self.model, self.trainer
-        values = {
-            name: getattr(self.datamodule, name, None) if trainer.world_size == 1 else None
-            for name in task.inferred_from_data
-            if getattr(task.config, name, None) is None
-        }
-        is_sharded = isinstance(trainer.strategy, ModelParallelStrategy)
-        is_shipped = task.model_class.__module__.startswith("fourfold.")
-        if None in values.values() or is_sharded or not is_shipped:
-            return
-        try:
-            with torch.device("meta"):
-                model = build_model(task.model_class, replace(task.config, **values))
-            problem = export_problem(model)
-            apply_finetuning(model, task.tuning)
-            needed = state_memory(model, str(trainer.precision), task.optimizer.name)
-        except InputError:  # reported with more details when the model itself is built
-            return
-        if problem and trainer.is_global_zero:
-            print(f"`fourfold export` will not be possible: the model {problem}", flush=True)
-        if not self.config["check_memory"]:
-            return
-        device = trainer.strategy.root_device
-        available: int | None
-        if device.type == "cuda":
-            available, place = torch.cuda.mem_get_info(device)[0], f"on {device}"
-        else:
-            available, place = available_memory(), "in this machine's RAM"
-            needed *= trainer.num_devices
-        if available is not None and needed > available:
-            raise InputError(
-                f"needs at least {format_bytes(needed)} for weights, gradients and optimizer states"
-                f" ({needed:,} bytes), but {format_bytes(available)} ({available:,} bytes) are free"
-                f" {place}; --check_memory false trains nevertheless",
-                option="the model",
             )
 
     def _report(self) -> None:

@@ -7,6 +7,8 @@ from fourfold.core.validation import check_positive, check_range, check_types
 from fourfold.errors import InputError
 from fourfold.models.vit_positions import Interpolation
 
+MAX_LORA_RANK = 2**20  # the largest width of a model
+
 
 @dataclass(frozen=True)
 class TuningConfig:
@@ -45,7 +47,7 @@ class TuningConfig:
         if isinstance(self.freeze, int):
             check_range("freeze", self.freeze, minimum=0)
         check_positive("gradual_unfreezing_epochs", self.gradual_unfreezing_epochs)
-        check_range("lora_rank", self.lora_rank, minimum=0)
+        check_range("lora_rank", self.lora_rank, minimum=0, maximum=MAX_LORA_RANK)
         check_range("lora_alpha", self.lora_alpha, above=0.0)
         check_range("lora_dropout", self.lora_dropout, minimum=0.0, below=1.0)
         if self.freeze and self.lora_rank:
