@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from fourfold.commands.train import checks
+from fourfold.commands.train import checks, lightning_cli
 
 Run = Callable[..., Any]
 Train = Callable[[str], Path]
