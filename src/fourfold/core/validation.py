@@ -1,4 +1,4 @@
-"""Checks of types, choices and ranges of config fields, which raise an `InputError`."""
+"""Checks of config fields (types, choices, ranges) and of values in files (depth, storage)."""
 
 import math
 import reprlib

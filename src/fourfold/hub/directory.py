@@ -1,4 +1,4 @@
-"""Model directories of transformers and timm: download, config.json, weights, and `SourceModel`."""
+"""Model directories of transformers and timm: files, `SourceModel`, and bounds of model sizes."""
 
 import json
 import re

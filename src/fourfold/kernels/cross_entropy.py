@@ -1,4 +1,4 @@
-"""Cross-entropy of a large vocabulary and its gradients, computed from slices of the logits.
+"""Computation of `loss_operators`: cross-entropy and gradients from slices of the logits.
 
 A slice is a range of tokens, and a tile is a range of vocabulary entries within a slice.
 Shapes: N tokens, n tokens of a slice, D model width, V vocabulary.

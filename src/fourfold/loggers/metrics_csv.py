@@ -1,4 +1,4 @@
-"""MetricsCSVLogger: logger that continues metrics.csv when a run is resumed.
+"""MetricsCSVLogger: metrics.csv, rewound and continued when a run is resumed.
 
 Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same directory. In this module,
 "row" means a line of metrics.csv.

@@ -1,4 +1,4 @@
-"""Plot of a reproduced table with one panel per column.
+"""Plot of a reproduced table: a panel for each column, and curves over columns of a figure.
 
 A row is one line of the table, such as one model, and a cell is one number. All columns with a
 coordinate (`Column.at`), which were read from a figure, are drawn in one common panel, with one

@@ -1,4 +1,4 @@
-"""Exact resume, bit for bit: callbacks that seed dropout and save the position in the data.
+"""Exact resume, bit for bit: seeds of dropout, position in the data, end of an epoch.
 
 With Lightning alone, a resumed run differs from an uninterrupted run, because Lightning prefetches
 batches and restores random numbers differently. In this package each batch has fields with its
