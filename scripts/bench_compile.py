@@ -43,7 +43,7 @@ def training_step(family: str, low: bool) -> tuple[Any, Callable[..., Any], Any]
         model, ids = models.MaskedLM(config), torch.randint(30522, (16, 128))
         real = torch.arange(128) < torch.randint(64, 129, (16, 1))
         targets = ids.masked_fill((torch.rand(16, 128) > 0.15) | ~real, -100)
-        inputs = ids, real, targets
+        inputs = ids, None, real, targets  # no segments
     elif family == "ViT":  # 32 images of 64 patches
         options: Any = {"image_size": 32, "patch_size": 4, "n_classes": 10}
         model = models.ViT(models.ViTConfig(**shape, n_layers=6, **options))
@@ -63,8 +63,8 @@ def training_step(family: str, low: bool) -> tuple[Any, Callable[..., Any], Any]
                 real, tgt = more
                 hidden = model.hidden(x, tgt[:, :-1], src_mask=real)
                 return model.head.loss(hidden, tgt[:, 1:], label_smoothing=0.1)
-            *mask, targets = more
-            return model.head.loss(model.hidden(x, *mask), targets)
+            *options, targets = more
+            return model.head.loss(model.hidden(x, *options), targets)
 
     return model, step, inputs
 
