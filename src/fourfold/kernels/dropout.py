@@ -51,7 +51,8 @@ def _operator(
 ) -> Tensor:
     """Draw the mask of `_draw` in a floating-point dtype, because compiled code reads bool slowly.
 
-    Compiled code calls this operator, so it draws the same masks as eager code.
+    Compiled code calls this operator. It draws the same masks as eager code if the compiler keeps
+    the order of the draws.
     """
     return _draw(shape, dropped, device).to(dtype)
 
