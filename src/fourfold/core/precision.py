@@ -94,10 +94,11 @@ def resolve_precision(
 def bf16_speedup(device: object = "cpu") -> float:
     """Return the rate of matrix products in bf16 on a device, divided by the rate in fp32.
 
-    A CPU is measured once, in some milliseconds, because its flags do not tell: some CPUs
-    with bf16 instructions execute them more slowly than those for fp32. The result is stored in the
-    environment variable `SPEEDUP_VARIABLE`. A GPU is not measured: the result is infinite if the
-    GPU multiplies bf16 natively, otherwise 0. It is 0 for all other devices.
+    The rates of a CPU are measured once, in some milliseconds, because its flags do not show them:
+    some CPUs with bf16 instructions multiply bf16 matrices more slowly than fp32 matrices. The
+    result is stored in the environment variable `SPEEDUP_VARIABLE`. A GPU is not measured: the
+    result is infinite if the GPU multiplies bf16 natively, otherwise 0. It is 0 for all other
+    devices.
 
     Args:
         device: A torch.device or its name.
@@ -115,7 +116,7 @@ def bf16_speedup(device: object = "cpu") -> float:
 
 
 def measure_cpu() -> float:
-    """Multiply square matrices in fp32 and bf16 in turn, and return the ratio of the least times.
+    """Time products of square matrices; return the shortest fp32 time over the shortest bf16 time.
 
     One thread is used, because other processes on the machine then hardly affect the ratio.
     """

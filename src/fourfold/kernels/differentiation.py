@@ -1,4 +1,4 @@
-"""Backward formulas that cannot be differentiated again, with an error that says what can."""
+"""Decorator of `backward` functions without a second derivative, whose error is helpful."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -34,14 +34,14 @@ def differentiable_once(
             if not torch.is_grad_enabled():
                 return found
             leaves = [None if x is None else x.detach().requires_grad_() for x in found]
-            return _Refusal.apply(name, message, *leaves)
+            return _RaiseInBackward.apply(name, message, *leaves)
 
         return run
 
     return decorate
 
 
-class _Refusal(torch.autograd.Function):
+class _RaiseInBackward(torch.autograd.Function):
     """Identity whose backward pass raises InputError."""
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Cross-entropy of a large vocabulary as a differentiable function and as custom operators.
 
-Compiled code calls the operators, which torch.compile does not look into: it would unroll the
-slices of the logits.
+Compiled code calls the operators, because torch.compile does not trace into an operator. It would
+otherwise unroll the loop over the slices of the logits.
 Shapes: N tokens, D model width, V vocabulary.
 """
 
@@ -33,8 +33,8 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Compute the sum of the weighted losses, a scalar; the arguments are those of `Pass`.
 
-    Eager code runs the slices without the overhead of an operator. The transforms of torch.func can
-    look into neither, so they get the plain formula, which holds all logits.
+    Eager code runs the slices without the overhead of an operator. The transforms of torch.func
+    support neither, so they get the plain formula, which stores all logits.
 
     Raises:
         InputError: A target is neither a token of the vocabulary nor `IGNORE_INDEX`.
