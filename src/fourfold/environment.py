@@ -1,4 +1,4 @@
-"""Description of the machine and software: processor, GPU, package versions, commit.
+"""Machine and software: processor, GPU, available memory, package versions, commit.
 
 No path and no host name of the machine is recorded.
 """

@@ -161,3 +161,15 @@ def parse_json(text: str, file: str, line: int | None = None) -> Any:
             message = "an escape is half of a surrogate pair, which is no character"
             raise InputError(message, file=file, line=line) from error
     return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        InputError: The file is missing or not a JSON object.
+    """
+    content = parse_json(read_text(str(path)), str(path))
+    if not isinstance(content, dict):
+        raise InputError(f"must be a JSON object, got {type(content).__name__}", file=path)
+    return content

@@ -21,7 +21,8 @@ from fourfold.checkpoints.schema import VERSION, WEIGHT_PREFIX, check_version
 from fourfold.core.validation import check_type
 from fourfold.errors import errors_in
 from fourfold.generation.defaults import GenerationDefaults
-from fourfold.hub.directory import WEIGHTS_FILE, read_json, read_safetensors, write_json
+from fourfold.hub.directory import WEIGHTS_FILE, read_safetensors, write_json
+from fourfold.text_files import read_json
 
 DESCRIPTION = "fourfold.json"
 TOKENIZER = "tokenizer.json"

@@ -1,4 +1,4 @@
-"""`fourfold import` and `fourfold export`: models of transformers, timm, nanoGPT."""
+"""`fourfold import` and `fourfold export`: transformers, timm, nanoGPT, ONNX, torch.export."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -14,6 +14,8 @@ from fourfold.errors import InputError, errors_in
 from fourfold.hub import directory, nanogpt, preprocessing, timm, transformers_format
 from fourfold.hub.directory import SourceModel
 from fourfold.models import ViT
+from fourfold.text_files import read_json
+from fourfold.tokenization import pretrained
 
 _MINGPT_WEIGHTS = "model.pt"
 # sentencepiece applies the longest matching normalization rule, across combining characters;
@@ -48,7 +50,7 @@ def read_model(
             raise InputError(f"{message} to train a model with new heads", file=path)
     if hasattr(model.config, "vocab_size"):
         folder = path if content is None else path.parent
-        source = replace(source, tokenizer=preprocessing.read_tokenizer(folder))
+        source = replace(source, tokenizer=pretrained.read_tokenizer(folder))
     if content is None:
         source = replace(source, defaults=preprocessing.read_generation_defaults(path))
     return source
@@ -67,7 +69,7 @@ def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
         return SourceModel(path, nanogpt.read_nanogpt_model(content), "nanoGPT")
     folder = path if content is None else path.parent
     is_directory = directory.is_model_directory(folder)
-    settings = directory.read_json(folder / directory.CONFIG_FILE) if is_directory else {}
+    settings = read_json(folder / directory.CONFIG_FILE) if is_directory else {}
     if content is None and "model_type" not in settings:
         if "architecture" in settings:
             content = directory.read_tensors(path)
@@ -75,7 +77,7 @@ def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
             content = directory.read_pickle(path / _MINGPT_WEIGHTS)
     if content is None:
         model = transformers_format.read_model(path)
-        has_tokenizer = preprocessing.tokenizer_files(path) is not None
+        has_tokenizer = pretrained.tokenizer_files(path) is not None
         unread = [] if has_tokenizer else sorted(file.name for file in path.glob("*.spm"))
         notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
         return SourceModel(path, model, settings["model_type"], notes=notes)

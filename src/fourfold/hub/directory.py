@@ -17,7 +17,7 @@ from fourfold.core.validation import check_stored
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.models.base import Model
-from fourfold.text_files import parse_json, read_text
+from fourfold.text_files import read_json
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -203,18 +203,6 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object to a file, indented and with sorted keys, as transformers does."""
     text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises:
-        InputError: The file is missing or not a JSON object.
-    """
-    content = parse_json(read_text(str(path)), str(path))
-    if not isinstance(content, dict):
-        raise InputError(f"must be a JSON object, got {type(content).__name__}", file=path)
-    return content
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -14,16 +14,14 @@ from tokenizers.processors import TemplateProcessing
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
-from fourfold.hub.directory import CONFIG_FILE, read_json, write_json
+from fourfold.hub.directory import CONFIG_FILE, write_json
 from fourfold.models import CLIP, CausalLM, MaskedLM
 from fourfold.models.base import Model
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.tokenization.pretrained import make_tokenizer
+from fourfold.text_files import read_json
+from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
-from fourfold.tokenization.training import TokenizerConfig
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
 _PIL_RESAMPLE = {2: "bilinear", 3: "bicubic"}
@@ -151,34 +149,6 @@ def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
             if value is not None:
                 return value
     return None
-
-
-def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    """Return the options that load the tokenizer in a directory; None if it has no tokenizer files.
-
-    Raises:
-        InputError: tokenizer_config.json is not valid.
-    """
-    if (path / TOKENIZER_FILE).is_file():
-        return TokenizerConfig(file=str(path / TOKENIZER_FILE))
-    if (path / "vocab.txt").is_file():
-        config_file = path / TOKENIZER_CONFIG_FILE
-        config = read_json(config_file) if config_file.is_file() else {}
-        lowercase = bool(config.get("do_lower_case", True))
-        return TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lowercase)
-    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
-    return None
-
-
-def read_tokenizer(path: Path) -> str | None:
-    """Read the tokenizer of a directory as JSON; return None if it has no tokenizer files.
-
-    Raises:
-        InputError: The files are not valid, or a required special token is missing.
-    """
-    config = tokenizer_files(path)
-    return None if config is None else make_tokenizer(config, [], mask=False).to_str()
 
 
 def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) -> dict[str, int]:

@@ -21,12 +21,12 @@ from fourfold.hub.architectures.vit import DEIT, VIT
 from fourfold.hub.directory import (
     CONFIG_FILE,
     build_on_meta,
-    read_json,
     read_tensors,
     write_directory,
 )
 from fourfold.models import EncoderDecoder
 from fourfold.models.base import Model
+from fourfold.text_files import read_json
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
 # For export of a model without a source, the first architecture that represents all of its settings
@@ -54,8 +54,8 @@ class SourceCheckpoint:
 def read_model(path: Path) -> Model:
     """Read the model of a transformers directory, in fp32 on the CPU and in eval mode.
 
-    `model.source` is set to a `SourceCheckpoint`. If the directory has no tensors of a
-    classification head of an image model, `model.heads` does not contain the head.
+    `model.source` is set to a `SourceCheckpoint`. For an image model, `model.heads` contains only
+    the classification heads whose tensors are in the directory.
 
     Args:
         path: Directory with config.json and weights.

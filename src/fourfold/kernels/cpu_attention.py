@@ -369,7 +369,15 @@ def _merged(
 
 
 def _joined(parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Join the saved tensors of all slices, without a copy if there is one slice."""
+    """Flatten the tensors that the slices saved for the backward pass, and concatenate them.
+
+    Args:
+        parts: A tensor of any shape for each slice, or None if the slice saved nothing.
+        like: Tensor that gives the result its data type and device if no slice saved anything.
+
+    Returns:
+        A tensor of one dimension, without a copy if there is only one slice.
+    """
     flat = [part.flatten() for part in parts if part is not None]
     return flat[0] if len(flat) == 1 else torch.cat([like.new_empty(0), *flat])
 

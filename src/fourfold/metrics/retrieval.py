@@ -1,4 +1,4 @@
-"""RetrievalScores: retrieval recall at k between images and texts (CLIP)."""
+"""RetrievalScores: recall at k and contrastive loss between all images and texts (CLIP)."""
 
 from typing import ClassVar
 

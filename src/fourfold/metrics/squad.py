@@ -89,8 +89,8 @@ class SquadScores(RowMetric):
         The score of a question is the highest score over its accepted answers.
 
         Args:
-            references: List of the accepted answers to each question of the split, in the order of
-                the split; an empty list if the question has no answer.
+            references: For each question of the split, in order, the list of its accepted answers.
+                The list is empty for a question without an answer.
         """
         predictions: list[dict[str, str]] = []
         targets: list[dict[str, Any]] = []

@@ -35,7 +35,7 @@ class T5Config(EncoderDecoderConfig):
         n_buckets: Number of buckets of distances between query and key. In the encoder, half of the
             buckets are for keys after the query. In the decoder, all buckets are for keys at or
             before the query.
-        max_distance: Smallest distance in the last bucket, which holds all larger distances, too.
+        max_distance: Distance from which on all distances are in the last bucket.
         scale_output: Divide hidden states by sqrt(d_model) before the output matrix (v1.0, whose
             tied token embedding has entries of variance 1).
 
@@ -73,12 +73,13 @@ class RelativeBias(nn.Module):
     """Learned bias for each head and bucket of relative positions (Raffel et al. 2019, 2.1).
 
     In each direction, the first half of the buckets hold one distance each. The widths of the other
-    buckets grow geometrically up to `max_distance`. The last bucket holds all larger distances.
+    buckets grow geometrically. All distances from `max_distance` on are in the last bucket.
 
     Args:
         n_heads: Number of heads H.
         n_buckets: Number of buckets, of both directions together if `bidirectional`.
-        max_distance: Smallest distance in the last bucket.
+        max_distance: Distance from which on all distances are in the last bucket. The last bucket
+            may begin at a smaller distance.
         bidirectional: Keys may come after the query; half of the buckets are for such keys.
     """
 

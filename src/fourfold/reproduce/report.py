@@ -117,10 +117,11 @@ def deviation(cell: Cell) -> str:
 
 
 def left_out(table: Table, tier: str) -> str:
-    """Count the printed cells that a tier does not fill, by column, and return the counts as text.
+    """Count, for each column, the cells with a published value that a tier does not fill.
 
-    An example is "BLEU of 3 rows, parameters of 1 row". The result is "" if the tier fills all
-    printed cells.
+    Returns:
+        The counts as text, such as "BLEU of 3 rows, parameters of 1 row"; "" if there is no such
+        cell.
     """
     printed = Counter(column for row in table.rows.values() for column in row.printed)
     printed.subtract(column for row, column in table.cells(tier) if column in row.printed)

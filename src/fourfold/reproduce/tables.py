@@ -181,11 +181,11 @@ class Tier(Recipe):
             Their hashes are recorded with the results. Downloads from a hub are not listed.
         origin: Description and source of `files`.
         train: False if the tier only tests given weights.
-        like: Name of another tier. A row without changes for this tier uses its changes for the
-            other tier.
-        then: Parts that start from the weights of the first training, by name. A row whose changes
-            contain `start` uses the first training of another row instead, named by ROW or
-            PAPER/TABLE/ROW.
+        like: Name of another tier. A row that lists no changed options for this tier has those
+            that it lists for the other tier.
+        then: Parts that start from the weights of the first training, by name. If a row lists the
+            option `start`, its parts start from the first training of another row. The value of
+            `start` is the name of that row, ROW or PAPER/TABLE/ROW.
         also: Parts that always start from random weights, by name.
     """
 

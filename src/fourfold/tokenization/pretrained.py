@@ -1,4 +1,4 @@
-"""Tokenizers from a tokenizer.json, files of BERT or GPT, a fourfold checkpoint, or a training."""
+"""Tokenizers from files: tokenizer.json, vocabularies of BERT and GPT, checkpoints, directories."""
 
 import zipfile
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 from tokenizers import decoders, models
 
 from fourfold.errors import InputError
-from fourfold.text_files import parse_json, read_lines, read_text, resolve
+from fourfold.text_files import parse_json, read_json, read_lines, read_text, resolve
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 from fourfold.tokenization.training import (
     TokenizerConfig,
@@ -19,6 +19,8 @@ from fourfold.tokenization.training import (
     wordpiece_backend,
 )
 
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _WORD_END = "</w>"
 _END_OF_TEXT = "<|endoftext|>"
 
@@ -51,6 +53,34 @@ def make_tokenizer(
         message = f"must contain a mask token ({names}), which a masked language model needs"
         raise InputError(message, option="tokenizer", file=config.file)
     return tokenizer
+
+
+def tokenizer_files(path: Path) -> TokenizerConfig | None:
+    """Return the options that load the tokenizer in a directory; None if it has no tokenizer files.
+
+    Raises:
+        InputError: tokenizer_config.json is not valid.
+    """
+    if (path / TOKENIZER_FILE).is_file():
+        return TokenizerConfig(file=str(path / TOKENIZER_FILE))
+    if (path / "vocab.txt").is_file():
+        config_file = path / TOKENIZER_CONFIG_FILE
+        config = read_json(config_file) if config_file.is_file() else {}
+        lowercase = bool(config.get("do_lower_case", True))
+        return TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lowercase)
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
+    return None
+
+
+def read_tokenizer(path: Path) -> str | None:
+    """Read the tokenizer of a directory as JSON; return None if it has no tokenizer files.
+
+    Raises:
+        InputError: The files are not valid, or a required special token is missing.
+    """
+    config = tokenizer_files(path)
+    return None if config is None else make_tokenizer(config, [], mask=False).to_str()
 
 
 def _load(config: TokenizerConfig, file: str) -> Tokenizer:

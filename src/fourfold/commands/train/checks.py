@@ -17,10 +17,12 @@ from fourfold.tasks.training.finetuning import apply_finetuning
 
 
 def check_interval(trainer: Trainer, datamodule: LightningDataModule) -> None:
-    """Check `val_check_interval` before loggers start, since Lightning checks it later.
+    """Check that `val_check_interval` is not larger than the number of training batches of an epoch.
+
+    Lightning checks this as well, but only after the loggers have started.
 
     Raises:
-        InputError: An epoch has fewer training batches.
+        InputError: `val_check_interval` is larger than the number of training batches of an epoch.
     """
     interval = trainer.val_check_interval
     limit = trainer.limit_train_batches

@@ -7,7 +7,8 @@ from typing import Any
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.init_from import read_source
 from fourfold.commands.train.run_directory import RunDirectory
-from fourfold.hub import directory, preprocessing
+from fourfold.hub import directory
+from fourfold.tokenization import pretrained
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
@@ -80,7 +81,7 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
     """
     if file is None or run is None or Path(file).exists():
         return file
-    copy = run.path / preprocessing.TOKENIZER_FILE
+    copy = run.path / pretrained.TOKENIZER_FILE
     return str(copy) if Path(file).name == copy.name and copy.is_file() else file
 
 
@@ -114,7 +115,7 @@ def _source_tokenizer(
     Returns:
         Dict from the fields of `TokenizerConfig` to values; empty if the model has no tokenizer.
     """
-    copy = run.path / preprocessing.TOKENIZER_FILE if run else None
+    copy = run.path / pretrained.TOKENIZER_FILE if run else None
     # A run without checkpoints may be started again from another source.
     belongs = run and (run.checkpoints.exists() or _recorded_model(run, path))
     if run and copy and belongs and copy.is_file() and run.config.is_file():
@@ -125,7 +126,7 @@ def _source_tokenizer(
     source = copy or directory.resolve_path(path)
     if copy:
         Tokenizer.from_str(text).save(copy)
-    elif directory.is_model_directory(source) and (files := preprocessing.tokenizer_files(source)):
+    elif directory.is_model_directory(source) and (files := pretrained.tokenizer_files(source)):
         return asdict(files)
     elif source.is_dir():
         source = find_checkpoint(source)

@@ -1,4 +1,4 @@
-"""Teacher: frozen image classifier whose logits train a student (DeiT, Touvron et al. 2020)."""
+"""Teacher of a distillation: frozen image classifier that gives logits (Touvron et al. 2020)."""
 
 from collections.abc import Mapping
 from typing import Any
