@@ -202,7 +202,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             prepare_for_strategy(self.model, trainer)
 
     def _complete_config(self) -> None:
-        """Replace each size in the config that is None by that of the data, and check the others."""
+        """Replace sizes in the config that are None by those of the data, and check the others."""
         sizes = {name: self._size(name, self.config) for name in self.inferred_from_data}
         self.config = replace(self.config, **sizes)
 

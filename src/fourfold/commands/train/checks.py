@@ -17,7 +17,7 @@ from fourfold.tasks.training.finetuning import apply_finetuning
 
 
 def check_interval(trainer: Trainer, datamodule: LightningDataModule) -> None:
-    """Check that `val_check_interval` is not larger than the number of training batches of an epoch.
+    """Check that `val_check_interval` is at most the number of training batches of an epoch.
 
     Lightning checks this as well, but only after the loggers have started.
 
