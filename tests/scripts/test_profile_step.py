@@ -1,0 +1,26 @@
+"""Tests of scripts/profile_step.py."""
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import profile_step
+
+
+def test_profile_lists_the_operations_of_a_step_by_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "profile"
+    options = ["--size", "tiny", "--family", "vit", "--precision", "fp32", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["profile_step.py", *options])
+    profile_step.main()
+    with out.with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1)
+    products = {row["operation"]: row["rate"] for row in rows if row["rate"]}
+    assert float(products["aten::addmm"]) > 0
+    listed = out.with_suffix(".md").read_text()
+    assert rows[0]["operation"] in listed
+    assert rows[-1]["operation"] not in listed
