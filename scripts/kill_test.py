@@ -188,7 +188,12 @@ def bits(x: Any) -> Any:
 
 
 def rows(run: Path, first: int = 0) -> list[dict[str, str]]:
-    """Read the values of metrics.csv from step `first`, except those that depend on the speed."""
+    """Read the values of metrics.csv after step `first`, except those that depend on the speed.
+
+    A run that was complete when its damaged metrics.csv was set aside has no metrics.csv.
+    """
+    if not (run / "metrics.csv").exists():
+        return []
     with (run / "metrics.csv").open(newline="") as file:
         content = [row for row in csv.DictReader(file) if int(row["step"]) > first]
     return [
