@@ -6,7 +6,7 @@ module computes the crossover: the length from which self-attention is slower th
 Each layer is timed once per round, in random order (`interleaved_timing`).
 
 Shapes:
-    B sequences of a batch, T tokens (n in the table), D width (d), R tokens of a block (r).
+    B sequences of a batch, T tokens (n in the table), D width (d).
 """
 
 import math
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.attention import Attention
+from fourfold.core.attention import Attention, lower_mask
+from fourfold.core.masks import Mask
 from fourfold.environment import provenance
 from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell, measured_cell
@@ -30,7 +31,7 @@ from fourfold.reproduce.tables import Row, Table
 
 TIER = "measured"
 BATCH = 4  # B
-BLOCK = 64  # r in the table
+WINDOW = 32  # of restricted self-attention; r in the table is 2 * WINDOW - 1
 KERNEL = 3  # k in the table
 MAX_HEAD_WIDTH = 64
 MIN_LENGTH = 16
@@ -47,13 +48,13 @@ def self_attention(width: int) -> Attention:
 
 
 def restricted(width: int) -> Layer:
-    """Return self-attention within blocks of R tokens, a map from (B, T, D) to (B, T, D)."""
-    attend = self_attention(width)
-    return lambda x: attend(x.reshape(-1, min(BLOCK, x.shape[1]), width)).reshape(x.shape)
+    """Return self-attention with a window, a map from (B, T, D) to (B, T, D)."""
+    attend, mask = self_attention(width), Mask(window=WINDOW)
+    return lambda x: attend(x, mask=lower_mask(mask, x.shape[1], x.shape[1], x))
 
 
-def recurrent(kind: type[nn.LSTM | nn.GRU], width: int) -> Layer:
-    """Return an LSTM or a GRU of one layer, a map from (B, T, D) to (B, T, D)."""
+def recurrent(kind: type[nn.RNN | nn.LSTM | nn.GRU], width: int) -> Layer:
+    """Return an RNN, LSTM or GRU of one layer, a map from (B, T, D) to (B, T, D)."""
     layer = kind(width, width, batch_first=True)
     return lambda x: layer(x)[0]
 
@@ -67,6 +68,7 @@ def convolutional(width: int) -> Layer:
 LAYERS: dict[str, Callable[[int], Layer]] = {
     SELF: self_attention,
     "restricted": restricted,
+    "rnn": partial(recurrent, nn.RNN),
     "lstm": partial(recurrent, nn.LSTM),
     "gru": partial(recurrent, nn.GRU),
     "convolutional": convolutional,
@@ -119,8 +121,8 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
         - Otherwise, the crossover of each round in tokens. Rounds without a crossover are left out.
           If no round has one, the only entry is the crossover of the medians.
     """
-    # Up to the block length the restricted layer is identical to self-attention.
-    same = BLOCK if layer == "restricted" else 0
+    # A window that reaches all tokens makes no difference.
+    same = WINDOW if layer == "restricted" else 0
     curves = [
         # The logarithm is positive where self-attention is slower.
         {int(n): math.log(s[SELF] / s[layer]) if int(n) > same else 0.0 for n, s in times.items()}
