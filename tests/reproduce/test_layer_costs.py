@@ -34,9 +34,9 @@ def test_counts_equal_the_formulas(name: str, flops: int, chain: int, reach: int
 def test_restricted_attention_skips_keys() -> None:
     n, keys = 512, 2 * WINDOW - 1
     slices = 2 * (32 + WINDOW - 1) + 14 * (32 + keys - 1)  # keys of the outer and inner slices
-    assert layer_flops("restricted", n, D) == 4 * ROW * n + 2 * 2 * 32 * slices * D
-    assert layer_reach("restricted", n, D) == keys
-    assert layer_chain("restricted", n, D) == 4
+    assert layer_flops("windowed", n, D) == 4 * ROW * n + 2 * 2 * 32 * slices * D
+    assert layer_reach("windowed", n, D) == keys
+    assert layer_chain("windowed", n, D) == 4
 
 
 def test_lengths_of_equal_cost_are_multiples_of_the_width() -> None:
@@ -46,11 +46,11 @@ def test_lengths_of_equal_cost_are_multiples_of_the_width() -> None:
     assert equal_length("self_attention", N, D) == "never"
 
 
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"restricted"}))
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"windowed"}))
 def test_stored_bytes_per_token_do_not_depend_on_the_length(name: str) -> None:
     assert layer_bytes(name, 64, D) == layer_bytes(name, 128, D) >= 4 * D
 
 
 def test_restricted_attention_stores_no_scores_of_long_sequences() -> None:
     """From 2,048 tokens on, the weights of all slices are computed again in the backward pass."""
-    assert layer_bytes("restricted", 2048, D) < 4 * 8 * D
+    assert layer_bytes("windowed", 2048, D) < 4 * 8 * D

@@ -52,7 +52,7 @@ def layer_flops(name: str, n: int, d: int) -> int:
     """Count the FLOPs of the products in a forward pass."""
     # Only the kernel of the backend auto skips the keys outside a window, but torch's FLOP counter
     # does not support the kernel that this backend uses without a window.
-    return _run(name, n, d, "auto" if name == "restricted" else "naive")[2]
+    return _run(name, n, d, "auto" if name == "windowed" else "naive")[2]
 
 
 def layer_chain(name: str, n: int, d: int) -> int:
