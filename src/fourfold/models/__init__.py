@@ -1,6 +1,8 @@
 """Model classes and configs: the four transformer families, their heads, and the baselines."""
 
 from fourfold.models.base import Model as Model
+from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
+from fourfold.models.baselines.convolution import ConvolutionalLMConfig as ConvolutionalLMConfig
 from fourfold.models.baselines.lstm import RecurrentClassifier as RecurrentClassifier
 from fourfold.models.baselines.lstm import RecurrentClassifierConfig as RecurrentClassifierConfig
 from fourfold.models.baselines.lstm import RecurrentLM as RecurrentLM

@@ -36,8 +36,8 @@ class Model(nn.Module):
             it, and the tensors that this model does not have.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
-        is_recurrent: The model has a recurrent state instead of keys and values, so it is decoded
-            without a key-value cache and supports padding on the right only.
+        is_recurrent: The model has a recurrent state or convolutions instead of keys and values, so
+            it is decoded without a key-value cache, from prompts without padding.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
     """
