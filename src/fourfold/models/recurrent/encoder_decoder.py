@@ -76,6 +76,12 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
         if self.bridge == "backward" and (not self.bidirectional or self.context == "initial"):
             message = "must be none or linear without a bidirectional encoder and a context"
             raise InputError(f"{message}, got backward", option="bridge")
+        is_product = self.context == "attention" and self.attn_score in ("dot", "scaled")
+        if is_product and self.bidirectional:
+            message = (
+                f"must not be {self.attn_score} for a bidirectional encoder, whose vectors are"
+            )
+            raise InputError(f"{message} wider than the queries", option="attn_score")
         if self.tie_embeddings in ("all", "decoder") and self.output_width != self.d_model:
             raise InputError(
                 f"must be embeddings or none, because the decoder's output has width"
