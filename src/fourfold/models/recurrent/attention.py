@@ -61,7 +61,7 @@ class RecurrentAttention(nn.Module):
 
     In evaluation mode, hard_sample and hard_gumbel take the position with the largest score, so the
     result does not depend on random numbers or on other rows of the batch. In training mode, they
-    draw from torch's generator as dropout does, whose state a checkpoint stores.
+    draw from torch's generator as dropout does, which `ExactResume` seeds by the batch index.
 
     Args:
         query_size: Width Q of a query.
