@@ -92,6 +92,11 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)
             and targets (B * T,).
         """
+        memory, inputs, targets = self._encode(batch)
+        return self._decode(batch, memory, inputs, targets)
+
+    def _encode(self, batch: PairBatch) -> tuple[Any, Tensor, Tensor]:
+        """Return the output of the encoder, the decoder's inputs (B, T) and the targets (B, T)."""
         memory = self.model.encode(batch.src, batch.src_mask)
         inputs = batch.tgt
         targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
@@ -99,8 +104,14 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             targets = targets[:, 1:]  # the first token of a target is the begin token
         else:
             inputs = F.pad(inputs, (1, 0), value=self.start_id)
+        return memory, inputs[:, :-1], targets
+
+    def _decode(
+        self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Run the decoder; arguments as `_encode` returns them, result as of `_teacher_forced`."""
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
-        h = self.model.decode(inputs[:, :-1], memory, batch.src_mask)
+        h = self.model.decode(inputs, memory, batch.src_mask)
         return *self.model.head.output(h.flatten(0, 1)), targets.flatten()
 
     def update_metrics(self, batch: BatchT, split: str) -> None:

@@ -1,14 +1,27 @@
-"""Tasks of translation: encoder-decoder, T5 (text to text), composite of pre-trained models."""
+"""Tasks of translation: encoder-decoder, T5, composite of pre-trained models, recurrent models.
+
+Shapes: B examples, T target tokens.
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
+from fourfold.data.loading.counter_rng import uniform
+from fourfold.loggers.media import Media
+from fourfold.losses import token_scores
+from fourfold.metrics import Perplexity
 from fourfold.models import (
     T5,
     CompositeEncoderDecoder,
     EncoderDecoder,
     EncoderDecoderConfig,
+    RecurrentEncoderDecoder,
+    RecurrentEncoderDecoderConfig,
     T5Config,
     TextToTextConfig,
 )
@@ -16,6 +29,9 @@ from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask
+
+_SAMPLING_STREAM = 11  # of the counter-based random numbers
+_LUONG_2015 = RecurrentEncoderDecoderConfig()
 
 
 @dataclass(eq=False, repr=False)
@@ -97,3 +113,89 @@ class CompositeTranslation(Translation):
         super()._complete_config()
         if self.config.encoder.vocab_size is not None:  # one tokenizer serves both sides
             self._size("vocab_size", self.config.encoder, "model.config.encoder")
+
+
+@dataclass(eq=False, repr=False)
+class RecurrentTranslation(Translation):
+    """Translation with a recurrent encoder-decoder, such as RNNsearch or the models of Luong 2015.
+
+    An evaluation that generates texts also reports `loss_free_running` and `ppl_free_running`: the
+    loss of the true tokens when the decoder's inputs are its own most likely tokens.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
+            that is summed over the tokens of a sentence, or Adadelta.
+        schedule: Options of the schedule; the default is a constant learning rate.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments but the last.
+        scheduled_sampling: Probability that an input token of the decoder is replaced in training
+            by the most likely token of the model (Bengio et al. 2015), which needs a second,
+            sequential pass of the decoder. The probability is constant. The choice depends only on
+            the seed of the data, the epoch and the sentence pair.
+    """
+
+    model_class = RecurrentEncoderDecoder
+
+    config: RecurrentEncoderDecoderConfig = _LUONG_2015  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig()
+    label_smoothing: float = 0.0
+    scheduled_sampling: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("scheduled_sampling", self.scheduled_sampling, minimum=0.0, maximum=1.0)
+        super().__post_init__()
+        self.free_running = Perplexity()
+
+    def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        memory, inputs, targets = self._encode(batch)
+        if self.training and self.scheduled_sampling:
+            rows = batch.rows.cpu().numpy()
+            seed = getattr(self.datamodule, "seed", 0)
+            draws = uniform(seed, batch.epoch, rows, inputs.shape[1], _SAMPLING_STREAM)
+            replaced = torch.from_numpy(draws < self.scheduled_sampling).to(inputs.device)
+            inputs = self._with_predictions(memory, inputs, replaced)
+        return self._decode(batch, memory, inputs, targets)
+
+    @torch.no_grad()
+    def _with_predictions(self, memory: Any, inputs: Tensor, replaced: Tensor) -> Tensor:
+        """Replace inputs of the decoder by its most likely tokens, from left to right.
+
+        Args:
+            memory: Output of the encoder.
+            inputs: True inputs (B, T), beginning with the start token, which is not replaced.
+            replaced: (B, T) bool, True = replace this input.
+
+        Returns:
+            (B, T).
+        """
+        cache, columns = self.model.new_cache(), [inputs[:, 0]]
+        for t in range(1, inputs.shape[1]):
+            h = self.model.decode(columns[-1][:, None], memory, cache=cache)
+            predicted = self.model.logits(h[:, -1]).argmax(-1)
+            columns.append(torch.where(replaced[:, t], predicted, inputs[:, t]))
+        return torch.stack(columns, dim=1)
+
+    def update_metrics(self, batch: PairBatch, split: str) -> None:
+        super().update_metrics(batch, split)
+        if split == "test" or self.val_num_beams:
+            memory, inputs, targets = self._encode(batch)
+            inputs = self._with_predictions(memory, inputs, torch.ones_like(inputs).bool())
+            output = self._decode(batch, memory, inputs, targets)
+            self.free_running.update(*token_scores(*output), targets=output[-1])
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics of `Seq2SeqTask`, and those of the free-running decoder."""
+        metrics = super().compute_metrics(split)
+        if split == "test" or self.val_num_beams:
+            free = self.free_running.compute()
+            metrics["loss_free_running"] = free["loss"]
+            metrics["ppl_free_running"] = free.get("ppl_token", 1.0)
+        return metrics
+
+    def sample_outputs(self, batch: PairBatch, split: str) -> dict[str, Media]:
+        """Return the samples of `Seq2SeqTask`, without a map if the model has no attention."""
+        media = super().sample_outputs(batch, split)
+        if self.config.context != "attention":
+            del media["attention"]
+        return media

@@ -19,10 +19,12 @@ from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model
-from fourfold.models.baselines.lstm import LSTMStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.recurrent.cells import RecurrentStack
+from fourfold.models.recurrent.decoder import RecurrentDecoder
+from fourfold.models.recurrent.language_model import LSTMStack
 from fourfold.models.vit import ViTConfig
 
 # FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one
@@ -36,7 +38,7 @@ class CostBreakdown:
 
     Args:
         embeddings: Number in the embeddings of tokens or patches.
-        blocks: Number in the transformer blocks or LSTM layers.
+        blocks: Number in the transformer blocks or recurrent layers, with their attention.
         head: Number in all other modules, such as output head and projections.
     """
 
@@ -126,7 +128,8 @@ def _section(child: nn.Module | nn.Parameter) -> str:
     """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
-    return "blocks" if isinstance(child, Stack | LSTMStack) else "head"
+    blocks = Stack | LSTMStack | RecurrentStack | RecurrentDecoder
+    return "blocks" if isinstance(child, blocks) else "head"
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:

@@ -17,8 +17,8 @@ from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS, TILE_LOGITS_CUDA
 from fourfold.models.analysis.flops import image_tokens
-from fourfold.models.baselines.lstm import RecurrentLMConfig
 from fourfold.models.clip import CLIPConfig
+from fourfold.models.recurrent.language_model import RecurrentLMConfig
 
 # Number of values that an optimizer stores for each weight.
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}

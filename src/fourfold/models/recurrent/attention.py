@@ -207,11 +207,11 @@ class RecurrentAttention(nn.Module):
             context = folded @ memory
         else:
             weights = None
-            q = query.unflatten(0, (len(memory), -1)).flatten(1, 2)
             allowed = None if mask is None else _by_source(mask, len(memory))[:, None]
-            context = attend(
-                q[:, None], projected[:, None], memory[:, None], mask=allowed, scale=self.scale
-            )[:, 0]
+            q = query.unflatten(0, (len(memory), -1)).flatten(1, 2).to(projected.dtype)
+            v = memory.to(projected.dtype)  # autocast lowers the precision of some only
+            inputs = q[:, None], projected[:, None], v[:, None]
+            context = attend(*inputs, mask=allowed, scale=self.scale)[:, 0]
         return context.unflatten(1, (-1, query.shape[1])).flatten(0, 1), weights
 
     def probabilities(
