@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.counter_rng import uniform
+from fourfold.errors import InputError
 from fourfold.loggers.media import Media
-from fourfold.losses import token_scores
+from fourfold.losses import IGNORE_INDEX, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import (
     T5,
@@ -26,6 +28,12 @@ from fourfold.models import (
     TextToTextConfig,
 )
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.recurrent.hard_attention import (
+    BASELINE_DECAY,
+    marginal_cross_entropy,
+    marginal_token_scores,
+    reinforce_term,
+)
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask
@@ -132,6 +140,14 @@ class RecurrentTranslation(Translation):
             by the most likely token of the model (Bengio et al. 2015), which needs a second,
             sequential pass of the decoder. The probability is constant. The choice depends only on
             the seed of the data, the epoch and the sentence pair.
+        reward_weight: Factor on the REINFORCE term of `attn_weights: hard_sample`; see
+            `fourfold.models.recurrent.hard_attention.reinforce_term`, as for the next argument. Its
+            baseline is a moving average of the loss of a token, which checkpoints store.
+        entropy_weight: Factor on the entropy of the attention of `attn_weights: hard_sample`; the
+            default is that of the released code of Xu et al. 2015.
+
+    Raises:
+        InputError: The attention of the config is not trained by the loss.
     """
 
     model_class = RecurrentEncoderDecoder
@@ -141,13 +157,71 @@ class RecurrentTranslation(Translation):
     schedule: ScheduleConfig = ScheduleConfig()
     label_smoothing: float = 0.0
     scheduled_sampling: float = 0.0
+    reward_weight: float = 1.0
+    entropy_weight: float = 0.002
 
     def __post_init__(self) -> None:
         check_range("scheduled_sampling", self.scheduled_sampling, minimum=0.0, maximum=1.0)
+        check_range("reward_weight", self.reward_weight, minimum=0.0)
+        check_range("entropy_weight", self.entropy_weight, minimum=0.0)
+        config = self.config
+        has_attention = config.context == "attention"
+        if config.mix_outputs and self.label_smoothing:
+            message = f"must be 0 for mix_outputs, got {self.label_smoothing:g}"
+            raise InputError(message, option="label_smoothing")
+        if has_attention and config.attn_weights == "hard_argmax" and not config.mix_outputs:
+            message = "must be true to train hard_argmax, whose scores have no gradient otherwise"
+            raise InputError(f"{message}; got false", option="model.config.mix_outputs")
         super().__post_init__()
         self.free_running = Perplexity()
+        self._draws = has_attention and config.attn_weights == "hard_sample"
+        if self._draws:
+            self.register_buffer("reward_baseline", torch.zeros(()))
 
-    def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    def step(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
+        """Return the summed loss with the terms of hard attention, and the number of targets."""
+        if not self._draws:
+            return super().step(batch)
+        attention: Any = self.model.decoder.cross_attn
+        with attention.recording() as calls:
+            output = self._teacher_forced(batch)
+        nll = token_scores(*output)[0].unflatten(0, (len(batch.tgt), -1))  # (B, T)
+        length = nll.shape[1]  # calls of scheduled sampling precede those of the loss
+        alpha, drawn = (torch.cat(x, dim=1)[:, -length:] for x in zip(*calls, strict=True))
+        counts = output[-1] != IGNORE_INDEX
+        term = reinforce_term(
+            nll,
+            alpha,
+            drawn,
+            counts.view_as(nll),
+            baseline=self.get_buffer("reward_baseline"),
+            reward_weight=self.reward_weight,
+            entropy_weight=self.entropy_weight,
+        )
+        return self._loss(output) + term, counts.sum()
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Normalize the gradients as `Task` does, and update the baseline of hard attention."""
+        super().on_before_optimizer_step(optimizer)
+        if self._draws:
+            decay = BASELINE_DECAY if self.trainer.global_step else 0.0  # starts at the first loss
+            self.get_buffer("reward_baseline").lerp_(self.loss_normalizer.mean, 1.0 - decay)
+
+    def _decode(
+        self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
+    ) -> tuple[Any, ...]:
+        if not self.config.mix_outputs:
+            return super()._decode(batch, memory, inputs, targets)
+        assert isinstance(self.model, RecurrentEncoderDecoder)
+        return *self.model.decode_by_vector(inputs, memory), targets.flatten()
+
+    def _loss(self, output: tuple[Any, ...]) -> Tensor:
+        return marginal_cross_entropy(*output) if self.config.mix_outputs else super()._loss(output)
+
+    def _token_scores(self, output: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        return (marginal_token_scores if self.config.mix_outputs else token_scores)(*output)
+
+    def _teacher_forced(self, batch: PairBatch) -> tuple[Any, ...]:
         memory, inputs, targets = self._encode(batch)
         if self.training and self.scheduled_sampling:
             rows = batch.rows.cpu().numpy()
@@ -182,7 +256,7 @@ class RecurrentTranslation(Translation):
             memory, inputs, targets = self._encode(batch)
             inputs = self._with_predictions(memory, inputs, torch.ones_like(inputs).bool())
             output = self._decode(batch, memory, inputs, targets)
-            self.free_running.update(*token_scores(*output), targets=output[-1])
+            self.free_running.update(*self._token_scores(output), targets=output[-1])
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the metrics of `Seq2SeqTask`, and those of the free-running decoder."""

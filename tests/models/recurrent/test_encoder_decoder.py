@@ -52,6 +52,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"tie_embeddings": "all"},
     "local": {"attn_weights": "local_p", "attn_window": 2, "reverse_source": True},
     "monotonic": {"attn_weights": "local_m", "attn_window": 1, "input_feeding": False},
+    "hard": {"attn_weights": "hard_gumbel", "input_feeding": False},
+    "mixed": {**LINEAR, "mix_outputs": True, "input_feeding": False, "output_bias": True},
     "location": {**LINEAR, "attn_score": "location", "cell": "gru"},
     "context at every step": {**LINEAR, "context": "every_step", "input_feeding": False}
     | {"cell": "rnn"},
