@@ -35,9 +35,9 @@ class RecurrentAttention(nn.Module):
     - general: q^T W_a h_s (Luong 2015, eq. 8).
     - additive: v_a^T tanh(W_a q + U_a h_s) (Bahdanau 2015, section A.1.2). The `mlp` score of
       OpenNMT-py adds a bias.
-    - concat: v_a^T tanh(W_a [q; h_s]) (Luong 2015, eq. 8). This is the function of `additive` with
-      one matrix W_a (A, Q + M). In the released Matlab code, A is M and the source half
-      ``w_a.weight[:, Q:]`` is a fixed identity matrix: v_a^T tanh(W_a q + h_s).
+    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, eq. 8). This is the score `additive`: W_a and U_a
+      are the two halves of W. In the released Matlab code, A is M and the source half U_a is a
+      fixed identity matrix: v_a^T tanh(W_a q + h_s).
     - location: entry s of W_a q (Luong 2015, eq. 9). W_a has `max_source_len` rows, of which
       shorter sources use the first. The released code does not have this score.
 
@@ -113,7 +113,6 @@ class RecurrentAttention(nn.Module):
             )
         self.score = score
         self.weighting = weights
-        self.query_size = query_size
         self.window = window
         self.temperature = temperature
         self._records: list[tuple[Tensor, Tensor]] | None = None
@@ -121,17 +120,14 @@ class RecurrentAttention(nn.Module):
         width = d_attn or query_size
         if score == "general":
             self.w_a = Linear(memory_size, query_size, bias=False)
-        elif score == "additive":
+        elif score in ("additive", "concat"):
             self.w_a = Linear(query_size, width, bias=False)
             self.u_a = Linear(memory_size, width, bias=False)
-        elif score == "concat":
-            self.w_a = Linear(query_size + memory_size, width, bias=False)
+            self.v_a = Linear(width, 1, bias=False)
         elif score == "location":
             if max_source_len is None:
                 raise InputError("must be given for the score location", option="max_source_len")
             self.w_a = Linear(query_size, max_source_len, bias=False)
-        if score in ("additive", "concat"):
-            self.v_a = Linear(width, 1, bias=False)
         if weights == "local_p":
             self.w_p = Linear(query_size, width, bias=False)
             self.v_p = Linear(width, 1, bias=False)
@@ -160,11 +156,7 @@ class RecurrentAttention(nn.Module):
         """Compute the part of the scores that depends on the memory (N, S, M) only, (N, S, *)."""
         if self.score == "general":
             return self.w_a(memory)
-        if self.score == "additive":
-            return self.u_a(memory)
-        if self.score == "concat":
-            return F.linear(memory, self.w_a.weight[:, self.query_size :])
-        return memory
+        return self.u_a(memory) if self.score in ("additive", "concat") else memory
 
     def forward(
         self,
@@ -296,8 +288,7 @@ class RecurrentAttention(nn.Module):
                 )
             index = (positions - 1).clamp(0, longest - 1)
             return table.gather(-1, index.expand(*table.shape[:2], -1))
-        weight = self.w_a.weight[:, : self.query_size]
-        scores: Tensor = self.v_a(torch.tanh(F.linear(q, weight)[:, :, None] + projected[:, None]))
+        scores: Tensor = self.v_a(torch.tanh(self.w_a(q)[:, :, None] + projected[:, None]))
         return scores.squeeze(-1)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
@@ -285,10 +286,9 @@ class RecurrentDecoder(nn.Module):
             _, alpha = self.cross_attn(h, memory.vectors, memory.mask, **options)  # is recorded
         else:
             alpha = self.cross_attn.probabilities(h, memory.mask, **options)
-        width = memory.vectors.shape[2]
-        from_vectors = linear(memory.vectors, self.combine.weight[:, :width])  # (B, S, H)
+        from_vectors = self.combine(F.pad(memory.vectors, (0, h.shape[2])))  # (B, S, H)
         from_vectors = from_vectors.repeat_interleave(len(x) // len(memory), 0)
-        from_states = linear(h, self.combine.weight[:, width:])  # (N, T, H)
+        from_states = self.combine(F.pad(h, (memory.vectors.shape[2], 0)))  # (N, T, H)
         y = (from_vectors[:, None] + from_states[:, :, None]).tanh()
         if cache is not None:
             cache.state, cache.length = state, start + x.shape[1]
