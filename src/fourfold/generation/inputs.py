@@ -200,12 +200,10 @@ class GenerationInputs:
         The tokens are the prompts (B, T) of a causal LM, or BOS (B, 1) for an encoder-decoder.
 
         Args:
-            cache: Empty cache; None computes all tokens again in each step. A recurrent causal LM
-                ignores the cache.
+            cache: Empty cache; None computes all tokens again in each step.
         """
         mask = None if bool(self.real.all()) else self.mask  # attention is faster without a mask
         if not self.is_seq2seq:
-            cache = None if self.model.is_recurrent else cache
             return CausalStep(self.model, mask, cache), self.ids
         start = self.ids.new_full((len(self.ids), 1), self.bos_id or 0, dtype=torch.long)
         return Seq2SeqStep(self.model, self.ids, mask, cache), start

@@ -38,7 +38,7 @@ class Model(nn.Module):
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
         is_recurrent: The model has a recurrent state instead of keys and values. A recurrent causal
-            LM is decoded without a cache and supports padding on the right only.
+            LM supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
     """

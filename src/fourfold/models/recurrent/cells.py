@@ -1,4 +1,4 @@
-"""RecurrentStack: layers of RNN, GRU or LSTM cells, over padded batches or step by step.
+"""RecurrentStack: layers of RNN, GRU or LSTM cells, over padded batches or step by step; its cache.
 
 The weights are those of `nn.RNN`, `nn.GRU` or `nn.LSTM`, under torch's names. Shapes: B batch, T
 tokens, D input width, H units of a layer, G gates of a cell (1 for an RNN, 3 for a GRU, 4 for an
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
 
@@ -277,6 +278,49 @@ class RecurrentStack(nn.Module):
                 products = linear(self.dropout(new[-1][0]), w_ih, b_ih)
             new.append(self.step_cell(products, old, w_hh, other))
         return new
+
+
+class RecurrentCache:
+    """State of a recurrent model between steps, with the interface of a `KVCache`.
+
+    Attributes:
+        length: Number of tokens so far.
+        state: States (L, B, H), and for an LSTM cells (L, B, H); None before the first step.
+        feed: Last output (B, H) for input feeding; None before the first step.
+        keys: None, since padding cannot be cached.
+        documents: None, since packed documents cannot be separated.
+    """
+
+    keys = documents = None
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.state: State | None = None
+        self.feed: Tensor | None = None
+
+    def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
+        """Add new tokens to `length`, in place.
+
+        Args:
+            ids: Ids (B, t) of the new tokens.
+            keys: Must be None, because the state after padding is not that after the last token.
+            documents: Must be None.
+
+        Raises:
+            InputError: `keys` or `documents` is not None.
+        """
+        for name, value in (("mask", keys), ("documents", documents)):
+            if value is not None:
+                message = "must be None for a recurrent model with a cache"
+                raise InputError(message, option=name)
+        self.length += ids.shape[1]
+
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Let each new row i continue the old row `rows[i]`, in place; `sources` is not used."""
+        if self.state is not None:
+            self.state = tuple(part.index_select(1, rows) for part in self.state)
+        if self.feed is not None:
+            self.feed = self.feed.index_select(0, rows)
 
 
 def real_tokens(lengths: Tensor, n_tokens: int) -> Tensor:

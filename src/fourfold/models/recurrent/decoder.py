@@ -18,7 +18,7 @@ from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear, linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
-from fourfold.models.recurrent.cells import Cell, RecurrentStack, Reset, State
+from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack, Reset, State
 
 
 @dataclass(frozen=True)
@@ -161,28 +161,6 @@ class RecurrentMemory:
             tuple(part.index_select(1, sources) for part in self.initial),
             self.projected.index_select(0, sources),
         )
-
-
-class RecurrentCache:
-    """State of a recurrent decoder between steps, which has the interface of a `KVCache`.
-
-    Attributes:
-        length: Number of tokens so far.
-        state: States (L, N, H), and for an LSTM cells (L, N, H); None before the first step.
-        feed: Last output (N, H) for input feeding; None before the first step.
-    """
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.state: State | None = None
-        self.feed: Tensor | None = None
-
-    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Let each new row i continue the old row `rows[i]`, in place; `sources` is not used."""
-        if self.state is not None:
-            self.state = tuple(part.index_select(1, rows) for part in self.state)
-        if self.feed is not None:
-            self.feed = self.feed.index_select(0, rows)
 
 
 class RecurrentDecoder(nn.Module):

@@ -19,9 +19,14 @@ from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.output_heads import VocabularyHead
-from fourfold.models.recurrent.cells import RecurrentStack, State, flip, real_tokens
-from fourfold.models.recurrent.decoder import (
+from fourfold.models.recurrent.cells import (
     RecurrentCache,
+    RecurrentStack,
+    State,
+    flip,
+    real_tokens,
+)
+from fourfold.models.recurrent.decoder import (
     RecurrentDecoder,
     RecurrentDecoderConfig,
     RecurrentMemory,
