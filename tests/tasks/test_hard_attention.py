@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def build(kind: str, **options: Any) -> RecurrentTranslation:
     config = RecurrentEncoderDecoderConfig(
         vocab_size=options.pop("vocab_size", None),
+        dropout=options.pop("dropout", 0.0),
         max_len=64,
         d_model=12,
         hidden_size=16,
@@ -69,11 +70,10 @@ def fit(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_training_is_equal_bit_for_bit(kind: str, texts: Path, tmp_path: Path) -> None:
+    options = {"scheduled_sampling": 0.5, "dropout": 0.2}
     (tmp_path / "resumed").mkdir()
-    states = fit(build(kind, scheduled_sampling=0.5), texts, tmp_path)
-    resumed = fit(
-        build(kind, scheduled_sampling=0.5), texts, tmp_path / "resumed", resume=tmp_path / "2.ckpt"
-    )
+    states = fit(build(kind, **options), texts, tmp_path)
+    resumed = fit(build(kind, **options), texts, tmp_path / "resumed", resume=tmp_path / "2.ckpt")
     begun, expected = states[2], states[3]
     assert expected.keys() == resumed[3].keys()
     for name, value in expected.items():
@@ -128,15 +128,42 @@ def test_reinforce_loss_has_the_value_of_the_drawn_positions() -> None:
     task = build("reinforce with input feeding", vocab_size=20)
     task.configure_model()
     batch = pairs()
-    torch.manual_seed(5)
     loss, _ = task.train().step(batch)
-    torch.manual_seed(5)
-    nll, _ = token_scores(*task._teacher_forced(batch))
+    with task.model.decoder.cross_attn.recording(task._attention_noise(batch)):
+        nll, _ = token_scores(*task._teacher_forced(batch))
     torch.testing.assert_close(loss.detach(), nll.sum())
     loss.backward()
     gradient = task.model.decoder.cross_attn.w_a.weight.grad
     assert gradient is not None
     assert gradient.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_does_not_depend_on_the_other_rows_of_a_batch(kind: str) -> None:
+    task = build(kind, vocab_size=20, scheduled_sampling=0.5)
+    task.configure_model()
+    task.double().train()
+    batch = pairs()
+    parameters = list(task.model.parameters())
+    whole = torch.autograd.grad(task.step(batch)[0], parameters)
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for i in range(3):
+        n_src, n_tgt = int(batch.src_mask[i].sum()), int(batch.tgt_mask[i].sum())
+        src, tgt = batch.src[i, None, :n_src], batch.tgt[i, None, :n_tgt]
+        masks = torch.ones_like(src).bool(), torch.ones_like(tgt).bool()
+        row = PairBatch(src, tgt, *masks, batch.rows[i, None], batch.epoch, i)
+        parts = torch.autograd.grad(task.step(row)[0], parameters)
+        total = [sum_ + part for sum_, part in zip(total, parts, strict=True)]
+    for expected, actual in zip(whole, total, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+def test_drawn_positions_change_with_the_epoch() -> None:
+    task = build("gumbel", vocab_size=20)
+    noises = [task._attention_noise(pairs()._replace(epoch=epoch)) for epoch in (0, 1, 0)]
+    assert torch.equal(noises[0], noises[2])
+    assert not torch.equal(noises[0], noises[1])
+    assert noises[0].mean() == pytest.approx(1.0, abs=0.3)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Shapes: B examples, T target tokens.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,6 +15,7 @@ from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.errors import InputError
+from fourfold.lightning_internals import attached_trainer
 from fourfold.loggers.media import Media
 from fourfold.losses import IGNORE_INDEX, token_scores
 from fourfold.metrics import Perplexity
@@ -38,7 +40,9 @@ from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask
 
-_SAMPLING_STREAM = 11  # of the counter-based random numbers
+# Streams of the counter-based random numbers.
+_SAMPLING_STREAM = 11
+_ATTENTION_STREAM = 1000  # of the first source position; later positions have the next streams
 _LUONG_2015 = RecurrentEncoderDecoderConfig()
 
 
@@ -130,6 +134,11 @@ class RecurrentTranslation(Translation):
     An evaluation that generates texts also reports `loss_free_running` and `ppl_free_running`: the
     loss of the true tokens when the decoder's inputs are its own most likely tokens.
 
+    The loss follows from the config: the exact marginal for `mix_outputs`, and the loss with the
+    REINFORCE term for `attn_weights: hard_sample`. The random positions of hard_sample and
+    hard_gumbel depend only on the seed of the data, the epoch and the sentence pair. An evaluation
+    uses the position with the largest weight instead, so its perplexity is not that of the mixture.
+
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
@@ -174,17 +183,20 @@ class RecurrentTranslation(Translation):
             raise InputError(f"{message}; got false", option="model.config.mix_outputs")
         super().__post_init__()
         self.free_running = Perplexity()
-        self._draws = has_attention and config.attn_weights == "hard_sample"
-        if self._draws:
+        kinds = ("hard_sample", "hard_gumbel")
+        self._kind = config.attn_weights if has_attention and config.attn_weights in kinds else ""
+        if self._kind == "hard_sample":
             self.register_buffer("reward_baseline", torch.zeros(()))
 
     def step(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """Return the summed loss with the terms of hard attention, and the number of targets."""
-        if not self._draws:
+        if not self._kind:
             return super().step(batch)
         attention: Any = self.model.decoder.cross_attn
-        with attention.recording() as calls:
+        with attention.recording(self._attention_noise(batch)) as calls:
             output = self._teacher_forced(batch)
+        if self._kind == "hard_gumbel":
+            return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
         nll = token_scores(*output)[0].unflatten(0, (len(batch.tgt), -1))  # (B, T)
         length = nll.shape[1]  # calls of scheduled sampling precede those of the loss
         alpha, drawn = (torch.cat(x, dim=1)[:, -length:] for x in zip(*calls, strict=True))
@@ -200,10 +212,25 @@ class RecurrentTranslation(Translation):
         )
         return self._loss(output) + term, counts.sum()
 
+    def _attention_noise(self, batch: PairBatch) -> Tensor:
+        """Draw exponential variables (B, T, S), which depend only on seed, epoch, pair, t and s."""
+        rows, n_tokens = batch.rows.cpu().numpy(), batch.tgt.shape[1]
+        draws = [
+            uniform(self._data_seed, batch.epoch, rows, n_tokens, _ATTENTION_STREAM + s)
+            for s in range(batch.src.shape[1])
+        ]
+        noise = -np.log1p(-np.stack(draws, axis=2))
+        return torch.from_numpy(noise).to(batch.src.device)
+
+    @property
+    def _data_seed(self) -> int:
+        data = getattr(attached_trainer(self), "datamodule", None)
+        return getattr(data, "seed", 0)
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Normalize the gradients as `Task` does, and update the baseline of hard attention."""
         super().on_before_optimizer_step(optimizer)
-        if self._draws:
+        if self._kind == "hard_sample":
             decay = BASELINE_DECAY if self.trainer.global_step else 0.0  # starts at the first loss
             self.get_buffer("reward_baseline").lerp_(self.loss_normalizer.mean, 1.0 - decay)
 
@@ -225,8 +252,7 @@ class RecurrentTranslation(Translation):
         memory, inputs, targets = self._encode(batch)
         if self.training and self.scheduled_sampling:
             rows = batch.rows.cpu().numpy()
-            seed = getattr(self.datamodule, "seed", 0)
-            draws = uniform(seed, batch.epoch, rows, inputs.shape[1], _SAMPLING_STREAM)
+            draws = uniform(self._data_seed, batch.epoch, rows, inputs.shape[1], _SAMPLING_STREAM)
             replaced = torch.from_numpy(draws < self.scheduled_sampling).to(inputs.device)
             inputs = self._with_predictions(memory, inputs, replaced)
         return self._decode(batch, memory, inputs, targets)
