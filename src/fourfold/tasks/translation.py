@@ -144,7 +144,7 @@ class RecurrentTranslation(Translation):
         optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
             that is summed over the tokens of a sentence, or Adadelta.
         schedule: Options of the schedule; the default is a constant learning rate.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments but the last.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments but the last three.
         scheduled_sampling: Probability that an input token of the decoder is replaced in training
             by the most likely token of the model (Bengio et al. 2015), which needs a second,
             sequential pass of the decoder. The probability is constant. The choice depends only on
