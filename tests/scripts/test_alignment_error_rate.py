@@ -9,7 +9,13 @@ import torch
 
 import fourfold
 from fourfold.errors import InputError
-from fourfold.models import EncoderDecoder, EncoderDecoderConfig
+from fourfold.models import (
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    RecurrentEncoderDecoder,
+    RecurrentEncoderDecoderConfig,
+)
+from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.text_files import read_lines
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 from scripts import alignment_error_rate as script
@@ -78,23 +84,31 @@ def test_bad_links_give_one_sentence(
     assert message in capsys.readouterr().err
 
 
-def test_untrained_model_on_silver_links(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], data_dir: Path
+CONFIGS: dict[type[Seq2Seq], Any] = {
+    EncoderDecoder: EncoderDecoderConfig(
+        vocab_size=300, d_model=8, n_layers=2, n_heads=2, d_ff=8, max_len=512
+    ),
+    RecurrentEncoderDecoder: RecurrentEncoderDecoderConfig(
+        vocab_size=300, d_model=8, n_layers=1, hidden_size=8, attn_weights="local_p"
+    ),
+}
+
+
+@pytest.mark.parametrize("model_class", CONFIGS)
+def test_untrained_models_on_silver_links(
+    model_class: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], data_dir: Path
 ) -> None:
     sample = str(data_dir / "translation/wmt_aligned_sample/test.100")
     source, target, links = (read_lines(f"{sample}.{x}.gz")[:12] for x in ("en", "de", "align"))
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=300), source + target, mask=False)
-    config = EncoderDecoderConfig(
-        vocab_size=tokenizer.vocab_size, d_model=8, n_layers=2, n_heads=2, d_ff=8, max_len=512
-    )
-    model = EncoderDecoder(config)
+    model = model_class(CONFIGS[model_class])
     model.tokenizer = tokenizer
     fourfold.save(model, tmp_path / "model")
     paths = write(tmp_path, source, target, links)
     assert script.main([str(tmp_path / "model"), *paths, "--reverse"]) == 0
-    rows = capsys.readouterr().out.split("\n")
-    names = [row.split("|")[1].strip() for row in rows if row.startswith("| ")]
-    layers = [f"layer {layer}, {step}" for layer in (1, 2) for step in ("output", "input")]
-    assert names == ["links", "---", "uniform", "diagonal", *layers]
-    rate = {row.split("|")[1].strip(): row.split("|")[2] for row in rows if row.startswith("| ")}
-    assert float(rate["diagonal"]) < float(rate["uniform"])
+    rows = [row.split("|")[1:-1] for row in capsys.readouterr().out.split("\n") if "|" in row]
+    rates = {name.strip(): aer.strip() for name, aer, *_ in rows}
+    n_layers = model.config.n_layers
+    layers = [f"layer {n + 1}, {step}" for n in range(n_layers) for step in ("output", "input")]
+    assert list(rates) == ["links", "---", "uniform", "diagonal", *layers]
+    assert float(rates["diagonal"]) < float(rates["uniform"])

@@ -77,15 +77,22 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
         """Return the summed label-smoothed cross-entropy, and the number of target tokens."""
         output = self._teacher_forced(self.as_pairs(batch))
-        loss = linear_cross_entropy(
+        return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
+
+    def _loss(self, output: tuple[Any, ...]) -> Tensor:
+        """Return the summed label-smoothed cross-entropy of a result of `_teacher_forced`."""
+        return linear_cross_entropy(
             *output,
             label_smoothing=self.label_smoothing,
             label_smoothing_type=self.label_smoothing_type,
             normalizer=1.0,
         )
-        return loss, (output[-1] != IGNORE_INDEX).sum()
 
-    def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    def _token_scores(self, output: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """Return the results of `token_scores` for a result of `_teacher_forced`."""
+        return token_scores(*output)
+
+    def _teacher_forced(self, batch: PairBatch) -> tuple[Any, ...]:
         """Run the model with the true previous tokens as the decoder's input.
 
         Returns:
@@ -108,7 +115,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     def _decode(
         self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    ) -> tuple[Any, ...]:
         """Run the decoder; arguments as `_encode` returns them, result as of `_teacher_forced`."""
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
         h = self.model.decode(inputs, memory, batch.src_mask)
@@ -118,7 +125,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         """Update the perplexity (without label smoothing) and the scores of generated texts."""
         pairs = self.as_pairs(batch)
         output = self._teacher_forced(pairs)
-        self.ppl.update(*token_scores(*output), targets=output[-1])
+        self.ppl.update(*self._token_scores(output), targets=output[-1])
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         if num_beams:
             hypotheses = self.generate_texts(pairs.src, pairs.src_mask, num_beams)

@@ -12,6 +12,7 @@ from fourfold.generation import GenerationDefaults, beam_search, generate
 from fourfold.models import RecurrentEncoderDecoder, RecurrentEncoderDecoderConfig
 from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.models.analysis.flops import forward_flops, parameters
+from fourfold.models.quantization import quantize
 
 V = 17
 SHAPE: dict[str, Any] = {
@@ -52,6 +53,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"tie_embeddings": "all"},
     "local": {"attn_weights": "local_p", "attn_window": 2, "reverse_source": True},
     "monotonic": {"attn_weights": "local_m", "attn_window": 1, "input_feeding": False},
+    "hard": {"attn_weights": "hard_gumbel", "input_feeding": False},
+    "mixed": {**LINEAR, "mix_outputs": True, "input_feeding": False, "output_bias": True},
     "location": {**LINEAR, "attn_score": "location", "cell": "gru"},
     "context at every step": {**LINEAR, "context": "every_step", "input_feeding": False}
     | {"cell": "rnn"},
@@ -262,6 +265,16 @@ def test_autocast_gives_finite_logits_near_those_of_fp32(name: str) -> None:
         logits = model(src, tgt, mask)
     expected = model(src, tgt, mask)
     assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["search", "global", "local", "location", "mixed"])
+def test_int8_gives_logits_near_those_of_fp32(name: str) -> None:
+    model = build(name).float()
+    src, mask = batch()
+    tgt = torch.randint(3, V, (4, 5))
+    expected = model(src, tgt, mask)
+    quantize(model, "int8")
+    assert (model(src, tgt, mask) - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", ["search", "global", "local"])

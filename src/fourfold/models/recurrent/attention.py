@@ -35,9 +35,9 @@ class RecurrentAttention(nn.Module):
     - general: q^T W_a h_s (Luong 2015, eq. 8).
     - additive: v_a^T tanh(W_a q + U_a h_s) (Bahdanau 2015, section A.1.2). The `mlp` score of
       OpenNMT-py adds a bias.
-    - concat: v_a^T tanh(W_a [q; h_s]) (Luong 2015, eq. 8). This is the function of `additive` with
-      one matrix W_a (A, Q + M). In the released Matlab code, A is M and the source half
-      ``w_a.weight[:, Q:]`` is a fixed identity matrix: v_a^T tanh(W_a q + h_s).
+    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, eq. 8). This is the score `additive`: W_a and U_a
+      are the two halves of W. In the released Matlab code, A is M and the source half U_a is a
+      fixed identity matrix: v_a^T tanh(W_a q + h_s).
     - location: entry s of W_a q (Luong 2015, eq. 9). W_a has `max_source_len` rows, of which
       shorter sources use the first. The released code does not have this score.
 
@@ -61,7 +61,7 @@ class RecurrentAttention(nn.Module):
 
     In evaluation mode, hard_sample and hard_gumbel take the position with the largest score, so the
     result does not depend on random numbers or on other rows of the batch. In training mode, they
-    draw from torch's generator as dropout does, whose state a checkpoint stores.
+    draw with the noise that `recording` gets, or else from torch's generator.
 
     Args:
         query_size: Width Q of a query.
@@ -113,25 +113,22 @@ class RecurrentAttention(nn.Module):
             )
         self.score = score
         self.weighting = weights
-        self.query_size = query_size
         self.window = window
         self.temperature = temperature
         self._records: list[tuple[Tensor, Tensor]] | None = None
+        self._noise: Tensor | None = None
         self.scale = query_size**-0.5 if score == "scaled" else 1.0
         width = d_attn or query_size
         if score == "general":
             self.w_a = Linear(memory_size, query_size, bias=False)
-        elif score == "additive":
+        elif score in ("additive", "concat"):
             self.w_a = Linear(query_size, width, bias=False)
             self.u_a = Linear(memory_size, width, bias=False)
-        elif score == "concat":
-            self.w_a = Linear(query_size + memory_size, width, bias=False)
+            self.v_a = Linear(width, 1, bias=False)
         elif score == "location":
             if max_source_len is None:
                 raise InputError("must be given for the score location", option="max_source_len")
             self.w_a = Linear(query_size, max_source_len, bias=False)
-        if score in ("additive", "concat"):
-            self.v_a = Linear(width, 1, bias=False)
         if weights == "local_p":
             self.w_p = Linear(query_size, width, bias=False)
             self.v_p = Linear(width, 1, bias=False)
@@ -142,29 +139,29 @@ class RecurrentAttention(nn.Module):
         return self.training and self.weighting in ("hard_sample", "hard_gumbel")
 
     @contextmanager
-    def recording(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    def recording(self, noise: Tensor | None = None) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """Record the weights of each call in this context, before and after a hard choice.
+
+        Args:
+            noise: Independent exponential variables (B, T, S) with the mean 1, for the random
+                positions of T target tokens; None takes them from torch's generator.
 
         Yields:
             A list, to which each call of `forward` appends the results (B, Tq, S) of
             `probabilities` and of `select`.
         """
         records: list[tuple[Tensor, Tensor]] = []
-        self._records = records
+        self._records, self._noise = records, noise
         try:
             yield records
         finally:
-            self._records = None
+            self._records = self._noise = None
 
     def project(self, memory: Tensor) -> Tensor:
         """Compute the part of the scores that depends on the memory (N, S, M) only, (N, S, *)."""
         if self.score == "general":
             return self.w_a(memory)
-        if self.score == "additive":
-            return self.u_a(memory)
-        if self.score == "concat":
-            return F.linear(memory, self.w_a.weight[:, self.query_size :])
-        return memory
+        return self.u_a(memory) if self.score in ("additive", "concat") else memory
 
     def forward(
         self,
@@ -185,7 +182,7 @@ class RecurrentAttention(nn.Module):
                 source; None means that all positions are real.
             projected: Result of `project(memory)`.
             step: Position of the first query in the target, from 0, for all rows or by row (B,).
-                Only local_m needs it.
+                Only local_m and the noise of `recording` need it.
             need_weights: Return the weights. Without them, the softmax weights of dot, general and
                 scaled are computed by the kernels of `fourfold.core.attention.attend`.
 
@@ -200,7 +197,7 @@ class RecurrentAttention(nn.Module):
         fused = self.weighting == "softmax" and self.score in _PRODUCTS
         if need_weights or not fused or self._records is not None:
             alpha = self.probabilities(query, mask, projected=projected, step=step)
-            weights = self.select(alpha)
+            weights = self.select(alpha, step)
             if self._records is not None:
                 self._records.append((alpha, weights))
             folded = weights.unflatten(0, (len(memory), -1)).flatten(1, 2).to(memory.dtype)
@@ -265,20 +262,32 @@ class RecurrentAttention(nn.Module):
             alpha = alpha * torch.exp(-((positions - centre) ** 2) / (2 * sigma**2))
         return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1)
 
-    def select(self, alpha: Tensor) -> Tensor:
-        """Return the weights for the result of `probabilities`: one-hot vectors if hard."""
+    def select(self, alpha: Tensor, step: int | Tensor = 0) -> Tensor:
+        """Return the weights for the result of `probabilities`: one-hot vectors if hard.
+
+        A position is drawn by the exponential race argmax_s alpha_s / e_s, e_s ~ Exp(1), which is
+        the Gumbel trick argmax_s log(alpha_s) + g_s with the noise g_s = -log(e_s).
+
+        Args:
+            alpha: Result (B, Tq, S) of `probabilities`.
+            step: As for `forward`.
+        """
         if not self.weighting.startswith("hard"):
             return alpha
         impossible = alpha == 0
+        race = alpha.detach()
+        if self.draws:
+            if self._noise is None:
+                noise = torch.empty_like(race).exponential_()
+            else:
+                noise = self._noise[:, int(step) : int(step) + race.shape[1]].to(race.dtype)
+            noise = noise.clamp(min=torch.finfo(race.dtype).tiny)
+            race = race / noise
+        chosen = F.one_hot(race.argmax(-1), alpha.shape[-1]).to(alpha.dtype)
         if self.draws and self.weighting == "hard_gumbel":
-            logits = log_weights(alpha)
-            logits = logits.masked_fill(impossible.all(-1, keepdim=True), 0.0)
-            chosen = F.gumbel_softmax(logits, self.temperature, hard=True)
-        else:
-            alpha = alpha.detach()
-            race = alpha / torch.empty_like(alpha).exponential_() if self.draws else alpha
-            race = race.masked_fill(impossible, -1.0)  # an exponential variable may round to 0
-            chosen = F.one_hot(race.argmax(-1), alpha.shape[-1]).to(alpha.dtype)
+            logits = log_weights(alpha).masked_fill(impossible.all(-1, keepdim=True), 0.0)
+            soft = ((logits - noise.log()) / self.temperature).softmax(-1)
+            chosen = chosen + soft - soft.detach()
         return chosen.masked_fill(impossible, 0.0)
 
     def _scores(self, q: Tensor, projected: Tensor, positions: Tensor) -> Tensor:
@@ -296,8 +305,7 @@ class RecurrentAttention(nn.Module):
                 )
             index = (positions - 1).clamp(0, longest - 1)
             return table.gather(-1, index.expand(*table.shape[:2], -1))
-        weight = self.w_a.weight[:, : self.query_size]
-        scores: Tensor = self.v_a(torch.tanh(F.linear(q, weight)[:, :, None] + projected[:, None]))
+        scores: Tensor = self.v_a(torch.tanh(self.w_a(q)[:, :, None] + projected[:, None]))
         return scores.squeeze(-1)
 
 

@@ -6,9 +6,10 @@ memory, D width of the embedding, H units of a layer, L layers.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
@@ -52,6 +53,9 @@ class RecurrentDecoderConfig(ModelConfig):
         d_attn: Width of the hidden layer of the scores concat and additive; None means H.
         attn_window: Distance D from the centre of local attention to the ends of its window.
         attn_temperature: Temperature of hard_gumbel.
+        mix_outputs: Mix the output distributions of all vectors of the memory in place of the
+            vectors (exact hard attention; Wu et al. 2018), for attn_weights softmax or hard_argmax.
+            With hard_argmax, a model is trained so, but generates from the most probable vector.
         n_maxout: Number of maxout units of the decoder bahdanau, each the maximum of two values;
             None means half of H.
         output_rank: Rank of the output matrix, which is then the product of two matrices; None
@@ -81,6 +85,7 @@ class RecurrentDecoderConfig(ModelConfig):
     d_attn: int | None = None
     attn_window: int = 10
     attn_temperature: float = 1.0
+    mix_outputs: bool = False
     n_maxout: int | None = None
     output_rank: int | None = None
     dropout: float = 0.2
@@ -100,6 +105,16 @@ class RecurrentDecoderConfig(ModelConfig):
         if self.input_feeding and (self.decoder != "luong" or self.context != "attention"):
             message = "must be false without attention in the decoder luong, got true"
             raise InputError(message, option="input_feeding")
+        if self.mix_outputs and self.attn_weights not in ("softmax", "hard_argmax"):
+            message = f"must be softmax or hard_argmax for mix_outputs, got {self.attn_weights}"
+            raise InputError(message, option="attn_weights")
+        is_independent = self.decoder == "luong" and not self.input_feeding
+        if self.mix_outputs and not (is_independent and self.context == "attention"):
+            raise InputError(
+                "must be false unless the decoder is luong, with attention and without"
+                " input_feeding, since its states must not depend on the context; got true",
+                option="mix_outputs",
+            )
         if self.max_len is None and (self.context, self.attn_score) == ("attention", "location"):
             raise InputError("must be given for the score location, got None", option="max_len")
 
@@ -215,12 +230,7 @@ class RecurrentDecoder(nn.Module):
                 (b + 1) N / B - 1, such as the beams of the source.
             cache: State after the earlier tokens, changed in place; None starts from the memory.
         """
-        start = 0 if cache is None else cache.length
-        state = None if cache is None else cache.state
-        if state is None:
-            rows = len(x) // len(memory)
-            state = tuple(part.repeat_interleave(rows, 1) for part in memory.initial)
-        state = tuple(part.to(x.dtype) for part in state)
+        state, start = self._start(x, memory, cache)
         feed = None
         if self.config.decoder == "bahdanau":
             y, state = self._read_before_step(x, memory, state, start)
@@ -233,6 +243,44 @@ class RecurrentDecoder(nn.Module):
         if cache is not None:
             cache.state, cache.feed, cache.length = state, feed, start + x.shape[1]
         return self.low_rank(self.dropout(y))
+
+    def by_vector(
+        self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the outputs that follow from attending to one vector of the memory each.
+
+        The arguments are those of `forward`. The decoder must be luong, without input feeding.
+
+        Returns:
+            Attention weights (N, T, S) before a hard choice; and inputs (N, T, S, output width) of
+            the output matrix for each vector of the memory.
+        """
+        assert self.cross_attn is not None
+        assert self.combine is not None
+        state, start = self._start(x, memory, cache)
+        h, state = self.stack(x, None, state)
+        options: dict[str, Any] = {"projected": memory.projected, "step": start}
+        if self.cross_attn.weighting == "softmax":
+            _, alpha = self.cross_attn(h, memory.vectors, memory.mask, **options)  # is recorded
+        else:
+            alpha = self.cross_attn.probabilities(h, memory.mask, **options)
+        from_vectors = self.combine(F.pad(memory.vectors, (0, h.shape[2])))  # (B, S, H)
+        from_vectors = from_vectors.repeat_interleave(len(x) // len(memory), 0)
+        from_states = self.combine(F.pad(h, (memory.vectors.shape[2], 0)))  # (N, T, H)
+        y = (from_vectors[:, None] + from_states[:, :, None]).tanh()
+        if cache is not None:
+            cache.state, cache.length = state, start + x.shape[1]
+        return alpha, self.low_rank(self.dropout(y))
+
+    def _start(
+        self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None
+    ) -> tuple[State, int]:
+        """Return the state before the input x (N, T, D), and the position of its first token."""
+        state = None if cache is None else cache.state
+        if state is None:
+            rows = len(x) // len(memory)
+            state = tuple(part.repeat_interleave(rows, 1) for part in memory.initial)
+        return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
 
     def context(self, queries: Tensor, memory: RecurrentMemory, start: int) -> Tensor:
         """Return the contexts (N, T, M) of queries (N, T, H), the first at position `start`."""

@@ -31,6 +31,7 @@ from fourfold.models.recurrent.decoder import (
     RecurrentDecoderConfig,
     RecurrentMemory,
 )
+from fourfold.models.recurrent.hard_attention import log_weights, mixed_log_probabilities
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,9 @@ class RecurrentEncoderDecoder(Seq2Seq):
     ) -> Tensor:
         """Compute the input (N, T, output width) of the head; N is a multiple of B.
 
+        A model with `mix_outputs` and the weights softmax returns log-probabilities (N, T, V)
+        instead, which are also its logits.
+
         Args:
             tgt: Target token ids (N, T) int64. With a cache, the new tokens only.
             memory: Output of `encode` for B sources.
@@ -248,7 +252,37 @@ class RecurrentEncoderDecoder(Seq2Seq):
             InputError: `src_documents` or `tgt_documents` is not None.
         """
         _check_no_documents(src_documents=src_documents, tgt_documents=tgt_documents)
-        return self.decoder(self.tgt_embed(tgt, slice(0, tgt.shape[1])), memory, cache)
+        if not self._mixes:
+            return self.decoder(self.tgt_embed(tgt, slice(0, tgt.shape[1])), memory, cache)
+        log_alpha, y, weight, bias = self.decode_by_vector(tgt, memory, cache)
+        return mixed_log_probabilities(log_alpha, y, weight, bias).unflatten(0, tgt.shape)
+
+    def decode_by_vector(
+        self, tgt: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Run the decoder for the losses of `fourfold.models.recurrent.hard_attention`.
+
+        Args:
+            tgt: As for `decode`.
+            memory: As for `decode`.
+            cache: As for `decode`.
+
+        Returns:
+            Logarithms (N T, S) of the attention weights; inputs (N T, S, output width) of the
+            output matrix for each vector of the memory; the matrix (V, output width); and its bias
+            (V,) or None.
+        """
+        x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
+        alpha, y = self.decoder.by_vector(x, memory, cache)  # type: ignore[operator]
+        return log_weights(alpha).flatten(0, 1), *self.head.output(y.flatten(0, 1))
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Map the result of `decode` to logits (N, T, V)."""
+        return h if self._mixes else super().logits(h)
+
+    @property
+    def _mixes(self) -> bool:
+        return self.config.mix_outputs and self.config.attn_weights == "softmax"
 
     def new_cache(self) -> Any:
         """Build the state of a decoder before its first step."""

@@ -5,6 +5,7 @@ output layer's input, V vocabulary.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
@@ -18,7 +19,7 @@ def log_weights(alpha: Tensor) -> Tensor:
     return alpha.clamp(min=tiny).log().masked_fill(alpha == 0, float("-inf"))
 
 
-def reinforce_loss(
+def reinforce_term(
     nll: Tensor,
     alpha: Tensor,
     drawn: Tensor,
@@ -28,26 +29,27 @@ def reinforce_loss(
     reward_weight: float = 1.0,
     entropy_weight: float = 0.0,
 ) -> Tensor:
-    """Compute the loss of randomly drawn positions, whose gradient contains the REINFORCE term.
+    """Compute a term with the value 0 that adds the REINFORCE gradient to the loss of a draw.
 
     The objective is the mean of -log p(y | drawn positions) over all draws, an upper bound of
     -log p(y) (Xu et al. 2015, eqs. 10 to 12), minus `entropy_weight` times the entropy of alpha.
-    One draw gives an unbiased estimate of the gradient:
+    One draw gives an unbiased estimate of its gradient: the gradient of the sum of `nll` and of
+    this term, which is
 
-        sum_t grad nll_t + reward_weight * sum_t (R_t - b_t) grad log alpha_t[drawn_t],
+        sum_t reward_weight (R_t - b_t) grad log alpha_t[drawn_t] - entropy_weight grad H(alpha_t).
 
-    where R_t is the sum of the losses of the tokens t, t + 1, ..., T, which alone depend on the
-    position drawn for token t, and b_t is `baseline` times the number of these tokens. The paper
-    uses the loss of all T tokens for each t, and the moving average of that loss. Their means are
-    equal, but their variance is larger, in particular with targets of different lengths.
+    R_t is the sum of the losses of the tokens t, t + 1, ..., T, which alone depend on the position
+    drawn for token t, and b_t is `baseline` times the number of these tokens. The paper uses the
+    loss of all T tokens for each t, and the moving average of that loss. The mean of the gradient
+    is the same, but its variance is larger.
 
     The released code deviates from the paper: it uses the mean loss of the tokens, divides the
-    REINFORCE term by 10 (`reward_weight` 0.1), sets the entropy weight to 0.002, and replaces the
-    drawn positions by the expected context in half of the batches ("semi-sampling"). The last
-    deviation is not implemented.
+    REINFORCE term by 10 (`reward_weight` 0.1), sets the entropy weight to 0.002, and with a
+    probability of 0.5 for each batch replaces the drawn positions by the expected context
+    (semi-sampling). This function does not implement semi-sampling.
 
     Args:
-        nll: Loss (B, T) of each target token, given the drawn positions.
+        nll: Loss (B, T) of each target token, given the drawn positions. Its gradient is not used.
         alpha: Weights (B, T, S) from which the positions were drawn.
         drawn: One-hot vectors (B, T, S) of the drawn positions.
         counts: (B, T) bool, True = the target token counts.
@@ -57,16 +59,14 @@ def reinforce_loss(
         entropy_weight: Factor lambda_e on the entropy (eq. 12).
 
     Returns:
-        A scalar. Its value is the sum of `nll` over the tokens that count, without the other terms,
-        which have gradients only.
+        A scalar 0.
     """
-    nll = nll * counts
     log_alpha = alpha.clamp(min=torch.finfo(alpha.dtype).tiny).log()
     reward = ((nll.detach() - baseline) * counts).flip(1).cumsum(1).flip(1)  # R_t - b_t
     log_p = (log_alpha * drawn.detach()).sum(-1)
     entropy = -(alpha * log_alpha).sum(-1)
-    extra = ((reward_weight * reward * log_p - entropy_weight * entropy) * counts).sum()
-    return nll.sum() + extra - extra.detach()
+    term = ((reward_weight * reward * log_p - entropy_weight * entropy) * counts).sum()
+    return term - term.detach()
 
 
 def marginal_cross_entropy(
@@ -113,6 +113,23 @@ def marginal_token_scores(
     joint, predicted, *_ = _score_positions(log_alpha, hidden, weight, bias, targets)
     best = log_alpha.argmax(-1, keepdim=True)
     return _summed_out(joint, targets), predicted.gather(1, best).squeeze(1)
+
+
+def mixed_log_probabilities(
+    log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Compute log sum_j alpha_j p(token | position j) of each token of the vocabulary, (N, V).
+
+    The arguments are those of `marginal_cross_entropy`. The logits of one source position are in
+    memory at a time. Probabilities below the smallest normal number of the dtype become that
+    number.
+    """
+    alpha = log_alpha.exp()
+    total = alpha.new_zeros(len(hidden), len(weight))
+    for j in range(hidden.shape[1]):
+        logits = F.linear(hidden[:, j], weight, bias)
+        total = total + alpha[:, j, None] * logits.to(alpha.dtype).softmax(-1)
+    return total.clamp(min=torch.finfo(total.dtype).tiny).log()
 
 
 def _score_positions(
