@@ -81,8 +81,7 @@ def generate(
         draws = uniform_per_prompt(inputs.row_keys, inputs.real, most, seed, copies)
     with decoding_mode(model):
         step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
-        is_graph = not inputs.model.is_recurrent and is_worth_capturing(ids.device, most)
-        if isinstance(step, CausalStep) and step.cache and is_graph:
+        if isinstance(step, CausalStep) and step.has_keys and is_worth_capturing(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
         new = sample(step, start, limit, sampler, draws, eos_id=inputs.eos_id, pad_id=inputs.pad_id)
     return torch.cat([start, new], dim=1)
