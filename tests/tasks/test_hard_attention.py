@@ -166,6 +166,54 @@ def test_drawn_positions_change_with_the_epoch() -> None:
     assert noises[0].mean() == pytest.approx(1.0, abs=0.3)
 
 
+def copies(seed: int, n: int = 32, longest: int = 12) -> PairBatch:
+    """Return pairs whose target is the source: 6 to `longest` random tokens from 4 to 23."""
+    torch.manual_seed(seed)
+    lengths, columns = torch.randint(6, longest + 1, (n, 1)), torch.arange(longest + 2)
+    src = torch.randint(4, 24, (n, longest)) * (columns[:longest] < lengths)
+    tgt = torch.nn.functional.pad(src, (1, 1)).scatter(1, lengths + 1, 2)
+    tgt[:, 0] = 1
+    masks = columns[:longest] < lengths, columns < lengths + 2
+    return PairBatch(src, tgt, *masks, n * seed + torch.arange(n), 0, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["none", "additive", "local_p", "gumbel", "reinforce", "marginal"])
+def test_attention_learns_to_copy(kind: str) -> None:
+    """Without attention, the loss stays at about 2.7 (measured: 2.71), and log(20) is 3.0."""
+    options: dict[str, Any] = {
+        **{"none": {"context": "initial"}, "additive": {"attn_score": "additive"}}.get(kind, {}),
+        **{"local_p": {"attn_weights": "local_p"}, **KINDS}.get(kind, {}),
+    }
+    torch.manual_seed(0)
+    config = RecurrentEncoderDecoderConfig(
+        vocab_size=24,
+        d_model=32,
+        hidden_size=64,
+        n_layers=1,
+        dropout=0.0,
+        bias=True,
+        bidirectional=True,
+        bridge="linear",
+        **{"input_feeding": False, **options},
+    )
+    task = RecurrentTranslation(config, SGD, FLAT, reward_weight=0.1)
+    task.configure_model()
+    task.train()
+    optimizer = torch.optim.Adam(task.parameters(), lr=5e-3)
+    for step in range(200):
+        loss, count = task.step(copies(step))
+        optimizer.zero_grad()
+        (loss / count).backward()
+        torch.nn.utils.clip_grad_norm_(task.parameters(), 1.0)
+        optimizer.step()
+        if kind == "reinforce":
+            task.get_buffer("reward_baseline").lerp_((loss / count).detach(), 0.1 if step else 1.0)
+    with torch.no_grad():
+        loss, count = task.eval().step(copies(1_000_000, n=200))
+    assert (float(loss / count) > 2.5) == (kind == "none")
+
+
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
