@@ -1,6 +1,7 @@
 """Cases of scripts/kill_test.py: every task with every setting that could affect exact resume.
 
-The baselines (LSTM and ResNet) are left out. `damage` damages the files of a killed training.
+The baselines (LSTM language model and ResNet) are left out. `damage` damages the files of a killed
+training.
 """
 
 import random
@@ -31,6 +32,8 @@ TINY: dict[str, tuple[str, ...]] = {
     "images": ("deit/tiny",),
     "text to text": ("t5/tiny", *PAIRS),
     "image and text": ("clip/tiny",),
+    "recurrent": ("luong2015/tiny", *PAIRS, "--model.scheduled_sampling=0.3"),
+    "RNNsearch": ("bahdanau2015/tiny", *PAIRS),
     "joined": ("joined/tiny", *PAIRS),
     "captions": ("captions/tiny",),
     "sequences": ("finetune/tiny", "--data.batch_size=8"),

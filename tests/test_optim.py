@@ -110,9 +110,26 @@ def test_sgd_momentum() -> None:
     assert layer.weight.item() == pytest.approx(-0.1 - 0.15)
 
 
+def test_adadelta_equals_its_formula() -> None:
+    """Zeiler 2012, algorithm 1, with the values of Bahdanau et al. 2015."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(layer.weight)
+    config = OptimizerConfig("adadelta", lr=1.0, rho=0.95, eps=1e-6, weight_decay=0.0)
+    optimizer = make_optimizer(layer, config)
+    theta = squares = updates = 0.0
+    for g in (0.5, -0.2, 0.1):
+        layer.weight.grad = torch.full((1, 1), g)
+        optimizer.step()
+        squares = 0.95 * squares + 0.05 * g * g
+        update = g * (updates + 1e-6) ** 0.5 / (squares + 1e-6) ** 0.5
+        updates = 0.95 * updates + 0.05 * update * update
+        theta -= update
+        assert layer.weight.item() == pytest.approx(theta, rel=1e-5)
+
+
 def test_unknown_choices_are_rejected() -> None:
     with pytest.raises(
-        InputError, match=r"optimizer.name must be one of adam, adamw, sgd, got 'lion'"
+        InputError, match=r"optimizer.name must be one of adam, adamw, adadelta, sgd, got 'lion'"
     ):
         OptimizerConfig(name="lion")
     with pytest.raises(

@@ -48,6 +48,17 @@ def test_linear_schedule() -> None:
     assert rates(ScheduleConfig("linear"), 8.0, 1) == [8.0]
 
 
+def test_halving_schedules_of_the_recurrent_models() -> None:
+    # Luong et al. 2015: halved after each of 10 epochs from the fifth on, or of 12 from the eighth.
+    found = rates(ScheduleConfig("halving"), 1.0, 100)
+    assert found == [0.5 ** max(0, epoch - 4) for epoch in range(10) for _ in range(10)]
+    found = rates(ScheduleConfig("halving", halve_from=2 / 3, n_halvings=4), 1.0, 120)
+    assert found == [0.5 ** max(0, epoch - 7) for epoch in range(12) for _ in range(10)]
+    # Sutskever et al. 2014: halved every half epoch from the fifth of 7.5 epochs on.
+    found = rates(ScheduleConfig("halving", halve_from=2 / 3), 0.7, 150)
+    assert found == [0.7 * 0.5 ** max(0, half - 9) for half in range(15) for _ in range(10)]
+
+
 def test_linear_from_start_schedule() -> None:
     """BERT's `polynomial_decay` falls from the first step on, also during the warm-up."""
     found = rates(ScheduleConfig("linear_from_start", warmup_steps=4), 8.0, 12)

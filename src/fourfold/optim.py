@@ -22,17 +22,19 @@ class OptimizerConfig:
     """Optimizer and its hyper-parameters.
 
     Args:
-        name: adam, adamw or sgd.
+        name: adam, adamw, adadelta (Zeiler 2012; Bahdanau et al. 2015 with lr 1, eps 1e-6) or sgd.
         lr: Peak learning rate. With the noam schedule, `lr` is a factor on that schedule's formula
             (1 in the paper).
         betas: Decay rates of the first and second moments (adam, adamw).
-        eps: Term added to the root of the second moment (adam, adamw).
+        eps: Term added to the root of the second moment (adam, adamw), or to the second moments
+            under the roots (adadelta).
         weight_decay: Strength of the weight decay: decoupled and multiplied by the learning rate
-            (adamw), or an L2 penalty (adam, sgd).
+            (adamw), or an L2 penalty (adam, adadelta, sgd).
         weight_decay_params: Parameters with weight decay. "matrices": all parameters of two or more
             dimensions (GPT-2, BERT); "linear": only the weights of linear layers and of the patch
             convolution (ViT, DeiT); "all": all parameters.
         momentum: Momentum of sgd; not used by the other optimizers.
+        rho: Decay rate of the second moments of adadelta; not used by the other optimizers.
         bias_correction: Correct the bias of the first and second moments, which start at 0 (Kingma
             and Ba 2014, section 3). False reproduces BERT's code (google-research/bert,
             optimization.py), whose first steps are larger.
@@ -44,13 +46,14 @@ class OptimizerConfig:
             optimizer than adamw.
     """
 
-    name: Literal["adam", "adamw", "sgd"] = "adamw"
+    name: Literal["adam", "adamw", "adadelta", "sgd"] = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
     weight_decay_params: Literal["matrices", "linear", "all"] = "matrices"
     momentum: float = 0.9
+    rho: float = 0.95
     bias_correction: bool = True
     layer_decay: float = 1.0
 
@@ -62,6 +65,7 @@ class OptimizerConfig:
             check_range(f"optimizer.betas[{i}]", beta, minimum=0.0, below=1.0)
         check_range("optimizer.weight_decay", self.weight_decay, minimum=0.0)
         check_range("optimizer.momentum", self.momentum, minimum=0.0, below=1.0)
+        check_range("optimizer.rho", self.rho, minimum=0.0, below=1.0)
         check_range("optimizer.layer_decay", self.layer_decay, above=0.0)
         if not self.bias_correction and self.name != "adamw":
             message = f"must be true for {self.name}: only adamw supports false"
@@ -123,7 +127,8 @@ def make_optimizer(
         model: The model.
         config: Optimizer and its hyper-parameters.
         lr_scales: Factor on the learning rate of each parameter, by name. None means 1.
-        fused: Use torch's fused implementation, which is three times as fast on a CPU.
+        fused: Use torch's fused implementation, which is three times as fast on a CPU; adadelta has
+            none.
 
     Raises:
         InputError: No parameter is trainable.
@@ -138,6 +143,8 @@ def make_optimizer(
         raise InputError("has no trainable parameter: all weights are frozen", option="model")
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+    if config.name == "adadelta":
+        return torch.optim.Adadelta(groups, lr=config.lr, rho=config.rho, eps=config.eps)
     # Loshchilov and Hutter 2017; Kingma and Ba 2014
     adam = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     optimizer = adam(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)

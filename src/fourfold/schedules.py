@@ -1,4 +1,4 @@
-"""Learning-rate schedules: constant, linear, cosine, inverse square root and noam, with warm-up."""
+"""Learning-rate schedules, with warm-up: constant, linear, cosine, halving, inverse square root."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,9 @@ from typing import Literal
 from fourfold.core.validation import check_range, check_types
 from fourfold.errors import InputError
 
-ScheduleName = Literal["constant", "linear", "linear_from_start", "cosine", "inverse_sqrt", "noam"]
+ScheduleName = Literal[
+    "constant", "linear", "linear_from_start", "cosine", "halving", "inverse_sqrt", "noam"
+]
 
 
 @dataclass(frozen=True)
@@ -16,16 +18,20 @@ class ScheduleConfig:
     """Options of a learning-rate schedule, which advances once per optimizer step.
 
     Args:
-        name: constant, cosine, inverse_sqrt (fairseq), noam (the formula of Vaswani et al. 2017),
-            linear (a line from the peak at the end of the warm-up; RoBERTa) or linear_from_start (a
-            line from the peak at the first step; BERT's code). The warm-up replaces the beginning
-            of the line of linear_from_start, so the learning rate is below the peak when the
-            warm-up ends.
+        name: constant, cosine, halving (constant, then halved several times at equal distances;
+            Sutskever et al. 2014, Luong et al. 2015), inverse_sqrt (fairseq), noam (the formula of
+            Vaswani et al. 2017), linear (a line from the peak at the end of the warm-up; RoBERTa)
+            or linear_from_start (a line from the peak at the first step; BERT's code). The warm-up
+            replaces the beginning of the line of linear_from_start, so the learning rate is below
+            the peak when the warm-up ends.
         warmup_steps: Number of steps at the start in which the learning rate grows linearly.
-        total_steps: Number of steps of a linear or cosine schedule, warm-up included; None means
-            the number of optimizer steps of the run. Other schedules have no end.
+        total_steps: Number of steps of a linear, cosine or halving schedule, warm-up included; None
+            means the number of optimizer steps of the run. Other schedules have no end.
         min_lr: Final learning rate of a linear or cosine schedule. A cosine schedule reaches
             `min_lr` at the last step, and a linear schedule would reach it one step later.
+        halve_from: Fraction of the steps after which halving halves the learning rate for the first
+            time: 5 of 10 epochs in Luong et al. 2015, 5 of 7.5 in Sutskever et al. 2014.
+        n_halvings: Number of halvings, of which the last one is one distance before the end.
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
@@ -35,11 +41,15 @@ class ScheduleConfig:
     warmup_steps: int = 0
     total_steps: int | None = None
     min_lr: float = 0.0
+    halve_from: float = 0.5
+    n_halvings: int = 5
 
     def __post_init__(self) -> None:
         check_types(self, prefix="schedule.")
         check_range("schedule.warmup_steps", self.warmup_steps, minimum=0)
         check_range("schedule.min_lr", self.min_lr, minimum=0.0)
+        check_range("schedule.halve_from", self.halve_from, minimum=0.0, below=1.0)
+        check_range("schedule.n_halvings", self.n_halvings, minimum=1, maximum=1000)
         total = self.total_steps
         if total is not None:
             check_range("schedule.total_steps", total, minimum=1)
@@ -50,8 +60,8 @@ class ScheduleConfig:
                 raise InputError(message, option="schedule.warmup_steps")
 
 
-# Schedules that reach min_lr at a given step.
-FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine")
+# Schedules that have an end, at which all but halving reach min_lr.
+FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine", "halving")
 
 
 def learning_rate_factor(
@@ -98,6 +108,10 @@ def learning_rate_factor(
             case "cosine":  # Loshchilov and Hutter 2016; GPT, DeiT
                 done = min(1.0, (step - warmup) / max(1, end - warmup))
                 shape = 0.5 * (1.0 + math.cos(math.pi * done))
+            case "halving":
+                start = round(config.halve_from * end)
+                done = (steps_done - start) * config.n_halvings // max(1, end - start)
+                shape = 0.5 ** min(config.n_halvings, max(0, done + 1))
             case "inverse_sqrt":  # fairseq: the peak is at the end of the warm-up
                 shape = math.sqrt(max(1, warmup) / step)
             case "noam":  # Vaswani et al. 2017, eq. 3

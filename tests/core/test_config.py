@@ -111,7 +111,7 @@ def test_head_widths_default_to_each_other() -> None:
 
 def test_a_literal_field_lists_its_values() -> None:
     with pytest.raises(
-        InputError, match=r"optimizer\.name must be one of adam, adamw, sgd, got None"
+        InputError, match=r"optimizer\.name must be one of adam, adamw, adadelta, sgd, got None"
     ):
         OptimizerConfig(name=None)  # type: ignore[arg-type]
 

@@ -24,10 +24,10 @@ from fourfold.models.analysis.flops import (
     parameters,
 )
 from fourfold.models.analysis.memory import Memory, format_bytes, split_batch, training_memory
-from fourfold.models.baselines.lstm import RecurrentLMConfig
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.recurrent.language_model import RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
 
 GIB = 2**30  # bytes

@@ -4,9 +4,11 @@ Shapes: B sequences, K hypotheses of each sequence (1 at first), N = B K rows, H
 entries of a sequence, Dh head width.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourfold.core.attention import fold_beams_into_queries
 from fourfold.core.kv_cache import KVCache, LayerCache, is_identity
@@ -96,13 +98,14 @@ class BeamCache(KVCache):
                 layer.reorder(sources, sources)
 
 
-def beam_cache(model: nn.Module) -> KVCache:
-    """Build a key-value cache for beam search with `model`.
+def beam_cache(model: Any) -> KVCache:
+    """Build a cache for beam search with `model`.
 
     A model with relative positions needs a plain `KVCache`, whose entries are in the order of their
-    positions. Other models use a `BeamCache`.
+    positions, and a recurrent model its own cache. Other models use a `BeamCache`.
     """
-    return KVCache() if getattr(model, "has_relative_positions", False) else BeamCache()
+    is_plain = model.has_relative_positions or model.is_recurrent
+    return model.new_cache() if is_plain else BeamCache()
 
 
 class StaticCache(KVCache):

@@ -8,7 +8,6 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
 from fourfold.generation.cuda_graph import GraphStep, is_worth_capturing
 from fourfold.generation.inputs import GenerationInputs
@@ -81,8 +80,8 @@ def generate(
     if temperature > 0.0:
         draws = uniform_per_prompt(inputs.row_keys, inputs.real, most, seed, copies)
     with decoding_mode(model):
-        step, start = inputs.start(KVCache() if use_cache else None)
-        if isinstance(step, CausalStep) and step.cache and is_worth_capturing(ids.device, most):
+        step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
+        if isinstance(step, CausalStep) and step.has_keys and is_worth_capturing(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
         new = sample(step, start, limit, sampler, draws, eos_id=inputs.eos_id, pad_id=inputs.pad_id)
     return torch.cat([start, new], dim=1)

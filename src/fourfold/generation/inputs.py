@@ -114,7 +114,7 @@ class GenerationInputs:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
             message = f"must be a bool tensor {tuple(ids.shape)}, got {_describe(mask)}"
             raise InputError(message, option=self.mask_name)
-        if self.model.is_recurrent and not bool(mask.all()):
+        if self.model.is_recurrent and not self.is_seq2seq and not bool(mask.all()):
             message = "must not mark padding for a recurrent model: prompts must have equal lengths"
             raise InputError(message, option=self.mask_name)
 
@@ -200,12 +200,10 @@ class GenerationInputs:
         The tokens are the prompts (B, T) of a causal LM, or BOS (B, 1) for an encoder-decoder.
 
         Args:
-            cache: Empty key-value cache; None computes all tokens again in each step. A recurrent
-                model ignores the cache.
+            cache: Empty cache; None computes all tokens again in each step.
         """
         mask = None if bool(self.real.all()) else self.mask  # attention is faster without a mask
         if not self.is_seq2seq:
-            cache = None if self.model.is_recurrent else cache
             return CausalStep(self.model, mask, cache), self.ids
         start = self.ids.new_full((len(self.ids), 1), self.bos_id or 0, dtype=torch.long)
         return Seq2SeqStep(self.model, self.ids, mask, cache), start

@@ -59,6 +59,11 @@ class CausalStep:
         self.cache = cache
         self._ids: Tensor | None = None
 
+    @property
+    def has_keys(self) -> bool:
+        """True if there is a key-value cache, which a CUDA graph can replace by a static one."""
+        return isinstance(self.cache, KVCache)
+
     def __call__(self, ids: Tensor) -> Tensor:
         """Return logits (N, V) of the next token.
 

@@ -1,12 +1,8 @@
-"""Model classes and configs: the four transformer families, their heads, and the baselines."""
+"""Model classes and configs: the transformer families, their heads, recurrent models, ResNet."""
 
 from fourfold.models.base import Model as Model
 from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
 from fourfold.models.baselines.convolution import ConvolutionalLMConfig as ConvolutionalLMConfig
-from fourfold.models.baselines.lstm import RecurrentClassifier as RecurrentClassifier
-from fourfold.models.baselines.lstm import RecurrentClassifierConfig as RecurrentClassifierConfig
-from fourfold.models.baselines.lstm import RecurrentLM as RecurrentLM
-from fourfold.models.baselines.lstm import RecurrentLMConfig as RecurrentLMConfig
 from fourfold.models.baselines.resnet import ResNet as ResNet
 from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
 from fourfold.models.causal_lm import CausalLM as CausalLM
@@ -28,6 +24,18 @@ from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM as MaskedLM
 from fourfold.models.masked_lm import MaskedLMConfig as MaskedLMConfig
+from fourfold.models.recurrent.encoder_decoder import (
+    RecurrentEncoderDecoder as RecurrentEncoderDecoder,
+)
+from fourfold.models.recurrent.encoder_decoder import (
+    RecurrentEncoderDecoderConfig as RecurrentEncoderDecoderConfig,
+)
+from fourfold.models.recurrent.language_model import RecurrentClassifier as RecurrentClassifier
+from fourfold.models.recurrent.language_model import (
+    RecurrentClassifierConfig as RecurrentClassifierConfig,
+)
+from fourfold.models.recurrent.language_model import RecurrentLM as RecurrentLM
+from fourfold.models.recurrent.language_model import RecurrentLMConfig as RecurrentLMConfig
 from fourfold.models.registry import create as create
 from fourfold.models.registry import list_models as list_models
 from fourfold.models.t5 import T5 as T5

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fourfold.core.block import norm_from_config
+from fourfold.core.kv_cache import KVCache
 from fourfold.core.token_embedding import TokenEmbedding
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Model(nn.Module):
             it, and the tensors that this model does not have.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
-        is_recurrent: The model has a recurrent state or convolutions instead of keys and values, so
-            it is decoded without a key-value cache, from prompts without padding.
+        is_recurrent: The model has a recurrent state or convolutions instead of keys and values. A
+            causal LM of this kind supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
     """
@@ -53,6 +54,10 @@ class Model(nn.Module):
     has_relative_positions: bool = False
     encode: Callable[..., Tensor]
     head: nn.Module
+
+    def new_cache(self) -> KVCache:
+        """Build an empty cache of the decoder: keys and values, or a recurrent state."""
+        return KVCache()
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Compute the logits. The arguments are those of `hidden`."""

@@ -27,6 +27,7 @@ class VocabularyHead(nn.Module):
         activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform_norm`.
         transform_norm: Norm of BERT's transform, which precedes the output matrix: a dense layer
             (D, D), the activation and this norm. None means no transform.
+        width: Width D of the hidden states; None means that of `embedding`, as a tied head needs.
 
     Attributes:
         scale: Factor on the hidden states, 1 in all models but T5.
@@ -40,9 +41,10 @@ class VocabularyHead(nn.Module):
         bias: bool = False,
         activation: str = "gelu",
         transform_norm: nn.Module | None = None,
+        width: int | None = None,
     ) -> None:
         super().__init__()
-        vocab_size, d_model = embedding.weight.shape
+        vocab_size, d_model = len(embedding.weight), width or embedding.weight.shape[1]
         self.own = None if tied else nn.Linear(d_model, vocab_size, bias=False)
         # A list hides the module from registration, so that the state dict holds the matrix once.
         self._shared: list[Any] = [embedding]

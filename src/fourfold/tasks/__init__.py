@@ -23,5 +23,6 @@ from fourfold.tasks.sequence_classification import (
 from fourfold.tasks.sequence_classification import SequenceClassification as SequenceClassification
 from fourfold.tasks.token_classification import TokenClassification as TokenClassification
 from fourfold.tasks.translation import CompositeTranslation as CompositeTranslation
+from fourfold.tasks.translation import RecurrentTranslation as RecurrentTranslation
 from fourfold.tasks.translation import TextToText as TextToText
 from fourfold.tasks.translation import Translation as Translation

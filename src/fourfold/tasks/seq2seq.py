@@ -77,21 +77,33 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
         """Return the summed label-smoothed cross-entropy, and the number of target tokens."""
         output = self._teacher_forced(self.as_pairs(batch))
-        loss = linear_cross_entropy(
+        return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
+
+    def _loss(self, output: tuple[Any, ...]) -> Tensor:
+        """Return the summed label-smoothed cross-entropy of a result of `_teacher_forced`."""
+        return linear_cross_entropy(
             *output,
             label_smoothing=self.label_smoothing,
             label_smoothing_type=self.label_smoothing_type,
             normalizer=1.0,
         )
-        return loss, (output[-1] != IGNORE_INDEX).sum()
 
-    def _teacher_forced(self, batch: PairBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    def _token_scores(self, output: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """Return the results of `token_scores` for a result of `_teacher_forced`."""
+        return token_scores(*output)
+
+    def _teacher_forced(self, batch: PairBatch) -> tuple[Any, ...]:
         """Run the model with the true previous tokens as the decoder's input.
 
         Returns:
             A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)
             and targets (B * T,).
         """
+        memory, inputs, targets = self._encode(batch)
+        return self._decode(batch, memory, inputs, targets)
+
+    def _encode(self, batch: PairBatch) -> tuple[Any, Tensor, Tensor]:
+        """Return the output of the encoder, the decoder's inputs (B, T) and the targets (B, T)."""
         memory = self.model.encode(batch.src, batch.src_mask)
         inputs = batch.tgt
         targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
@@ -99,15 +111,21 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             targets = targets[:, 1:]  # the first token of a target is the begin token
         else:
             inputs = F.pad(inputs, (1, 0), value=self.start_id)
+        return memory, inputs[:, :-1], targets
+
+    def _decode(
+        self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
+    ) -> tuple[Any, ...]:
+        """Run the decoder; arguments as `_encode` returns them, result as of `_teacher_forced`."""
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
-        h = self.model.decode(inputs[:, :-1], memory, batch.src_mask)
+        h = self.model.decode(inputs, memory, batch.src_mask)
         return *self.model.head.output(h.flatten(0, 1)), targets.flatten()
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
         """Update the perplexity (without label smoothing) and the scores of generated texts."""
         pairs = self.as_pairs(batch)
         output = self._teacher_forced(pairs)
-        self.ppl.update(*token_scores(*output), targets=output[-1])
+        self.ppl.update(*self._token_scores(output), targets=output[-1])
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         if num_beams:
             hypotheses = self.generate_texts(pairs.src, pairs.src_mask, num_beams)

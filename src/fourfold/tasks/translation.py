@@ -1,21 +1,49 @@
-"""Tasks of translation: encoder-decoder, T5 (text to text), composite of pre-trained models."""
+"""Tasks of translation: encoder-decoder, T5, composite of pre-trained models, recurrent models.
+
+Shapes: B examples, T target tokens.
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
+from fourfold.data.loading.counter_rng import uniform
+from fourfold.errors import InputError
+from fourfold.lightning_internals import attached_trainer
+from fourfold.loggers.media import Media
+from fourfold.losses import IGNORE_INDEX, token_scores
+from fourfold.metrics import Perplexity
 from fourfold.models import (
     T5,
     CompositeEncoderDecoder,
     EncoderDecoder,
     EncoderDecoderConfig,
+    RecurrentEncoderDecoder,
+    RecurrentEncoderDecoderConfig,
     T5Config,
     TextToTextConfig,
 )
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.recurrent.hard_attention import (
+    BASELINE_DECAY,
+    marginal_cross_entropy,
+    marginal_token_scores,
+    reinforce_term,
+)
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask
+
+# Streams of the counter-based random numbers.
+_SAMPLING_STREAM = 11
+_ATTENTION_STREAM = 1000  # of the first source position; later positions have the next streams
+_LUONG_2015 = RecurrentEncoderDecoderConfig()
 
 
 @dataclass(eq=False, repr=False)
@@ -97,3 +125,177 @@ class CompositeTranslation(Translation):
         super()._complete_config()
         if self.config.encoder.vocab_size is not None:  # one tokenizer serves both sides
             self._size("vocab_size", self.config.encoder, "model.config.encoder")
+
+
+@dataclass(eq=False, repr=False)
+class RecurrentTranslation(Translation):
+    """Translation with a recurrent encoder-decoder, such as RNNsearch or the models of Luong 2015.
+
+    An evaluation that generates texts also reports `loss_free_running` and `ppl_free_running`: the
+    loss of the true tokens when the decoder's inputs are its own most likely tokens.
+
+    The loss follows from the config: the exact marginal for `mix_outputs`, and the loss with the
+    REINFORCE term for `attn_weights: hard_sample`. The random positions of hard_sample and
+    hard_gumbel depend only on the seed of the data, the epoch and the sentence pair. An evaluation
+    uses the position with the largest weight instead, so its perplexity is not that of the mixture.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
+            that is summed over the tokens of a sentence, or Adadelta.
+        schedule: Options of the schedule; the default is a constant learning rate.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments but the last three.
+        scheduled_sampling: Probability that an input token of the decoder is replaced in training
+            by the most likely token of the model (Bengio et al. 2015), which needs a second,
+            sequential pass of the decoder. The probability is constant. The choice depends only on
+            the seed of the data, the epoch and the sentence pair.
+        reward_weight: Factor on the REINFORCE term of `attn_weights: hard_sample`; see
+            `fourfold.models.recurrent.hard_attention.reinforce_term`, as for the next argument. Its
+            baseline is a moving average of the loss of a token, which checkpoints store.
+        entropy_weight: Factor on the entropy of the attention of `attn_weights: hard_sample`; the
+            default is that of the released code of Xu et al. 2015.
+
+    Raises:
+        InputError: The attention of the config is not trained by the loss.
+    """
+
+    model_class = RecurrentEncoderDecoder
+
+    config: RecurrentEncoderDecoderConfig = _LUONG_2015  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig()
+    label_smoothing: float = 0.0
+    scheduled_sampling: float = 0.0
+    reward_weight: float = 1.0
+    entropy_weight: float = 0.002
+
+    def __post_init__(self) -> None:
+        check_range("scheduled_sampling", self.scheduled_sampling, minimum=0.0, maximum=1.0)
+        check_range("reward_weight", self.reward_weight, minimum=0.0)
+        check_range("entropy_weight", self.entropy_weight, minimum=0.0)
+        config = self.config
+        has_attention = config.context == "attention"
+        if config.mix_outputs and self.label_smoothing:
+            message = f"must be 0 for mix_outputs, got {self.label_smoothing:g}"
+            raise InputError(message, option="label_smoothing")
+        if has_attention and config.attn_weights == "hard_argmax" and not config.mix_outputs:
+            message = "must be true to train hard_argmax, whose scores have no gradient otherwise"
+            raise InputError(f"{message}; got false", option="model.config.mix_outputs")
+        super().__post_init__()
+        self.free_running = Perplexity()
+        kinds = ("hard_sample", "hard_gumbel")
+        self._kind = config.attn_weights if has_attention and config.attn_weights in kinds else ""
+        if self._kind == "hard_sample":
+            self.register_buffer("reward_baseline", torch.zeros(()))
+
+    def step(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
+        """Return the summed loss with the terms of hard attention, and the number of targets."""
+        if not self._kind:
+            return super().step(batch)
+        attention: Any = self.model.decoder.cross_attn
+        with attention.recording(self._attention_noise(batch)) as calls:
+            output = self._teacher_forced(batch)
+        if self._kind == "hard_gumbel":
+            return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
+        nll = token_scores(*output)[0].unflatten(0, (len(batch.tgt), -1))  # (B, T)
+        length = nll.shape[1]  # calls of scheduled sampling precede those of the loss
+        alpha, drawn = (torch.cat(x, dim=1)[:, -length:] for x in zip(*calls, strict=True))
+        counts = output[-1] != IGNORE_INDEX
+        term = reinforce_term(
+            nll,
+            alpha,
+            drawn,
+            counts.view_as(nll),
+            baseline=self.get_buffer("reward_baseline"),
+            reward_weight=self.reward_weight,
+            entropy_weight=self.entropy_weight,
+        )
+        return self._loss(output) + term, counts.sum()
+
+    def _attention_noise(self, batch: PairBatch) -> Tensor:
+        """Draw exponential variables (B, T, S), which depend only on seed, epoch, pair, t and s."""
+        rows, n_tokens = batch.rows.cpu().numpy(), batch.tgt.shape[1]
+        draws = [
+            uniform(self._data_seed, batch.epoch, rows, n_tokens, _ATTENTION_STREAM + s)
+            for s in range(batch.src.shape[1])
+        ]
+        noise = -np.log1p(-np.stack(draws, axis=2))
+        return torch.from_numpy(noise).to(batch.src.device)
+
+    @property
+    def _data_seed(self) -> int:
+        data = getattr(attached_trainer(self), "datamodule", None)
+        return getattr(data, "seed", 0)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Normalize the gradients as `Task` does, and update the baseline of hard attention."""
+        super().on_before_optimizer_step(optimizer)
+        if self._kind == "hard_sample":
+            decay = BASELINE_DECAY if self.trainer.global_step else 0.0  # starts at the first loss
+            self.get_buffer("reward_baseline").lerp_(self.loss_normalizer.mean, 1.0 - decay)
+
+    def _decode(
+        self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
+    ) -> tuple[Any, ...]:
+        if not self.config.mix_outputs:
+            return super()._decode(batch, memory, inputs, targets)
+        assert isinstance(self.model, RecurrentEncoderDecoder)
+        return *self.model.decode_by_vector(inputs, memory), targets.flatten()
+
+    def _loss(self, output: tuple[Any, ...]) -> Tensor:
+        return marginal_cross_entropy(*output) if self.config.mix_outputs else super()._loss(output)
+
+    def _token_scores(self, output: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        return (marginal_token_scores if self.config.mix_outputs else token_scores)(*output)
+
+    def _teacher_forced(self, batch: PairBatch) -> tuple[Any, ...]:
+        memory, inputs, targets = self._encode(batch)
+        if self.training and self.scheduled_sampling:
+            rows = batch.rows.cpu().numpy()
+            draws = uniform(self._data_seed, batch.epoch, rows, inputs.shape[1], _SAMPLING_STREAM)
+            replaced = torch.from_numpy(draws < self.scheduled_sampling).to(inputs.device)
+            inputs = self._with_predictions(memory, inputs, replaced)
+        return self._decode(batch, memory, inputs, targets)
+
+    @torch.no_grad()
+    def _with_predictions(self, memory: Any, inputs: Tensor, replaced: Tensor) -> Tensor:
+        """Replace inputs of the decoder by its most likely tokens, from left to right.
+
+        Args:
+            memory: Output of the encoder.
+            inputs: True inputs (B, T), beginning with the start token, which is not replaced.
+            replaced: (B, T) bool, True = replace this input.
+
+        Returns:
+            (B, T).
+        """
+        cache, columns = self.model.new_cache(), [inputs[:, 0]]
+        for t in range(1, inputs.shape[1]):
+            h = self.model.decode(columns[-1][:, None], memory, cache=cache)
+            predicted = self.model.logits(h[:, -1]).argmax(-1)
+            columns.append(torch.where(replaced[:, t], predicted, inputs[:, t]))
+        return torch.stack(columns, dim=1)
+
+    def update_metrics(self, batch: PairBatch, split: str) -> None:
+        super().update_metrics(batch, split)
+        if split == "test" or self.val_num_beams:
+            memory, inputs, targets = self._encode(batch)
+            inputs = self._with_predictions(memory, inputs, torch.ones_like(inputs).bool())
+            output = self._decode(batch, memory, inputs, targets)
+            self.free_running.update(*self._token_scores(output), targets=output[-1])
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics of `Seq2SeqTask`, and those of the free-running decoder."""
+        metrics = super().compute_metrics(split)
+        if split == "test" or self.val_num_beams:
+            free = self.free_running.compute()
+            metrics["loss_free_running"] = free["loss"]
+            metrics["ppl_free_running"] = free.get("ppl_token", 1.0)
+        return metrics
+
+    def sample_outputs(self, batch: PairBatch, split: str) -> dict[str, Media]:
+        """Return the samples of `Seq2SeqTask`, without a map if the model has no attention."""
+        media = super().sample_outputs(batch, split)
+        if self.config.context != "attention":
+            del media["attention"]
+        return media

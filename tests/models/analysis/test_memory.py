@@ -16,7 +16,7 @@ from fourfold.models import (
     ViTConfig,
 )
 from fourfold.models.analysis.memory import activation_bytes, split_batch, training_memory
-from fourfold.models.baselines.lstm import LSTMStack, RecurrentLMConfig
+from fourfold.models.recurrent.language_model import LSTMStack, RecurrentLMConfig
 
 B, T, S = 8, 40, 24
 SHAPE = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.attention import Attention
+from fourfold.models.recurrent.attention import RecurrentAttention
 
 
 @torch.no_grad()
@@ -43,9 +44,15 @@ def attention_maps(
         weights = module.weights(*args, mask=kwargs["mask"], bias=kwargs.get("bias"))
         maps.append(weights[0].mean(0).float().cpu())
 
+    recorded = []  # calls of the attention of recurrent decoders, one or several for a target
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            if name.rpartition(".")[2] == module_name:
+            if name.rpartition(".")[2] != module_name:
+                continue
+            if isinstance(module, RecurrentAttention):
+                recorded.append(hooks.enter_context(module.recording()))
+            else:
                 hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
         forward()
-    return maps
+    rows = [torch.cat([weights[0] for _, weights in calls]).float().cpu() for calls in recorded]
+    return maps + rows

@@ -24,10 +24,12 @@ from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 from fourfold.models.baselines.convolution import ConvolutionalStack
-from fourfold.models.baselines.lstm import LSTMStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.recurrent.cells import RecurrentStack
+from fourfold.models.recurrent.decoder import RecurrentDecoder
+from fourfold.models.recurrent.language_model import LSTMStack
 from fourfold.models.vit import ViTConfig
 
 # FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one
@@ -41,7 +43,8 @@ class CostBreakdown:
 
     Args:
         embeddings: Number in the embeddings of tokens or patches.
-        blocks: Number in the transformer blocks, LSTM layers or convolutions.
+        blocks: Number in the transformer blocks, recurrent layers with their attention, or
+            convolutions.
         head: Number in all other modules, such as output head and projections.
     """
 
@@ -161,8 +164,8 @@ def _section(child: nn.Module | nn.Parameter) -> str:
     """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
-    stacks = (Stack, LSTMStack, ConvolutionalStack)
-    return "blocks" if isinstance(child, stacks) else "head"
+    blocks = Stack | LSTMStack | RecurrentStack | RecurrentDecoder | ConvolutionalStack
+    return "blocks" if isinstance(child, blocks) else "head"
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:

@@ -17,11 +17,11 @@ from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS, TILE_LOGITS_CUDA
 from fourfold.models.analysis.flops import image_tokens
-from fourfold.models.baselines.lstm import RecurrentLMConfig
 from fourfold.models.clip import CLIPConfig
+from fourfold.models.recurrent.language_model import RecurrentLMConfig
 
 # Number of values that an optimizer stores for each weight.
-OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
+OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adadelta": 2, "sgd": 1}
 # Number of values that an LSTM stores for each unit and token, measured on a CPU (not with cuDNN).
 LSTM_VALUES_PER_UNIT = 17.4
 
@@ -77,7 +77,7 @@ def training_memory(
             for other models.
         n_trained: Number of parameters that are not frozen. None means all.
         precision: Lightning's name of the precision, such as bf16-mixed.
-        optimizer: Name of the optimizer: adam, adamw or sgd.
+        optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
         replicated: Also count the copy of the gradients that DDP holds.
 
     Raises:
@@ -108,7 +108,7 @@ def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
     Args:
         model: The model, which may be on the meta device.
         precision: Lightning's name of the precision, such as bf16-mixed.
-        optimizer: Name of the optimizer: adam, adamw or sgd.
+        optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
 
     Raises:
         InputError: The precision is unknown.

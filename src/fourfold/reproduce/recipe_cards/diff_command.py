@@ -42,7 +42,7 @@ TASK_OF_CLASS = {
     "QuestionAnswering": "downstream",
 }
 # Convention of weight decay of each optimizer.
-DECAY_FORMS = {"adamw": "times_lr", "adam": "l2", "sgd": "l2"}
+DECAY_FORMS = {"adamw": "times_lr", "adam": "l2", "adadelta": "l2", "sgd": "l2"}
 
 
 DESCRIPTION = """\

@@ -5,17 +5,17 @@ units of a layer, V vocabulary, K classes.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from fourfold.core.config import Init, ModelConfig
-from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM
 from fourfold.models.classifiers import CausalClassifier
+from fourfold.models.recurrent.cells import RecurrentCache
 
 
 @dataclass(frozen=True)
@@ -68,36 +68,38 @@ class LSTMStack(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.down = nn.Linear(config.hidden_size, config.d_model)
 
-    def forward(self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Mask = Mask(), *, cache: RecurrentCache | None = None
+    ) -> Tensor:
         """Run the LSTM over x (B, T, D), whose padding is on the right.
 
         Args:
-            x: Embedded tokens.
+            x: Embedded tokens; with a cache, only the new tokens.
             mask: Ignored, because an LSTM is causal and padding on the right follows all real
                 tokens. It must not separate packed documents.
-            cache: Must be None.
+            cache: State after the earlier tokens, changed in place; None means no earlier tokens.
 
         Returns:
             Hidden states (B, T, D).
 
         Raises:
-            InputError: The mask separates packed documents, or a cache is given.
+            InputError: The mask separates packed documents.
         """
         if mask.documents is not None:
             raise InputError(
                 "must be false for an LSTM, which cannot separate packed documents",
                 option="block_cross_document_attention",
             )
+        y, state = self.lstm(x, None if cache is None else cache.state)  # (B, T, H)
         if cache is not None:
-            raise InputError("must be None for an LSTM, which has no keys", option="cache")
-        y, _ = self.lstm(x)  # (B, T, H)
+            cache.state = state
         return self.down(self.dropout(y))
 
 
 class RecurrentLM(CausalLM):
-    """Causal language model with an LSTM, which supports neither a cache nor packed documents.
+    """Causal language model with an LSTM, which does not support packed documents.
 
-    Padding must be on the right.
+    Padding must be on the right, and is not supported with a cache.
 
     Example:
         >>> import fourfold, torch
@@ -111,6 +113,10 @@ class RecurrentLM(CausalLM):
 
     def __init__(self, config: RecurrentLMConfig) -> None:
         super().__init__(config)  # type: ignore[arg-type]
+
+    def new_cache(self) -> Any:
+        """Build the state of the LSTM before its first step."""
+        return RecurrentCache()
 
 
 @dataclass(frozen=True)

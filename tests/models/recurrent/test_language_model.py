@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
+from fourfold.generation import beam_search, generate
 from fourfold.models import (
     RecurrentClassifier,
     RecurrentClassifierConfig,
@@ -89,9 +89,33 @@ def test_parameters_and_flops_follow_the_formula() -> None:
     assert forward_flops(model(), 7).blocks == 2 * 7 * recurrent
 
 
-def test_documents_and_caches_raise() -> None:
+def test_steps_with_a_cache_equal_the_whole_sequence() -> None:
+    lm, ids = model(), torch.arange(18).view(2, 9)
+    logits, cache = lm(ids), lm.new_cache()
+    for start, end in ((0, 4), (4, 5), (5, 9)):
+        found = lm(ids[:, start:end], cache=cache)
+        torch.testing.assert_close(found, logits[:, start:end], rtol=0, atol=1e-12)
+    assert cache.length == 9
+    assert sum(part.numel() for part in cache.state) == 2 * 2 * 2 * 20  # of any length
+
+
+def test_generation_with_a_cache_equals_generation_without() -> None:
+    lm, ids = model(), torch.arange(8).view(2, 4)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.normal_(std=0.5)
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 2}
+    plain = generate(lm, ids, 9, **options, use_cache=False)
+    assert torch.equal(generate(lm, ids, 9, **options), plain)
+    best = beam_search(lm, ids, 3, max_len=9, eos_id=2, n_best=3)
+    plain_best = beam_search(lm, ids, 3, max_len=9, eos_id=2, n_best=3, use_cache=False)
+    assert torch.equal(best[0], plain_best[0])
+    torch.testing.assert_close(best[1], plain_best[1], rtol=0, atol=1e-12)
+
+
+def test_documents_and_cached_padding_raise() -> None:
     ids = torch.arange(9)[None]
     with pytest.raises(InputError, match="cannot separate packed documents"):
         model().hidden(ids, documents=torch.zeros_like(ids))
-    with pytest.raises(InputError, match="cache must be None"):
-        model().hidden(ids, cache=KVCache())
+    with pytest.raises(InputError, match="mask must be None for a recurrent model with a cache"):
+        model().hidden(ids, torch.ones_like(ids).bool(), model().new_cache())

@@ -1,0 +1,149 @@
+"""Alignment error rate (Och and Ney 2003) of word links, and links from attention weights.
+
+A link is a pair (index of the source word, index of the target word), both from 0.
+Shapes: T target tokens, S source tokens.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourfold.errors import InputError
+from fourfold.metrics.base import RowMetric
+from fourfold.text_files import read_lines
+
+Link = tuple[int, int]
+_LINK = re.compile(r"(\d+)([-p])(\d+)")
+
+
+class ReferenceLinks(NamedTuple):
+    """Reference links of a sentence pair; the sure links are among the possible links."""
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+
+def read_links(path: str, *, reverse: bool = False, first_index: int = 0) -> list[ReferenceLinks]:
+    """Read reference links, one line per sentence pair.
+
+    A line holds links separated by spaces: "3-4" is a sure link of source word 3 and target word 4,
+    and "3p4" is a possible link.
+
+    Args:
+        path: Path of the file, which may be compressed.
+        reverse: Swap source and target of each link, for a model of the other direction.
+        first_index: Index of the first word in the file; 1 for the gold links of RWTH Aachen.
+
+    Raises:
+        InputError: The file cannot be read, or a link has another form.
+    """
+    result = []
+    for number, line in enumerate(read_lines(path), 1):
+        links: dict[str, set[Link]] = {"-": set(), "p": set()}
+        for text in line.split():
+            match = _LINK.fullmatch(text)
+            pair = [int(index) - first_index for index in match.group(1, 3)] if match else [-1]
+            if match is None or min(pair) < 0:
+                message = f"must hold links such as 3-4 (sure) or 3p4 (possible), got {text[:80]!r}"
+                raise InputError(f"the line {message}", file=path, line=number)
+            source, target = reversed(pair) if reverse else pair
+            links[match[2]].add((source, target))
+        sure = frozenset(links["-"])
+        result.append(ReferenceLinks(sure, sure | links["p"]))
+    return result
+
+
+def links_from_weights(
+    weights: Tensor, source_words: Sequence[int], target_words: Sequence[int]
+) -> set[Link]:
+    """Link each target word to the source word with the largest attention weight.
+
+    The weights of the tokens of a word are summed, on both sides. A target word without a token, or
+    with the weight 0 everywhere, gets no link.
+
+    Args:
+        weights: Attention weights (T, S).
+        source_words: Index of the word of each source token; -1 for a special token, whose weights
+            are ignored.
+        target_words: Index of the word of each target token; -1 as for `source_words`.
+
+    Example:
+        >>> weights = torch.tensor([[0.4, 0.3, 0.3], [0.9, 0.1, 0.0]])
+        >>> sorted(links_from_weights(weights, [0, 1, 1], [0, 1]))
+        [(0, 1), (1, 0)]
+    """
+    words = weights.new_zeros(max(target_words) + 1, max(source_words) + 1)
+    rows, columns = (torch.tensor(x, device=weights.device) for x in (target_words, source_words))
+    pairs = torch.cartesian_prod(rows[rows >= 0], columns[columns >= 0])
+    words.index_put_(tuple(pairs.T), weights[rows >= 0][:, columns >= 0].flatten(), accumulate=True)
+    largest, source = words.max(dim=1)
+    return {(s, t) for t, s in enumerate(source.tolist()) if largest[t] > 0}
+
+
+def diagonal_links(n_source: int, n_target: int) -> set[Link]:
+    """Link each target word to the source word at the same relative position, as a baseline."""
+    return {((2 * t + 1) * n_source // (2 * n_target), t) for t in range(n_target)}
+
+
+class LinkCounts(NamedTuple):
+    """Numbers of links of a sentence pair.
+
+    Attributes:
+        sure: Links of the aligner that are sure links, |A and S|.
+        possible: Links of the aligner that are possible links, |A and P|.
+        found: Links of the aligner, |A|.
+        reference: Sure links, |S|.
+    """
+
+    sure: float
+    possible: float
+    found: float
+    reference: float
+
+
+def count_links(links: Iterable[Link], reference: ReferenceLinks) -> LinkCounts:
+    """Count the links of an aligner that are among the reference links."""
+    found, (sure, possible) = set(links), reference
+    return LinkCounts(len(found & sure), len(found & possible), len(found), len(sure))
+
+
+def count_uniform_links(n_source: int, n_target: int, reference: ReferenceLinks) -> LinkCounts:
+    """Return the mean counts of an aligner that links each target word to a random source word.
+
+    This is the baseline of uniform attention, under which all source words are equally likely.
+    """
+    sure, possible = (len(links) / n_source for links in reference)
+    return LinkCounts(sure, possible, n_target, len(reference.sure))
+
+
+class AlignmentErrorRate(RowMetric):
+    """Alignment error rate, precision and recall of links over all sentence pairs.
+
+    With the links A of an aligner and the reference links S (sure) and P (possible), the rate is
+    1 - (|A and S| + |A and P|) / (|A| + |S|). The numbers of links are summed over the pairs.
+
+    Example:
+        >>> metric = AlignmentErrorRate()
+        >>> sure = frozenset({(0, 0), (1, 1)})
+        >>> reference = ReferenceLinks(sure, sure | {(2, 1)})
+        >>> metric.update(0, count_links({(0, 0), (2, 1)}, reference))
+        >>> metric.compute()
+        {'aer': 0.25, 'precision': 1.0, 'recall': 0.5}
+    """
+
+    def update(self, row: int, counts: LinkCounts) -> None:
+        """Add the numbers of links of a sentence pair; `row` is its index in the split."""
+        self.rows.append((row, counts))
+
+    def compute(self) -> dict[str, float]:
+        """Return the scores by name: aer, precision (of possible) and recall (of sure links)."""
+        counts = self.gather().values()
+        sure, possible, found, n_sure = map(sum, zip(*counts, strict=True)) if counts else [0.0] * 4
+        return {
+            "aer": 1 - (sure + possible) / max(1, found + n_sure),
+            "precision": possible / max(1, found),
+            "recall": sure / max(1, n_sure),
+        }

@@ -1,0 +1,1 @@
+"""Recurrent language models and encoder-decoders, with and without attention."""

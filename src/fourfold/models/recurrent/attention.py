@@ -1,0 +1,317 @@
+"""Attention functions of recurrent encoder-decoders: scores, and weights from scores.
+
+Bahdanau, Cho and Bengio 2015; Luong, Pham and Manning 2015; Xu et al. 2015 (hard attention).
+Shapes: B queries' batch, N sources (B is a multiple of N), Tq queries, S source positions, Q query
+width, M memory width, A width of the attention layer.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.attention import attend
+from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.errors import InputError
+from fourfold.kernels.cpu_decoding import Linear
+from fourfold.losses import upcast_fp32
+from fourfold.models.recurrent.hard_attention import log_weights
+
+Score = Literal["dot", "general", "concat", "additive", "location", "scaled"]
+Weights = Literal["softmax", "local_m", "local_p", "hard_sample", "hard_gumbel", "hard_argmax"]
+
+
+class RecurrentAttention(nn.Module):
+    """Attention of decoder states (queries q) to encoder states (memory h_1 ... h_S).
+
+    No map has a bias. The scores are:
+
+    - dot: q^T h_s (Luong 2015, eq. 8). The scores are not divided by sqrt(Q).
+    - scaled: q^T h_s / sqrt(Q) (Vaswani et al. 2017, eq. 1). The `scaled_luong` of tensorflow/nmt
+      is a learned factor instead.
+    - general: q^T W_a h_s (Luong 2015, eq. 8).
+    - additive: v_a^T tanh(W_a q + U_a h_s) (Bahdanau 2015, section A.1.2). The `mlp` score of
+      OpenNMT-py adds a bias.
+    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, eq. 8). This is the score `additive`: W_a and U_a
+      are the two halves of W. In the released Matlab code, A is M and the source half U_a is a
+      fixed identity matrix: v_a^T tanh(W_a q + h_s).
+    - location: entry s of W_a q (Luong 2015, eq. 9). W_a has `max_source_len` rows, of which
+      shorter sources use the first. The released code does not have this score.
+
+    The weights are:
+
+    - softmax: softmax of the scores over the real positions of the source.
+    - local_m: softmax over the window [p - D, p + D] around the position p of the target token.
+      The window is clipped at the ends of the source, and p is at most the length of the source
+      (Luong 2015, section 3.2, monotonic alignment; the upper bound of p is that of the code).
+    - local_p: softmax over the window around floor(p), p = S sigmoid(v_p^T tanh(W_p q)), times
+      exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2 (Luong 2015, eqs. 9 and 10, predictive
+      alignment). Positions s are counted from 1. The product is not normalised again, so the
+      weights sum to less than 1. Only the Gaussian has a gradient with respect to p. The released
+      code predicts p = (S - 1) sigmoid(...) + 1, which never lies before the first token.
+    - hard_sample: one position, drawn in training from the softmax of the scores (Xu 2015, eq. 8).
+      The weights are one-hot and have no gradient: see `fourfold.models.recurrent.hard_attention`.
+    - hard_gumbel: one position, drawn in training by the straight-through Gumbel estimator (Jang et
+      al. 2017). The gradient is that of softmax((log alpha + g) / temperature) with the softmax
+      alpha of the scores and Gumbel noise g.
+    - hard_argmax: the position with the largest score. The scores get no gradient.
+
+    In evaluation mode, hard_sample and hard_gumbel take the position with the largest score, so the
+    result does not depend on random numbers or on other rows of the batch. In training mode, they
+    draw with the noise that `recording` gets, or else from torch's generator.
+
+    Args:
+        query_size: Width Q of a query.
+        memory_size: Width M of an encoder state.
+        score: Name of the score.
+        weights: Name of the function from scores to weights.
+        d_attn: Width A of the layer of additive, concat and local_p; None means Q.
+        window: Half width D of the window of local_m and local_p; 10 in the paper.
+        max_source_len: Number of rows of the matrix of location; not used by other scores.
+        temperature: Temperature of hard_gumbel; not used by other weights.
+
+    Raises:
+        InputError: A name is unknown; a number is out of range; Q and M differ for dot or scaled;
+            or `max_source_len` is not given for location.
+
+    Example:
+        >>> attention = RecurrentAttention(4, 6, score="additive")
+        >>> memory = torch.randn(2, 5, 6)
+        >>> projected = attention.project(memory)
+        >>> context, weights = attention(torch.randn(2, 3, 4), memory, None, projected=projected)
+        >>> context.shape, weights.shape
+        (torch.Size([2, 3, 6]), torch.Size([2, 3, 5]))
+    """
+
+    def __init__(
+        self,
+        query_size: int,
+        memory_size: int,
+        *,
+        score: Score = "general",
+        weights: Weights = "softmax",
+        d_attn: int | None = None,
+        window: int = 10,
+        max_source_len: int | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_choice("score", score, get_args(Score))
+        check_choice("weights", weights, get_args(Weights))
+        check_positive("d_attn", d_attn)
+        check_positive("window", window)
+        check_positive("max_source_len", max_source_len)
+        check_range("temperature", temperature, above=0.0)
+        if score in ("dot", "scaled") and query_size != memory_size:
+            problem = f"must be general, concat, additive or location, got {score}, which needs"
+            raise InputError(
+                f"{problem} queries as wide as the memory ({query_size} and {memory_size})",
+                option="score",
+            )
+        self.score = score
+        self.weighting = weights
+        self.window = window
+        self.temperature = temperature
+        self._records: list[tuple[Tensor, Tensor]] | None = None
+        self._noise: Tensor | None = None
+        self.scale = query_size**-0.5 if score == "scaled" else 1.0
+        width = d_attn or query_size
+        if score == "general":
+            self.w_a = Linear(memory_size, query_size, bias=False)
+        elif score in ("additive", "concat"):
+            self.w_a = Linear(query_size, width, bias=False)
+            self.u_a = Linear(memory_size, width, bias=False)
+            self.v_a = Linear(width, 1, bias=False)
+        elif score == "location":
+            if max_source_len is None:
+                raise InputError("must be given for the score location", option="max_source_len")
+            self.w_a = Linear(query_size, max_source_len, bias=False)
+        if weights == "local_p":
+            self.w_p = Linear(query_size, width, bias=False)
+            self.v_p = Linear(width, 1, bias=False)
+
+    @property
+    def draws(self) -> bool:
+        """True if the weights are drawn at random: hard_sample or hard_gumbel in training mode."""
+        return self.training and self.weighting in ("hard_sample", "hard_gumbel")
+
+    @contextmanager
+    def recording(self, noise: Tensor | None = None) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Record the weights of each call in this context, before and after a hard choice.
+
+        Args:
+            noise: Independent exponential variables (B, T, S) with the mean 1, for the random
+                positions of T target tokens; None takes them from torch's generator.
+
+        Yields:
+            A list, to which each call of `forward` appends the results (B, Tq, S) of
+            `probabilities` and of `select`.
+        """
+        records: list[tuple[Tensor, Tensor]] = []
+        self._records, self._noise = records, noise
+        try:
+            yield records
+        finally:
+            self._records = self._noise = None
+
+    def project(self, memory: Tensor) -> Tensor:
+        """Compute the part of the scores that depends on the memory (N, S, M) only, (N, S, *)."""
+        if self.score == "general":
+            return self.w_a(memory)
+        return self.u_a(memory) if self.score in ("additive", "concat") else memory
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        mask: Tensor | None = None,
+        *,
+        projected: Tensor,
+        step: int | Tensor = 0,
+        need_weights: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from each query to the encoder states of its source.
+
+        Args:
+            query: Queries (B, Tq, Q). Each source serves B / N consecutive rows, such as its beams.
+            memory: Encoder states (N, S, M).
+            mask: (N, S) bool, True = real token, or (B, S) with equal rows for the beams of a
+                source; None means that all positions are real.
+            projected: Result of `project(memory)`.
+            step: Position of the first query in the target, from 0, for all rows or by row (B,).
+                Only local_m and the noise of `recording` need it.
+            need_weights: Return the weights. Without them, the softmax weights of dot, general and
+                scaled are computed by the kernels of `fourfold.core.attention.attend`.
+
+        Returns:
+            Contexts (B, Tq, M), and weights (B, Tq, S) in fp32 (fp64 for fp64 queries) or None. A
+            source without a real position gives zeros.
+
+        Raises:
+            InputError: A source is longer than the location score was trained for; or positions
+                would be drawn at random for several beams of a source.
+        """
+        fused = self.weighting == "softmax" and self.score in _PRODUCTS
+        if need_weights or not fused or self._records is not None:
+            alpha = self.probabilities(query, mask, projected=projected, step=step)
+            weights = self.select(alpha, step)
+            if self._records is not None:
+                self._records.append((alpha, weights))
+            folded = weights.unflatten(0, (len(memory), -1)).flatten(1, 2).to(memory.dtype)
+            context = folded @ memory
+        else:
+            weights = None
+            allowed = None if mask is None else _by_source(mask, len(memory))[:, None]
+            q = query.unflatten(0, (len(memory), -1)).flatten(1, 2).to(projected.dtype)
+            v = memory.to(projected.dtype)  # autocast lowers the precision of some only
+            inputs = q[:, None], projected[:, None], v[:, None]
+            context = attend(*inputs, mask=allowed, scale=self.scale)[:, 0]
+        return context.unflatten(1, (-1, query.shape[1])).flatten(0, 1), weights
+
+    def probabilities(
+        self,
+        query: Tensor,
+        mask: Tensor | None = None,
+        *,
+        projected: Tensor,
+        step: int | Tensor = 0,
+    ) -> Tensor:
+        """Compute the weights (B, Tq, S) from which `select` chooses a position.
+
+        The arguments are those of `forward`. The result differs from the weights of `forward` only
+        for hard attention.
+        """
+        n_sources, length = projected.shape[:2]
+        if self.draws and len(query) != n_sources:
+            raise InputError(
+                f"must be 1 in training mode for {self.weighting}, whose random positions give"
+                f" hypotheses no comparable scores, got {len(query) // n_sources}",
+                option="num_beams",
+            )
+        q = query.unflatten(0, (n_sources, -1)).flatten(1, 2)  # (N, B/N Tq, Q)
+        positions = torch.arange(1, length + 1, device=query.device)[None, None]
+        allowed = None
+        if mask is not None:
+            allowed = _by_source(mask, n_sources)  # (N, 1, S)
+            positions = allowed.cumsum(-1)  # padding on either side is not counted
+        n_real = positions[..., -1:]  # (N or 1, 1, 1)
+        scores = upcast_fp32(self._scores(q, projected, positions))
+        centre: Tensor | None = None
+        if self.weighting == "local_m":
+            first = torch.as_tensor(step, device=query.device).reshape(-1, 1) + 1
+            targets = first + torch.arange(query.shape[1], device=query.device)
+            targets = targets.expand(len(query), -1).reshape(n_sources, -1, 1)
+            centre = torch.minimum(targets, n_real)
+        elif self.weighting == "local_p":
+            logit = upcast_fp32(self.v_p(torch.tanh(self.w_p(q))))
+            centre = n_real * torch.sigmoid(logit)  # (N, B/N Tq, 1)
+        if centre is not None:
+            inside = (positions - centre.detach().floor()).abs() <= self.window
+            allowed = inside if allowed is None else allowed & inside
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        alpha = scores.softmax(-1)
+        if allowed is not None:
+            alpha = alpha.masked_fill(~allowed, 0.0)  # also the NaN of a row without real positions
+        if self.weighting == "local_p":
+            assert centre is not None
+            sigma = self.window / 2
+            alpha = alpha * torch.exp(-((positions - centre) ** 2) / (2 * sigma**2))
+        return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1)
+
+    def select(self, alpha: Tensor, step: int | Tensor = 0) -> Tensor:
+        """Return the weights for the result of `probabilities`: one-hot vectors if hard.
+
+        A position is drawn by the exponential race argmax_s alpha_s / e_s, e_s ~ Exp(1), which is
+        the Gumbel trick argmax_s log(alpha_s) + g_s with the noise g_s = -log(e_s).
+
+        Args:
+            alpha: Result (B, Tq, S) of `probabilities`.
+            step: As for `forward`.
+        """
+        if not self.weighting.startswith("hard"):
+            return alpha
+        impossible = alpha == 0
+        race = alpha.detach()
+        if self.draws:
+            if self._noise is None:
+                noise = torch.empty_like(race).exponential_()
+            else:
+                noise = self._noise[:, int(step) : int(step) + race.shape[1]].to(race.dtype)
+            noise = noise.clamp(min=torch.finfo(race.dtype).tiny)
+            race = race / noise
+        chosen = F.one_hot(race.argmax(-1), alpha.shape[-1]).to(alpha.dtype)
+        if self.draws and self.weighting == "hard_gumbel":
+            logits = log_weights(alpha).masked_fill(impossible.all(-1, keepdim=True), 0.0)
+            soft = ((logits - noise.log()) / self.temperature).softmax(-1)
+            chosen = chosen + soft - soft.detach()
+        return chosen.masked_fill(impossible, 0.0)
+
+    def _scores(self, q: Tensor, projected: Tensor, positions: Tensor) -> Tensor:
+        """Compute scores (N, Tq, S) of queries (N, Tq, Q) at positions (N or 1, 1, S) from 1."""
+        if self.score in _PRODUCTS:
+            return q @ projected.mT * self.scale
+        if self.score == "location":
+            table = self.w_a(q)  # (N, Tq, max_source_len)
+            longest = table.shape[-1]
+            if positions.shape[-1] > longest and (n_real := int(positions.max())) > longest:
+                raise InputError(
+                    f"is {longest}, the longest source that the location score has weights for, but"
+                    f" a source has {n_real} tokens",
+                    option="max_source_len",
+                )
+            index = (positions - 1).clamp(0, longest - 1)
+            return table.gather(-1, index.expand(*table.shape[:2], -1))
+        scores: Tensor = self.v_a(torch.tanh(self.w_a(q)[:, :, None] + projected[:, None]))
+        return scores.squeeze(-1)
+
+
+_PRODUCTS = ("dot", "general", "scaled")  # scores that are products of query and projected memory
+
+
+def _by_source(mask: Tensor, n_sources: int) -> Tensor:
+    """Return the mask (N, 1, S) of the sources from (N, S), or from (B, S) with a row per beam."""
+    return mask[:: len(mask) // n_sources, None]

@@ -1,0 +1,421 @@
+"""RecurrentDecoder: RNN, GRU or LSTM decoder with or without attention to a memory.
+
+A memory is the output of an encoder: one vector per source token, or one vector in all. Shapes: N
+rows, B sources (N is a multiple of B), S vectors of the memory, T target tokens, M width of the
+memory, D width of the embedding, H units of a layer, L layers.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.config import ModelConfig
+from fourfold.core.validation import check_positive, check_range
+from fourfold.errors import InputError
+from fourfold.kernels.cpu_decoding import Linear, linear
+from fourfold.kernels.dropout import Dropout
+from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
+from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack, Reset, State
+
+
+@dataclass(frozen=True)
+class RecurrentDecoderConfig(ModelConfig):
+    """Config of a recurrent decoder; the defaults are those of Luong et al. 2015.
+
+    Args:
+        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
+        max_len: Longest source and longest target in tokens, which data and generation check. None
+            means no limit, and is not allowed with the score location.
+        d_model: Width D of the embedding.
+        hidden_size: Number of units H of a layer.
+        n_layers: Number of layers L.
+        cell: rnn (tanh), gru or lstm.
+        reset: Place of the reset gate of a GRU: after the recurrent matrix (torch) or before it
+            (Cho et al. 2014; Bahdanau et al. 2015), which is slower.
+        forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
+        bias: Learn biases in the cells, the bridge and the readout.
+        decoder: Order of attention, cell and output. luong: the query is the new state h, and the
+            output is tanh(W [context; h]). bahdanau: the query is the previous state, the context
+            is an input of the cell, and the output is a maxout layer of the previous state, the
+            previous token and the context.
+        context: Use of the memory: initial (the initial state only; Sutskever et al. 2014),
+            every_step (one vector as a further input of every step; Cho et al. 2014) or attention.
+        input_feeding: Use the previous output as a further input of the cell (Luong et al. 2015,
+            section 3.3; decoder luong with attention only). The steps then run one after another.
+        attn_score: Score of a query and a vector of the memory: dot, general, concat, additive,
+            location or scaled.
+        attn_weights: Weights of the memory: softmax, local_m, local_p, hard_sample, hard_gumbel or
+            hard_argmax.
+        d_attn: Width of the hidden layer of the scores concat and additive; None means H.
+        attn_window: Distance D from the centre of local attention to the ends of its window.
+        attn_temperature: Temperature of hard_gumbel.
+        mix_outputs: Mix the output distributions of all vectors of the memory in place of the
+            vectors (exact hard attention; Wu et al. 2018), for attn_weights softmax or hard_argmax.
+            With hard_argmax, a model is trained so, but generates from the most probable vector.
+        n_maxout: Number of maxout units of the decoder bahdanau, each the maximum of two values;
+            None means half of H.
+        output_rank: Rank of the output matrix, which is then the product of two matrices; None
+            means full rank.
+        dropout: Dropout probability of the input of each layer and of the output matrix.
+        output_bias: Learn a bias for each token of the vocabulary.
+
+    Raises:
+        InputError: A field has a value outside its choices or its range, or two fields do not fit
+            together.
+    """
+
+    vocab_size: int | None = 50000
+    max_len: int | None = None
+    d_model: int = 1000
+    hidden_size: int = 1000
+    n_layers: int = 4
+    cell: Cell = "lstm"
+    reset: Reset = "after"
+    forget_bias: float = 0.0
+    bias: bool = False
+    decoder: Literal["luong", "bahdanau"] = "luong"
+    context: Literal["initial", "every_step", "attention"] = "attention"
+    input_feeding: bool = True
+    attn_score: Score = "general"
+    attn_weights: Weights = "softmax"
+    d_attn: int | None = None
+    attn_window: int = 10
+    attn_temperature: float = 1.0
+    mix_outputs: bool = False
+    n_maxout: int | None = None
+    output_rank: int | None = None
+    dropout: float = 0.2
+    output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("d_attn", "attn_window", "n_maxout", "output_rank"):
+            check_positive(name, getattr(self, name), 2**20)
+        check_range("attn_temperature", self.attn_temperature, above=0.0)
+        check_range("forget_bias", self.forget_bias, minimum=-100.0, maximum=100.0)
+        if self.reset == "before" and self.cell != "gru":
+            raise InputError(f"must be after for the cell {self.cell}, got before", option="reset")
+        if self.forget_bias and not (self.cell == "lstm" and self.bias):
+            message = f"must be 0 without an LSTM with biases, got {self.forget_bias:g}"
+            raise InputError(message, option="forget_bias")
+        if self.input_feeding and (self.decoder != "luong" or self.context != "attention"):
+            message = "must be false without attention in the decoder luong, got true"
+            raise InputError(message, option="input_feeding")
+        if self.mix_outputs and self.attn_weights not in ("softmax", "hard_argmax"):
+            message = f"must be softmax or hard_argmax for mix_outputs, got {self.attn_weights}"
+            raise InputError(message, option="attn_weights")
+        is_independent = self.decoder == "luong" and not self.input_feeding
+        if self.mix_outputs and not (is_independent and self.context == "attention"):
+            raise InputError(
+                "must be false unless the decoder is luong, with attention and without"
+                " input_feeding, since its states must not depend on the context; got true",
+                option="mix_outputs",
+            )
+        if self.max_len is None and (self.context, self.attn_score) == ("attention", "location"):
+            raise InputError("must be given for the score location, got None", option="max_len")
+
+    @property
+    def readout_width(self) -> int:
+        """Width of the decoder's output before a reduction to `output_rank`."""
+        if self.decoder == "luong":
+            return self.hidden_size
+        return self.n_maxout or max(1, self.hidden_size // 2)
+
+    @property
+    def output_width(self) -> int:
+        """Width of the input of the output matrix."""
+        return self.output_rank or self.readout_width
+
+
+@dataclass(frozen=True)
+class RecurrentMemory:
+    """Output of an encoder for a `RecurrentDecoder`; its length is the number of sources B.
+
+    Args:
+        vectors: Vectors (B, S, M), to which a decoder with attention attends. With the context
+            every_step, S is 1 and the vector is an input of each step.
+        mask: (B, S) bool, True = real vector; None means that all are real.
+        initial: Initial state of the decoder: states (L, B, H), and for an LSTM cells (L, B, H).
+        projected: Part of the attention scores that depends on the memory only, with B as its first
+            dimension, from `RecurrentDecoder.project`.
+    """
+
+    vectors: Tensor
+    mask: Tensor | None
+    initial: State
+    projected: Tensor
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def index_select(self, dim: int, sources: Tensor) -> "RecurrentMemory":
+        """Return the memory of the sources with the indices `sources` (int64); `dim` must be 0."""
+        assert dim == 0, "the first dimension counts the sources"
+        return RecurrentMemory(
+            self.vectors.index_select(0, sources),
+            None if self.mask is None else self.mask.index_select(0, sources),
+            tuple(part.index_select(1, sources) for part in self.initial),
+            self.projected.index_select(0, sources),
+        )
+
+
+class RecurrentDecoder(nn.Module):
+    """Recurrent decoder: maps target embeddings and a memory to the input of the output matrix.
+
+    Without attention or input feeding, and in the decoder luong also with attention, all target
+    tokens are computed at once. Otherwise the steps run one after another.
+
+    Args:
+        config: Config of the decoder.
+        memory_size: Width M of the memory.
+
+    Attributes:
+        cross_attn: Attention to the memory; None without attention.
+    """
+
+    def __init__(self, config: RecurrentDecoderConfig, memory_size: int) -> None:
+        super().__init__()
+        self.config = config
+        width, hidden = config.d_model, config.hidden_size
+        has_context = config.context != "initial"
+        self.cross_attn = None
+        if config.context == "attention":
+            self.cross_attn = RecurrentAttention(
+                hidden,
+                memory_size,
+                score=config.attn_score,
+                weights=config.attn_weights,
+                d_attn=config.d_attn,
+                window=config.attn_window,
+                max_source_len=config.max_len,
+                temperature=config.attn_temperature,
+            )
+        is_input = config.context == "every_step" or (has_context and config.decoder == "bahdanau")
+        self.stack = RecurrentStack(
+            width + memory_size * is_input + hidden * config.input_feeding,
+            hidden,
+            config.n_layers,
+            cell=config.cell,
+            reset=config.reset,
+            bias=config.bias,
+            dropout=config.dropout,
+            forget_bias=config.forget_bias,
+        )
+        self.combine = self.readout = None
+        if config.decoder == "bahdanau":
+            self.readout = MaxoutReadout(config, memory_size * has_context)
+        elif has_context:
+            self.combine = Linear(memory_size + hidden, hidden, bias=False)
+        self.low_rank: nn.Module = nn.Identity()
+        if config.output_rank is not None:
+            self.low_rank = Linear(config.readout_width, config.output_rank, bias=False)
+        self.dropout = Dropout(config.dropout)
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Compute the part of the attention scores that depends on the memory (B, S, M) only."""
+        return vectors if self.cross_attn is None else self.cross_attn.project(vectors)
+
+    def forward(
+        self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
+    ) -> Tensor:
+        """Compute the input (N, T, output width) of the output matrix.
+
+        Args:
+            x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
+            memory: Output of the encoder for B sources. Source b serves rows b N / B to
+                (b + 1) N / B - 1, such as the beams of the source.
+            cache: State after the earlier tokens, changed in place; None starts from the memory.
+        """
+        state, start = self._start(x, memory, cache)
+        feed = None
+        if self.config.decoder == "bahdanau":
+            y, state = self._read_before_step(x, memory, state, start)
+        elif self.config.input_feeding:
+            feed = None if cache is None else cache.feed
+            y, state = self._feed_outputs(x, memory, state, start, feed)
+            feed = y[:, -1]
+        else:
+            y, state = self._read_after_step(x, memory, state, start)
+        if cache is not None:
+            cache.state, cache.feed, cache.length = state, feed, start + x.shape[1]
+        return self.low_rank(self.dropout(y))
+
+    def by_vector(
+        self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the outputs that follow from attending to one vector of the memory each.
+
+        The arguments are those of `forward`. The decoder must be luong, without input feeding.
+
+        Returns:
+            Attention weights (N, T, S) before a hard choice; and inputs (N, T, S, output width) of
+            the output matrix for each vector of the memory.
+        """
+        assert self.cross_attn is not None
+        assert self.combine is not None
+        state, start = self._start(x, memory, cache)
+        h, state = self.stack(x, None, state)
+        options: dict[str, Any] = {"projected": memory.projected, "step": start}
+        if self.cross_attn.weighting == "softmax":
+            _, alpha = self.cross_attn(h, memory.vectors, memory.mask, **options)  # is recorded
+        else:
+            alpha = self.cross_attn.probabilities(h, memory.mask, **options)
+        from_vectors = self.combine(F.pad(memory.vectors, (0, h.shape[2])))  # (B, S, H)
+        from_vectors = from_vectors.repeat_interleave(len(x) // len(memory), 0)
+        from_states = self.combine(F.pad(h, (memory.vectors.shape[2], 0)))  # (N, T, H)
+        y = (from_vectors[:, None] + from_states[:, :, None]).tanh()
+        if cache is not None:
+            cache.state, cache.length = state, start + x.shape[1]
+        return alpha, self.low_rank(self.dropout(y))
+
+    def _start(
+        self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None
+    ) -> tuple[State, int]:
+        """Return the state before the input x (N, T, D), and the position of its first token."""
+        state = None if cache is None else cache.state
+        if state is None:
+            rows = len(x) // len(memory)
+            state = tuple(part.repeat_interleave(rows, 1) for part in memory.initial)
+        return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
+
+    def context(self, queries: Tensor, memory: RecurrentMemory, start: int) -> Tensor:
+        """Return the contexts (N, T, M) of queries (N, T, H), the first at position `start`."""
+        if self.cross_attn is None:
+            rows = len(queries) // len(memory)
+            return memory.vectors.repeat_interleave(rows, 0).expand(-1, queries.shape[1], -1)
+        context, _ = self.cross_attn(
+            queries,
+            memory.vectors,
+            memory.mask,
+            projected=memory.projected,
+            step=start,
+            need_weights=False,
+        )
+        return context
+
+    def attentional(self, context: Tensor, h: Tensor) -> Tensor:
+        """Compute tanh(W_c [context; h]) (N, T, H) of contexts (N, T, M) and states (N, T, H)."""
+        assert self.combine is not None
+        return self.combine(torch.cat([context, h], dim=2)).tanh()
+
+    def _read_after_step(
+        self, x: Tensor, memory: RecurrentMemory, state: State, start: int
+    ) -> tuple[Tensor, State]:
+        """Run the decoder luong without input feeding, on all tokens at once.
+
+        The arguments and results of this and the next two methods are: input (N, T, D), memory,
+        state before the input, and position of its first token; outputs (N, T, readout width), and
+        state after the input.
+        """
+        if self.config.context == "every_step":
+            x = torch.cat([x, self.context(x, memory, start)], dim=2)
+        h, state = self.stack(x, None, state)
+        if self.combine is None:
+            return h, state
+        return self.attentional(self.context(h, memory, start), h), state
+
+    def _feed_outputs(
+        self, x: Tensor, memory: RecurrentMemory, state: State, start: int, feed: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Run the decoder luong with input feeding; `feed` (N, H) is the last output or None."""
+        loop = Loop(self.stack, x, state)
+        feed = x.new_zeros(len(x), self.config.hidden_size) if feed is None else feed
+        outputs = []
+        for t, products in enumerate(loop.products):
+            h = loop.step(products, self.dropout(feed))
+            feed = self.attentional(self.context(h[:, None], memory, start + t), h[:, None])[:, 0]
+            outputs.append(feed)
+        return torch.stack(outputs, dim=1), loop.state
+
+    def _read_before_step(
+        self, x: Tensor, memory: RecurrentMemory, state: State, start: int
+    ) -> tuple[Tensor, State]:
+        """Run the decoder bahdanau, on all tokens at once if it has no attention."""
+        assert self.readout is not None
+        first = state[0][-1]
+        if self.cross_attn is None:
+            contexts = None
+            inputs = x
+            if self.config.context == "every_step":
+                contexts = self.context(x, memory, start)
+                inputs = torch.cat([x, contexts], dim=2)
+            h, state = self.stack(inputs, None, state)
+            queries = torch.cat([first[:, None], h[:, :-1]], dim=1)
+            return self.readout(queries, x, contexts), state
+        loop = Loop(self.stack, x, state)
+        hs, found = [first], []
+        for t, products in enumerate(loop.products):
+            found.append(self.context(hs[-1][:, None], memory, start + t)[:, 0])
+            hs.append(loop.step(products, found[-1]))
+        return self.readout(torch.stack(hs[:-1], 1), x, torch.stack(found, 1)), loop.state
+
+
+class Loop:
+    """Steps of a stack whose input consists of tokens and of a vector known only at each step.
+
+    Args:
+        stack: The stack, with one direction.
+        x: First D columns of the input of all steps, (N, T, D).
+        state: State (L, N, H) before the first step.
+
+    Attributes:
+        products: Products (N, G H) of these columns with the input matrix, for each of T steps.
+    """
+
+    def __init__(self, stack: RecurrentStack, x: Tensor, state: State) -> None:
+        self._stack = stack
+        self._weights = [stack.weights(layer) for layer in range(len(state[0]))]
+        matrix, bias, *_ = self._weights[0]
+        width = x.shape[2]
+        token_matrix, self._matrix = matrix.split([width, matrix.shape[1] - width], dim=1)
+        self.products = linear(x, token_matrix, bias).unbind(1)
+        self._layers: list[State] = list(zip(*(part.unbind(0) for part in state), strict=True))
+
+    def step(self, products: Tensor, x: Tensor) -> Tensor:
+        """Run the stack for one token, and return the state (N, H) of the last layer.
+
+        Args:
+            products: Element of the attribute `products`.
+            x: Other columns (N, d) of the input.
+        """
+        products = products + linear(x, self._matrix)
+        self._layers = self._stack.step(products, self._layers, self._weights)
+        return self._layers[-1][0]
+
+    @property
+    def state(self) -> State:
+        """State (L, N, H) after the last step."""
+        return tuple(torch.stack(parts) for parts in zip(*self._layers, strict=True))
+
+
+class MaxoutReadout(nn.Module):
+    """Output layer of Bahdanau et al. 2015: maxout of the previous state, token and context.
+
+    Args:
+        config: Config of the decoder.
+        memory_size: Width M of the context; 0 for a decoder without a context.
+    """
+
+    def __init__(self, config: RecurrentDecoderConfig, memory_size: int) -> None:
+        super().__init__()
+        units = 2 * config.readout_width
+        self.from_state = Linear(config.hidden_size, units, bias=config.bias)
+        self.from_token = Linear(config.d_model, units, bias=False)
+        self.from_context = Linear(memory_size, units, bias=False) if memory_size else None
+
+    def forward(self, states: Tensor, tokens: Tensor, contexts: Tensor | None) -> Tensor:
+        """Compute the outputs (N, T, readout width).
+
+        Args:
+            states: State (N, T, H) before each step.
+            tokens: Embedded previous tokens (N, T, D).
+            contexts: Contexts (N, T, M); None without a context.
+        """
+        y = self.from_state(states) + self.from_token(tokens)
+        if contexts is not None and self.from_context is not None:
+            y = y + self.from_context(contexts)
+        return y.unflatten(2, (-1, 2)).amax(3)

@@ -1,0 +1,345 @@
+"""RecurrentEncoderDecoder: sequence-to-sequence models before the transformer.
+
+The options give the models of Cho et al. 2014, Sutskever et al. 2014, Bahdanau et al. 2015
+(RNNsearch) and Luong et al. 2015, and their combinations. Shapes: B batch, S source tokens, T
+target tokens, H units of a layer, L layers, R directions of the encoder, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.init import initialize
+from fourfold.core.token_embedding import TokenEmbedding
+from fourfold.errors import InputError
+from fourfold.kernels.cpu_decoding import Linear
+from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.output_heads import VocabularyHead
+from fourfold.models.recurrent.cells import (
+    RecurrentCache,
+    RecurrentStack,
+    State,
+    flip,
+    real_tokens,
+)
+from fourfold.models.recurrent.decoder import (
+    RecurrentDecoder,
+    RecurrentDecoderConfig,
+    RecurrentMemory,
+)
+from fourfold.models.recurrent.hard_attention import log_weights, mixed_log_probabilities
+
+
+@dataclass(frozen=True)
+class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
+    """Config of a recurrent encoder-decoder; the defaults are those of Luong et al. 2015.
+
+    The default model has global attention with the score general and input feeding (221,000,000
+    parameters). The inherited fields describe the decoder, and `d_model`, `hidden_size`,
+    `n_layers`, `cell`, `reset`, `forget_bias`, `bias` and `dropout` also the encoder.
+
+    Args:
+        bidirectional: Read the source in both directions, each with `hidden_size` units.
+        bridge: Initial state of the decoder: none (final states of the encoder, layer by layer),
+            linear (a linear map of the final states of each layer) or backward (tanh of a linear
+            map of the final state of the last backward layer, and zero cells of an LSTM).
+        reverse_source: Reverse each source within its own length (Sutskever et al. 2014). Positions
+            for local attention remain those of the source.
+        tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
+            output), decoder (target embedding and output), embeddings (source and target embedding)
+            or none.
+        embed_bias: Learn a bias of the embeddings (code of Bahdanau et al. 2015).
+        init: Initialization of all parameters: luong (uniform between -0.1 and 0.1), sutskever
+            (uniform between -0.08 and 0.08) or bahdanau (orthogonal recurrent matrices, standard
+            deviation 0.001 in the attention and 0.01 elsewhere, biases 0).
+
+    Raises:
+        InputError: A field has a value outside its choices or its range, or two fields do not fit
+            together.
+    """
+
+    bidirectional: bool = False
+    bridge: Literal["none", "linear", "backward"] = "none"
+    reverse_source: bool = False
+    tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "none"
+    embed_bias: bool = False
+    init: Literal["luong", "sutskever", "bahdanau"] = "luong"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bridge == "none" and self.bidirectional:
+            message = "must be linear or backward for a bidirectional encoder, got none"
+            raise InputError(message, option="bridge")
+        if self.bridge == "backward" and (not self.bidirectional or self.context == "initial"):
+            message = "must be none or linear without a bidirectional encoder and a context"
+            raise InputError(f"{message}, got backward", option="bridge")
+        is_product = self.context == "attention" and self.attn_score in ("dot", "scaled")
+        if is_product and self.bidirectional:
+            message = (
+                f"must not be {self.attn_score} for a bidirectional encoder, whose vectors are"
+            )
+            raise InputError(f"{message} wider than the queries", option="attn_score")
+        if self.tie_embeddings in ("all", "decoder") and self.output_width != self.d_model:
+            raise InputError(
+                f"must be embeddings or none, because the decoder's output has width"
+                f" {self.output_width} and d_model is {self.d_model}; got {self.tie_embeddings}",
+                option="tie_embeddings",
+            )
+
+
+class Bridge(nn.Module):
+    """Map from the final state of the encoder to the initial state of the decoder.
+
+    Args:
+        config: Config of the model.
+    """
+
+    def __init__(self, config: RecurrentEncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, n_maps = config.hidden_size, 0
+        if config.bridge != "none":
+            has_cells = config.bridge == "linear" and config.cell == "lstm"
+            n_maps = config.n_layers * (2 if has_cells else 1)
+        width = hidden * (2 if config.bridge == "linear" and config.bidirectional else 1)
+        maps = [Linear(width, hidden, bias=config.bias) for _ in range(n_maps)]
+        self.maps = nn.ModuleList(maps)
+
+    def forward(self, state: State) -> State:
+        """Map the final state of the encoder, with tensors (L R, B, H), to tensors (L, B, H)."""
+        if self.config.bridge == "none":
+            return state
+        if self.config.bridge == "backward":
+            h = torch.stack([layer(state[0][-1]).tanh() for layer in self.maps])
+            return (h, torch.zeros_like(h))[: len(state)]
+        shape = (self.config.n_layers, -1)
+        inputs = [part.unflatten(0, shape).transpose(1, 2).flatten(2) for part in state]
+        rows = torch.cat(inputs).unbind(0)
+        mapped = [layer(row) for layer, row in zip(self.maps, rows, strict=True)]
+        return torch.stack(mapped).chunk(len(state))
+
+
+class Bias(nn.Module):
+    """Learned vector that is added to its input.
+
+    Args:
+        width: Width of the input.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the bias to x (..., width)."""
+        return x + self.bias
+
+
+class RecurrentEncoderDecoder(Seq2Seq):
+    """Recurrent encoder-decoder: predicts a target sequence from a source sequence.
+
+    Padding of a source may be on either side and does not change any state. Padding of a target
+    must be on the right. Packed pairs are not supported.
+
+    Example:
+        >>> import fourfold, torch
+        >>> config = RecurrentEncoderDecoderConfig(vocab_size=100, d_model=8, hidden_size=8)
+        >>> model = RecurrentEncoderDecoder(config).eval()
+        >>> ids = fourfold.generate(model, torch.tensor([[5, 6, 2]]), 4, bos_id=1)
+        >>> ids.shape
+        torch.Size([1, 5])
+    """
+
+    is_recurrent = True
+
+    def __init__(self, config: RecurrentEncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.src_embed, self.tgt_embed = _embedding(config), _embedding(config)
+        if config.tie_embeddings in ("all", "embeddings"):
+            self.tgt_embed.share_tokens(self.src_embed)
+        self.encoder: nn.Module = RecurrentStack(  # type: ignore[assignment]
+            config.d_model,
+            config.hidden_size,
+            config.n_layers,
+            cell=config.cell,
+            reset=config.reset,
+            bidirectional=config.bidirectional,
+            bias=config.bias,
+            dropout=config.dropout,
+            forget_bias=config.forget_bias,
+        )
+        self.bridge = Bridge(config)
+        width = config.hidden_size * (2 if config.bidirectional else 1)
+        self.summary = None
+        if config.context == "every_step":
+            self.summary = Linear(width, config.hidden_size, bias=config.bias)
+            width = config.hidden_size
+        self.decoder: nn.Module = RecurrentDecoder(config, width)  # type: ignore[assignment]
+        self.head = VocabularyHead(
+            self.tgt_embed.tokens,
+            tied=config.tie_embeddings in ("all", "decoder"),
+            bias=config.output_bias,
+            width=config.output_width,
+        )
+        initialize(self, config.init, INITS)
+
+    def encode(  # type: ignore[override]
+        self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
+    ) -> RecurrentMemory:
+        """Run the encoder, without reading the padding.
+
+        Args:
+            src: Source token ids (B, S) int64.
+            src_mask: (B, S) bool, True = real token; None means that all tokens are real. Each row
+                needs a real token.
+            src_documents: Must be None.
+
+        Returns:
+            The memory. Its vectors are in the order of the source, with padding on the right.
+
+        Raises:
+            InputError: `src_documents` is not None.
+        """
+        _check_no_documents(src_documents=src_documents)
+        lengths = mask = None
+        if src_mask is not None and not bool(src_mask.all()):
+            lengths = src_mask.sum(1)
+            mask = real_tokens(lengths, src.shape[1])
+            src = src.gather(1, (~src_mask).long().argsort(dim=1, stable=True))
+        is_reversed = self.config.reverse_source
+        x = self.src_embed(flip(src, lengths) if is_reversed else src, slice(0, src.shape[1]))
+        vectors, final = self.encoder(x, lengths)
+        if self.config.context != "attention":
+            last = final[0][-2:] if self.config.bidirectional else final[0][-1:]
+            last = last.transpose(0, 1).flatten(1)  # (B, R H)
+            vectors = (last if self.summary is None else self.summary(last).tanh())[:, None]
+            mask = None
+        elif is_reversed:
+            vectors = flip(vectors, lengths)
+        projected = self.decoder.project(vectors)  # type: ignore[operator]
+        return RecurrentMemory(vectors, mask, self.bridge(final), projected)
+
+    def decode(  # type: ignore[override]
+        self,
+        tgt: Tensor,
+        memory: RecurrentMemory,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        cache: RecurrentCache | None = None,
+        src_documents: Tensor | None = None,
+        tgt_documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the input (N, T, output width) of the head; N is a multiple of B.
+
+        A model with `mix_outputs` and the weights softmax returns log-probabilities (N, T, V)
+        instead, which are also its logits.
+
+        Args:
+            tgt: Target token ids (N, T) int64. With a cache, the new tokens only.
+            memory: Output of `encode` for B sources.
+            src_mask: Not used, since the memory holds the mask.
+            tgt_mask: Not used, since padding on the right follows all real tokens.
+            cache: State after the earlier tokens, changed in place. None means no earlier tokens.
+            src_documents: Must be None.
+            tgt_documents: Must be None.
+
+        Raises:
+            InputError: `src_documents` or `tgt_documents` is not None.
+        """
+        _check_no_documents(src_documents=src_documents, tgt_documents=tgt_documents)
+        if not self._mixes:
+            return self.decoder(self.tgt_embed(tgt, slice(0, tgt.shape[1])), memory, cache)
+        log_alpha, y, weight, bias = self.decode_by_vector(tgt, memory, cache)
+        return mixed_log_probabilities(log_alpha, y, weight, bias).unflatten(0, tgt.shape)
+
+    def decode_by_vector(
+        self, tgt: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Run the decoder for the losses of `fourfold.models.recurrent.hard_attention`.
+
+        Args:
+            tgt: As for `decode`.
+            memory: As for `decode`.
+            cache: As for `decode`.
+
+        Returns:
+            Logarithms (N T, S) of the attention weights; inputs (N T, S, output width) of the
+            output matrix for each vector of the memory; the matrix (V, output width); and its bias
+            (V,) or None.
+        """
+        x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
+        alpha, y = self.decoder.by_vector(x, memory, cache)  # type: ignore[operator]
+        return log_weights(alpha).flatten(0, 1), *self.head.output(y.flatten(0, 1))
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Map the result of `decode` to logits (N, T, V)."""
+        return h if self._mixes else super().logits(h)
+
+    @property
+    def _mixes(self) -> bool:
+        return self.config.mix_outputs and self.config.attn_weights == "softmax"
+
+    def new_cache(self) -> Any:
+        """Build the state of a decoder before its first step."""
+        return RecurrentCache()
+
+
+def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
+    assert config.vocab_size is not None, "vocab_size must be known when a model is built"
+    return TokenEmbedding(
+        config.vocab_size,
+        config.d_model,
+        max_len=0,
+        positions="none",
+        norm=Bias(config.d_model) if config.embed_bias else None,
+        dropout=config.dropout,
+    )
+
+
+def _check_no_documents(**documents: Tensor | None) -> None:
+    for name, value in documents.items():
+        if value is not None:
+            message = "must be None for a recurrent model, which cannot separate packed pairs"
+            raise InputError(message, option=name)
+
+
+def init_uniform(model: nn.Module, bound: float) -> None:
+    """Draw all parameters of a model from the uniform distribution between -bound and bound."""
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -bound, bound)
+    _add_forget_biases(model)
+
+
+def init_bahdanau(model: nn.Module) -> None:
+    """Initialize a model as Bahdanau et al. 2015 do, section B.1.
+
+    Recurrent matrices are orthogonal. The matrices of the attention are drawn from a normal
+    distribution with the standard deviation 0.001, and all others with 0.01. Vectors are 0.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or 1 in parameter.shape:
+            nn.init.zeros_(parameter)
+        elif "weight_hh" in name:
+            for gate in parameter.data.split(parameter.shape[1]):
+                nn.init.orthogonal_(gate)
+        else:
+            nn.init.normal_(parameter, std=0.001 if "cross_attn" in name else 0.01)
+    _add_forget_biases(model)
+
+
+def _add_forget_biases(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, RecurrentStack):
+            module.add_forget_bias()
+
+
+INITS: dict[str, Callable[[nn.Module], None]] = {
+    "luong": partial(init_uniform, bound=0.1),
+    "sutskever": partial(init_uniform, bound=0.08),
+    "bahdanau": init_bahdanau,
+}

@@ -1,0 +1,155 @@
+"""Losses of hard attention: REINFORCE (Xu et al. 2015) and the exact marginal (Wu et al. 2018).
+
+Shapes: B rows, T target tokens, S source positions, N target tokens of all rows, D width of the
+output layer's input, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
+
+BASELINE_DECAY = 0.9  # of the moving average of the loss (Xu et al. 2015, section 4.1)
+
+
+def log_weights(alpha: Tensor) -> Tensor:
+    """Compute the logarithm of attention weights, -inf without a gradient where a weight is 0."""
+    tiny = torch.finfo(alpha.dtype).tiny
+    return alpha.clamp(min=tiny).log().masked_fill(alpha == 0, float("-inf"))
+
+
+def reinforce_term(
+    nll: Tensor,
+    alpha: Tensor,
+    drawn: Tensor,
+    counts: Tensor,
+    *,
+    baseline: Tensor | float = 0.0,
+    reward_weight: float = 1.0,
+    entropy_weight: float = 0.0,
+) -> Tensor:
+    """Compute a term with the value 0 that adds the REINFORCE gradient to the loss of a draw.
+
+    The objective is the mean of -log p(y | drawn positions) over all draws, an upper bound of
+    -log p(y) (Xu et al. 2015, eqs. 10 to 12), minus `entropy_weight` times the entropy of alpha.
+    One draw gives an unbiased estimate of its gradient: the gradient of the sum of `nll` and of
+    this term, which is
+
+        sum_t reward_weight (R_t - b_t) grad log alpha_t[drawn_t] - entropy_weight grad H(alpha_t).
+
+    R_t is the sum of the losses of the tokens t, t + 1, ..., T, which alone depend on the position
+    drawn for token t, and b_t is `baseline` times the number of these tokens. The paper uses the
+    loss of all T tokens for each t, and the moving average of that loss. The mean of the gradient
+    is the same, but its variance is larger.
+
+    The released code deviates from the paper: it uses the mean loss of the tokens, divides the
+    REINFORCE term by 10 (`reward_weight` 0.1), sets the entropy weight to 0.002, and with a
+    probability of 0.5 for each batch replaces the drawn positions by the expected context
+    (semi-sampling). This function does not implement semi-sampling.
+
+    Args:
+        nll: Loss (B, T) of each target token, given the drawn positions. Its gradient is not used.
+        alpha: Weights (B, T, S) from which the positions were drawn.
+        drawn: One-hot vectors (B, T, S) of the drawn positions.
+        counts: (B, T) bool, True = the target token counts.
+        baseline: Moving average of the loss of a token in earlier batches. It does not change the
+            mean of the gradient, as it does not depend on the drawn positions.
+        reward_weight: Factor lambda_r on the REINFORCE term (eq. 12); 1 is unbiased.
+        entropy_weight: Factor lambda_e on the entropy (eq. 12).
+
+    Returns:
+        A scalar 0.
+    """
+    log_alpha = alpha.clamp(min=torch.finfo(alpha.dtype).tiny).log()
+    reward = ((nll.detach() - baseline) * counts).flip(1).cumsum(1).flip(1)  # R_t - b_t
+    log_p = (log_alpha * drawn.detach()).sum(-1)
+    entropy = -(alpha * log_alpha).sum(-1)
+    term = ((reward_weight * reward * log_p - entropy_weight * entropy) * counts).sum()
+    return term - term.detach()
+
+
+def marginal_cross_entropy(
+    log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> Tensor:
+    """Compute the summed loss of the exact marginal, -log sum_j alpha_j p(y | position j).
+
+    The output distributions of all source positions are mixed, not their contexts (Wu, Shapiro and
+    Cotterell 2018, eq. 4). The loss needs neither random draws nor a baseline. It requires decoder
+    states that do not depend on the attended positions, so neither input feeding nor a context in
+    the recurrence.
+
+    The logits of S rows per target are computed for one slice of the rows at a time, so N x S x V
+    logits are never in memory at once: a first pass computes p(y | j), a second pass the gradients,
+    in which row j has its posterior probability as a factor. Positions with weight 0 are skipped.
+
+    Args:
+        log_alpha: Logarithms (N, S) of the weights; -inf marks positions that are not allowed.
+        hidden: Input (N, S, D) of the output layer for each position.
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
+
+    Returns:
+        A scalar in fp32 (fp64 for fp64 inputs).
+    """
+    joint, _, used, rows, labels = _score_positions(log_alpha, hidden, weight, bias, targets)
+    posterior = joint.detach().softmax(-1)[used]
+    extra = linear_cross_entropy(rows, weight, bias, labels, weights=posterior, normalizer=1.0)
+    return _summed_out(joint, targets).sum() + extra - extra.detach()
+
+
+def marginal_token_scores(
+    log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of each target, and the token that the most probable position predicts.
+
+    The arguments are those of `marginal_cross_entropy`.
+
+    Returns:
+        Losses (N,), 0 where the target is `IGNORE_INDEX`; and predicted tokens (N,), which are 0
+        there.
+    """
+    joint, predicted, *_ = _score_positions(log_alpha, hidden, weight, bias, targets)
+    best = log_alpha.argmax(-1, keepdim=True)
+    return _summed_out(joint, targets), predicted.gather(1, best).squeeze(1)
+
+
+def mixed_log_probabilities(
+    log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Compute log sum_j alpha_j p(token | position j) of each token of the vocabulary, (N, V).
+
+    The arguments are those of `marginal_cross_entropy`. The logits of one source position are in
+    memory at a time. Probabilities below the smallest normal number of the dtype become that
+    number.
+    """
+    alpha = log_alpha.exp()
+    total = alpha.new_zeros(len(hidden), len(weight))
+    for j in range(hidden.shape[1]):
+        logits = F.linear(hidden[:, j], weight, bias)
+        total = total + alpha[:, j, None] * logits.to(alpha.dtype).softmax(-1)
+    return total.clamp(min=torch.finfo(total.dtype).tiny).log()
+
+
+def _score_positions(
+    log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Score each target at each position whose weight is not 0.
+
+    Returns:
+        Log-probabilities (N, S) of position and target together, whose gradient is that of
+        `log_alpha`; most likely tokens (N, S); the mask (N, S) of the scored pairs; and the hidden
+        states and the targets of these pairs.
+    """
+    used = log_alpha.isfinite() & (targets != IGNORE_INDEX)[:, None]
+    rows, labels = hidden[used], targets[:, None].expand_as(used)[used]
+    nll, predicted = torch.zeros_like(log_alpha), torch.zeros_like(used, dtype=torch.long)
+    scores, tokens = token_scores(rows, weight, bias, labels)
+    nll[used], predicted[used] = scores.to(nll.dtype), tokens
+    return log_alpha - nll, predicted, used, rows, labels
+
+
+def _summed_out(joint: Tensor, targets: Tensor) -> Tensor:
+    """Compute -log sum_j exp(joint_j) of each target, 0 where the target is ignored."""
+    return torch.where(targets != IGNORE_INDEX, -joint.logsumexp(-1), 0.0)
