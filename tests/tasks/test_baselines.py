@@ -77,7 +77,7 @@ def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("make", "samples"),
-    [(language, set()), (classes, {"samples"}), (features, {"samples", "attention"})],
+    [(language, {"samples"}), (classes, {"samples"}), (features, {"samples", "attention"})],
 )
 def test_task_from_checkpoint_is_evaluated_and_has_samples(
     make: Any, samples: set[str], texts: Path, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Tasks of the baseline models: LSTM language model and classifier, ResNet image classifier."""
+"""Tasks of the baselines: recurrent language model and classifier, ResNet image classifier."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from fourfold.tasks.sequence_classification import CausalSequenceClassification
 
 @dataclass(eq=False, repr=False)
 class RecurrentLanguageModeling(CausalLanguageModeling):
-    """Causal language modelling with an LSTM in place of transformer blocks (GPT-1, Table 5).
+    """Causal language modelling with recurrent layers in place of blocks (GPT-1, Table 5).
 
     Args:
         config: Config of the model.
@@ -33,13 +33,13 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return an empty dict: an LSTM has neither attention maps nor a cache for generation."""
-        return {}
+        """Return beginnings of texts with true and generated continuations."""
+        return {"samples": super().sample_outputs(batch, split)["samples"]}
 
 
 @dataclass(eq=False, repr=False)
 class RecurrentSequenceClassification(CausalSequenceClassification):
-    """Classification or regression with an LSTM in place of transformer blocks (GPT-1, Table 5).
+    """Classification or regression with recurrent layers in place of blocks (GPT-1, Table 5).
 
     Args:
         config: Config of the model.
