@@ -15,6 +15,8 @@ from fourfold.models import (
     CausalLM,
     CausalLMConfig,
     CompositeEncoderDecoder,
+    ConvolutionalLM,
+    ConvolutionalLMConfig,
     ImageToTextConfig,
     Model,
     RecurrentEncoderDecoder,
@@ -37,12 +39,15 @@ def native_models() -> dict[str, Model]:
         "recurrent": RecurrentEncoderDecoder(
             RecurrentEncoderDecoderConfig(d_model=8, hidden_size=6, n_layers=1, vocab_size=31)
         ),
+        "convolution": ConvolutionalLM(
+            ConvolutionalLMConfig(d_model=16, n_layers=2, vocab_size=31, dilations=(1, 2))
+        ),
         "text to text": CompositeEncoderDecoder(TextToTextConfig(**TEXT)),
         "rms norm": CausalLM(CausalLMConfig(**TEXT, norm="rms")),
     }
 
 
-@pytest.mark.parametrize("name", ["lstm", "recurrent", "rms norm", "resnet"])
+@pytest.mark.parametrize("name", ["lstm", "recurrent", "convolution", "rms norm", "resnet"])
 def test_native_directory_restores_model_and_artifacts(name: str, tmp_path: Path) -> None:
     model: Any = native_models()[name]
     model.artifacts = {"class_names": ["a", "b", "c"]} if name == "resnet" else {}

@@ -125,6 +125,7 @@ def patterns(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
         documents=documents,
         query_documents=torch.randint(3, (n_rows, q_len)) if across else None,
         window=draw(st.sampled_from([None, 1, 2, 4])),
+        n_global=draw(st.sampled_from([0, 0, 2])),
     )
     return mask, n_rows, q_len, k_len
 
@@ -134,8 +135,11 @@ def may_see(mask: Mask, row: int, query: int, key: int, offset: int) -> bool:
     place = query + offset
     if mask.causal and key > place:
         return False
-    if mask.window is not None and abs(place - key) >= mask.window:
-        return False
+    if mask.window is not None and min(place, key) >= mask.n_global:
+        real = torch.ones(1, 7) if mask.keys is None else mask.keys[row : row + 1]
+        between = real[0, min(place, key) + 1 : max(place, key) + 1].sum()  # without padding
+        if between >= mask.window:
+            return False
     if mask.keys is not None and not mask.keys[row, key]:
         return False
     if mask.documents is None:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ TOWER = {"image_d_model": 12, "image_n_layers": 1, "image_n_heads": 3, "image_d_
 IMAGES = {"image_size": 8, "patch_size": 2, "n_channels": 2}
 FAMILIES: dict[str, tuple[Callable[[Any], Any], Any]] = {
     **{name: (MODELS[name], config) for name, config in CONFIGS.items()},
+    "window": (MODELS["causal"], replace(CONFIGS["causal"], window=3)),
     "sentences": (SequenceClassifier, SequenceClassifierConfig(**CLASSES, pool="mean")),
     "causal_encoder": (
         SequenceClassifier,

@@ -112,7 +112,7 @@ def test_no_gradient_flows_to_padding(kind: str, name: str) -> None:
     runner, source = StackRunner(kind), StackRunner(kind).source(2)
     ids, mask = pad([tokens(5), tokens(3)], "left", 6)
     inputs: list[Tensor] = []
-    blocks = runner.model.blocks if kind == "stack" else None
+    blocks = runner.model.blocks if runner.kind == "stack" else None
     if blocks is None:
         blocks = getattr(runner.model, runner.stack).blocks
 

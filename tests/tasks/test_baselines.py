@@ -1,4 +1,4 @@
-"""Tasks of LSTM models: gradient accumulation, checkpoints, generation."""
+"""Tasks of LSTMs and convolutions: gradient accumulation, checkpoints, generation."""
 
 import io
 import sys
@@ -11,8 +11,9 @@ import torch
 from lightning import Trainer
 
 from fourfold.cli import main
-from fourfold.models import RecurrentClassifierConfig, RecurrentLMConfig
+from fourfold.models import ConvolutionalLMConfig, RecurrentClassifierConfig, RecurrentLMConfig
 from fourfold.tasks import (
+    ConvolutionalLanguageModeling,
     RecurrentLanguageModeling,
     RecurrentSequenceClassification,
     TokenClassification,
@@ -32,6 +33,13 @@ SHAPE: dict[str, Any] = {
 
 def language(texts: Path, **kwargs: Any) -> Any:
     task = RecurrentLanguageModeling(RecurrentLMConfig(**SHAPE), optimizer=SGD, schedule=FLAT)
+    return task, causal(texts, **kwargs)[1]
+
+
+def convolution(texts: Path, **kwargs: Any) -> Any:
+    shape = {key: value for key, value in SHAPE.items() if key != "hidden_size"}
+    config = ConvolutionalLMConfig(**shape, block="bytenet", dilations=(1, 2))
+    task = ConvolutionalLanguageModeling(config, optimizer=SGD, schedule=FLAT)
     return task, causal(texts, **kwargs)[1]
 
 
@@ -66,7 +74,7 @@ def stepped(task: Any, data: Any, folder: Path) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("make", [language, classes, features])
+@pytest.mark.parametrize("make", [language, convolution, classes, features])
 def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_path: Path) -> None:
     n_rows = len(make(texts)[1].split("train"))
     whole = train(*make(texts, max_rows=2000), tmp_path)
@@ -77,7 +85,12 @@ def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("make", "samples"),
-    [(language, {"samples"}), (classes, {"samples"}), (features, {"samples", "attention"})],
+    [
+        (language, {"samples"}),
+        (convolution, set()),
+        (classes, {"samples"}),
+        (features, {"samples", "attention"}),
+    ],
 )
 def test_task_from_checkpoint_is_evaluated_and_has_samples(
     make: Any, samples: set[str], texts: Path, tmp_path: Path

@@ -11,6 +11,7 @@ queries, Tk keys, D model width, Dh head width, Dv value width.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache as cache_result
 
 import torch
@@ -26,6 +27,9 @@ from fourfold.kernels.cpu_attention import attend_by_products, products_are_fast
 from fourfold.kernels.cpu_decoding import Linear
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
+# A window is applied slice by slice from this number of keys, also relative to the window.
+MIN_SLICED_KEYS = 256
+MIN_KEYS_PER_WINDOW = 4
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 
 
@@ -56,7 +60,8 @@ def lower_mask(
     """Convert a mask to the form that the current attention backend takes.
 
     On CUDA, the backend auto uses a BlockMask for packed documents and local windows, because
-    FlexAttention skips blocks in which all pairs of query and key are hidden.
+    FlexAttention skips blocks in which all pairs of query and key are hidden. On a CPU, it leaves a
+    short window to `attend_by_products`, which reads only the keys near each query.
 
     Args:
         mask: The attention pattern.
@@ -67,8 +72,34 @@ def lower_mask(
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
-    flex = backend == "flex" or (backend == "auto" and like.is_cuda and sparse)
+    if backend == "auto" and like.device.type == "cpu" and can_slice(mask, q_len, k_len):
+        rest = replace(mask, causal=False, window=None).lower(q_len, k_len, like.device)
+        return LoweredMask(rest.mask, mask.causal and q_len > 1, mask.window)
+    # The search for the visible blocks takes longer than attention with a single query.
+    flex = backend == "flex" or (backend == "auto" and like.is_cuda and sparse and q_len > 1)
     return mask.lower(q_len, k_len, like.device, flex=flex and not dense)
+
+
+def can_slice(mask: Mask, q_len: int, k_len: int) -> bool:
+    """Return True if the CPU kernel can apply the window of a mask, and is faster with it.
+
+    The kernel measures distances in columns. In each row of the mask, the real tokens must
+    therefore be consecutive, up to the last column if there are fewer queries than keys.
+
+    Args:
+        mask: The attention pattern, with or without a window.
+        q_len: Number of queries Tq.
+        k_len: Number of keys Tk.
+    """
+    if mask.window is None or mask.n_global or torch.compiler.is_compiling():
+        return False
+    if k_len < MIN_SLICED_KEYS or k_len < MIN_KEYS_PER_WINDOW * mask.window or q_len > k_len:
+        return False
+    if mask.keys is None:
+        return True
+    starts = mask.keys[:, 0] + (mask.keys[:, 1:] & ~mask.keys[:, :-1]).sum(1)  # of real tokens
+    at_end = q_len == k_len or bool(mask.keys[:, -1].all())
+    return at_end and bool((starts <= 1).all())
 
 
 def softmax(scores: Tensor) -> Tensor:
@@ -111,6 +142,7 @@ def attend(
     mask: Tensor | BlockMask | None = None,
     bias: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     normalize: Callable[[Tensor], Tensor] = softmax,
@@ -125,6 +157,8 @@ def attend(
             BlockMask must already contain the causal mask, and supports neither bias nor dropout.
         bias: Tensor added to the scores, broadcastable to (B, H, Tq, Tk).
         causal: Apply a causal mask, in which the last query may attend to every key.
+        window: Hide keys that are this many columns or more away from the query. The last query has
+            the column of the last key. None means no window.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
         dropout_p: Dropout probability of the weights.
         normalize: Function from scores to weights, over the last dimension. For any function but
@@ -146,9 +180,15 @@ def attend(
         assert bias is None, "lower the mask with dense=True"
         assert dropout_p == 0.0, "lower the mask with dense=True"
         assert not causal, "a BlockMask includes causality"
+        assert window is None, "a BlockMask includes the window"
         return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale)
-    if explicit or mask is not None or bias is not None or q.shape[2] != k.shape[2]:
-        mask, causal = _dense_mask(mask, causal, q, k), False
+    eager_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    if window is not None and backend == "auto" and eager_cpu and not explicit:
+        assert not isinstance(mask, BlockMask)
+        return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p, window)
+    is_square = q.shape[2] == k.shape[2]
+    if explicit or mask is not None or window or bias is not None or not is_square:
+        mask, causal = _dense_mask(mask, causal, window, q, k), False
     if explicit:
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale, normalize=normalize)
         return F.dropout(weights.to(v.dtype), dropout_p) @ v
@@ -170,16 +210,19 @@ def _flex(compiled: bool):  # type: ignore[no-untyped-def]
 
 
 def _dense_mask(
-    mask: Tensor | BlockMask | None, causal: bool, q: Tensor, k: Tensor
+    mask: Tensor | BlockMask | None, causal: bool, window: int | None, q: Tensor, k: Tensor
 ) -> Tensor | None:
-    """Combine a mask and a causal mask to a bool tensor; None allows all pairs of query and key."""
+    """Combine mask, causal mask and window to a bool tensor; None allows all pairs."""
     if isinstance(mask, BlockMask):
         rows, heads, q_len, k_len = mask.shape
         mask = create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(q.device))
-    if not causal:
-        return mask
-    allowed = causal_mask(q.shape[2], k.shape[2], q.device)
-    return allowed if mask is None else mask & allowed
+    size = q.shape[2], k.shape[2], q.device
+    allowed: Tensor | None = mask
+    near = Mask(window=window).lower(*size).mask
+    for added in (near, causal_mask(*size) if causal else None):
+        if added is not None:
+            allowed = added if allowed is None else allowed & added
+    return allowed
 
 
 class Attention(nn.Module):
@@ -263,6 +306,7 @@ class Attention(nn.Module):
         allowed = mask.mask
         shared = k.shape[0] < q.shape[0]  # len() would fix the batch size of an exported graph
         if shared:
+            assert mask.window is None, "beams have their own positions"
             if allowed is not None and len(allowed) == len(q):
                 allowed = fold_beams_into_queries(allowed, len(k))  # (S, 1, B/S Tq, Tk)
             q = fold_beams_into_queries(q, len(k))  # (S, H, B/S Tq, Dh)
@@ -272,6 +316,7 @@ class Attention(nn.Module):
             v,
             mask=allowed,
             causal=mask.causal,
+            window=mask.window,
             bias=bias,
             scale=self.scale,
             dropout_p=self.dropout if self.training else 0.0,
@@ -295,7 +340,7 @@ class Attention(nn.Module):
         """
         k, _ = self._keys_values(x, memory, None)
         q = self._split_heads(self.q(x))
-        allowed = _dense_mask(mask.mask, mask.causal, q, k)
+        allowed = _dense_mask(mask.mask, mask.causal, mask.window, q, k)
         return attention_weights(
             q, k, mask=allowed, bias=bias, scale=self.scale, normalize=self.normalize
         )

@@ -8,6 +8,7 @@ residual connection. A memory is the output of an encoder. Shapes: B batch, T to
 tokens, H heads, Tk keys, D model width.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -158,6 +159,7 @@ class Stack(nn.Module):
             Block(config, cross_attention=cross_attention, drop_path=rate) for rate in rates
         )
         self.norm = norm_from_config(config) if config.norm_placement == "pre" else nn.Identity()
+        self.window = config.window
         self.attn_dropout = config.attn_dropout
         self.has_narrow_heads = min(config.head_width, config.value_width) < 16
 
@@ -173,8 +175,9 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Transform x by all blocks.
 
-        This method converts each mask once, by `lower_mask`, to the form that the attention backend
-        takes. All blocks share the converted masks.
+        This method adds the window of the config to the self-attention mask. It converts each mask
+        once, by `lower_mask`, to the form that the attention backend takes. All blocks share the
+        converted masks.
 
         Args:
             x: (B, T, D); with a cache, only the new tokens.
@@ -192,6 +195,8 @@ class Stack(nn.Module):
         # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
         dropout = self.training and self.attn_dropout > 0.0
         dense = bias is not None or dropout or (self.has_narrow_heads and x.is_cuda)
+        if self.window is not None:
+            mask = replace(mask, window=self.window)
         lowered = lower_mask(mask, q_len, k_len, x, dense=dense)
         cross = LoweredMask()
         if memory is not None:

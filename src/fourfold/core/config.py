@@ -22,7 +22,7 @@ POSITIVE: dict[str, int] = {  # largest value by name
     **dict.fromkeys(("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"), 1024),
     **dict.fromkeys(("n_heads", "image_n_heads", "n_channels"), 4096),
     **dict.fromkeys((*_WIDTHS, "image_d_model", "n_buckets", "max_distance"), 2**20),
-    **dict.fromkeys(("d_ff", "image_d_ff", "max_len"), 2**22),
+    **dict.fromkeys(("d_ff", "image_d_ff", "max_len", "window"), 2**22),
     **dict.fromkeys(("vocab_size", "n_classes"), 2**24),
     **dict.fromkeys(("image_size", "patch_size"), 2**14),
 }
@@ -79,6 +79,10 @@ class TransformerConfig(ModelConfig):
             tensor2tensor and ViT.
         bias: Learn a bias in matrices and norms.
         attn_scale: Factor on the attention scores; None means 1 / sqrt(d_head).
+        window: Self-attention of each token is restricted to the tokens that are less than `window`
+            positions away: `window` tokens in a decoder, 2 * window - 1 in an encoder, including
+            the token itself. Class and distillation tokens of an image see all tokens, and all
+            tokens see them. None means full attention.
         dropout: Dropout probability of embeddings and of the output of each sub-layer (Vaswani et
             al. 2017, section 5.4).
         attn_dropout: Dropout probability of attention weights (BERT, GPT).
@@ -104,6 +108,7 @@ class TransformerConfig(ModelConfig):
     norm_eps: float = 1e-6
     bias: bool = True
     attn_scale: float | None = None
+    window: int | None = None
     dropout: float = 0.1
     attn_dropout: float = 0.0
     ff_dropout: float = 0.0

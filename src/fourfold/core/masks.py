@@ -23,11 +23,15 @@ class LoweredMask(NamedTuple):
 
     Attributes:
         mask: None, a bool tensor broadcastable to (B, H, Tq, Tk), or a FlexAttention BlockMask.
-        causal: True if the kernel applies a causal mask itself; `mask` is then None and Tq == Tk.
+        causal: True if the kernel applies a causal mask itself. Without a window, `mask` is then
+            None and Tq == Tk.
+        window: Window that the kernel applies itself, in addition to `mask`. The distance of a
+            query and a key is the difference of their columns.
     """
 
     mask: Any = None
     causal: bool = False
+    window: int | None = None
 
 
 def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
@@ -52,7 +56,11 @@ class Mask:
             sequence; a query may attend only to the keys of its own document.
         query_documents: (B, Tq) index of the document of each query; None means the last Tq columns
             of `documents`.
-        window: Hide keys that are this many positions or more away from the query.
+        window: Hide keys that are this many positions or more away from the query. Positions count
+            real tokens only, so padding does not change the result.
+        n_global: The window neither hides the first `n_global` keys nor applies to the first
+            `n_global` queries (global attention of Beltagy et al. 2020). There must be no padding
+            on the left.
 
     Raises:
         InputError: `keys` is not bool.
@@ -63,6 +71,7 @@ class Mask:
     documents: Tensor | None = None
     query_documents: Tensor | None = None
     window: int | None = None
+    n_global: int = 0
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.keys.dtype != torch.bool:
@@ -83,16 +92,20 @@ class Mask:
         Returns:
             `LoweredMask(None, causal)` if the kernel needs no mask, or only a causal mask of equal
             numbers of queries and keys. Otherwise a `LoweredMask` with a dense bool mask, or with a
-            BlockMask if `flex` is True.
+            BlockMask if `flex` is True. A window that reaches all keys is ignored.
         """
         # A single query is at the last position. An exported graph gets any number of queries.
-        causal = self.causal and (torch.compiler.is_exporting() or q_len > 1)
-        plain = self.keys is None and self.documents is None and self.window is None
+        exporting = torch.compiler.is_exporting()
+        causal = self.causal and (exporting or q_len > 1)
+        # Local variables, because FlexAttention compiles `allowed` with the tensors that it uses.
+        keys, documents, window, n_global = self.keys, self.documents, self.window, self.n_global
+        if window is not None and not exporting and k_len <= window:
+            window = None
+        plain = keys is None and documents is None and window is None
         if plain and (not causal or q_len == k_len):
             return LoweredMask(None, causal)
         offset = k_len - q_len
-        # Local variables, because FlexAttention compiles `allowed` with the tensors that it uses.
-        keys, documents, window = self.keys, self.documents, self.window
+        places = None if keys is None else keys.long().cumsum(dim=1)
         q_documents = self.query_documents
         if documents is not None and q_documents is None:
             q_documents = documents[:, -q_len:]
@@ -103,7 +116,7 @@ class Mask:
             if causal:
                 ok = ok & (k <= q + offset)
             if window is not None:
-                ok = ok & ((q + offset - k).abs() < window)
+                ok = ok & _is_near(window, n_global, places, b, q + offset, k)
             if keys is not None:
                 ok = ok & keys[b, k]
             if documents is not None and q_documents is not None:
@@ -120,6 +133,24 @@ class Mask:
         q = torch.arange(q_len, device=device)[None, None, :, None]
         k = torch.arange(k_len, device=device)[None, None, None, :]
         return LoweredMask(allowed(b, torch.zeros_like(b), q, k))
+
+
+def _is_near(
+    window: int, n_global: int, places: Tensor | None, b: Tensor, q: Tensor, k: Tensor
+) -> Tensor:
+    """Return True where a window allows the pair of the columns q and k in row b.
+
+    Args:
+        window: Smallest distance that is not allowed.
+        n_global: Number of the first columns that the window does not concern.
+        places: Positions (B, Tk) of the columns, whose differences are the distances. None means
+            that the columns are the positions.
+        b: Row of the batch.
+        q: Column of the query.
+        k: Column of the key.
+    """
+    distance = q - k if places is None else places[b, q] - places[b, k]
+    return (distance.abs() < window) | (q < n_global) | (k < n_global)
 
 
 def count_positions(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fourfold.data.text.glue import GlueData as GlueData
     from fourfold.data.text.masked_lm import MaskedTextData as MaskedTextData
     from fourfold.data.text.question_answering import QuestionData as QuestionData
+    from fourfold.data.text.recall import RecallData as RecallData
     from fourfold.data.text.sequence_classification import SequenceData as SequenceData
     from fourfold.data.text.synthetic_sequences import (
         SyntheticSequenceData as SyntheticSequenceData,
@@ -26,6 +27,7 @@ _MODULES = {
     "ImageData": "vision.image_classification",
     "MaskedTextData": "text.masked_lm",
     "QuestionData": "text.question_answering",
+    "RecallData": "text.recall",
     "SequenceData": "text.sequence_classification",
     "StreamedCausalTextData": "streaming.datamodule",
     "StreamedMaskedTextData": "streaming.datamodule",

@@ -2,8 +2,9 @@
 
 On a CPU, torch's fused kernel is slow in the backward pass, with dropout, and in decoding, in which
 each sequence of a batch has one query. The queries are processed in slices. Under a causal mask, a
-slice of queries needs only the keys before the end of the slice, which halves the work. The memory
-grows linearly with the number of queries.
+slice of queries needs only the keys before the end of the slice, which halves the work. Within a
+window, it needs only the keys near the slice, so that the work is proportional to the number of
+queries. The memory grows linearly with the number of queries.
 
 Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n queries of a slice, e keys of a slice, Dh
 head width, Dv value width.
@@ -26,6 +27,7 @@ from fourfold.kernels.differentiation import differentiable_once
 from fourfold.kernels.dropout import keep_mask
 
 CAUSAL_SLICE = 128  # queries; small enough to skip many hidden keys, large enough to be fast
+WINDOW_SLICE = 32  # queries; few keys outside the windows of these queries are read
 MAX_SLICE_SCORES = 2**22  # attention scores of a slice without a causal mask
 # Attention weights of one head that are saved. More weights are recomputed in the backward pass.
 MAX_SAVED_WEIGHTS = 2**18
@@ -57,10 +59,12 @@ class Inputs(NamedTuple):
         mask: Bool with four dimensions, broadcastable to (B, H, Tq, Tk), or None.
         bias: Tensor added to the scores, with four dimensions, broadcastable to (B, H, Tq, Tk), or
             None.
-        causal: Hide the keys after a query.
+        causal: Hide the keys after a query. Without a window, Tq == Tk.
         scale: Factor on the scores.
         dropout_p: Dropout probability of the weights.
         heads: Shape (B, H) of the merged dimensions.
+        window: Hide keys that are this many columns or more away from the query, or None. The last
+            query has the column of the last key.
     """
 
     q: Tensor
@@ -72,6 +76,7 @@ class Inputs(NamedTuple):
     scale: float
     dropout_p: float
     heads: torch.Size
+    window: int | None = None
 
     def merge_heads(self) -> "Inputs":
         """Scale queries (B, H, Tq, Dh), and merge batch and heads of queries, keys and values."""
@@ -81,14 +86,27 @@ class Inputs(NamedTuple):
     def slices(self) -> list[QuerySlice]:
         """Divide the queries into slices, each with the keys that it may attend to."""
         q_len, k_len = self.q.shape[1], self.k.shape[1]
-        step = CAUSAL_SLICE
-        if not self.causal:
+        offset = k_len - q_len
+        step, before = CAUSAL_SLICE, k_len
+        if self.window is not None:
+            step, before = WINDOW_SLICE, self.window - 1
+        elif not self.causal:
             step = max(CAUSAL_SLICE, MAX_SLICE_SCORES // (len(self.q) * k_len))
+        after = 0 if self.causal else before
         slices = []
         for start in range(0, q_len, step):
             end = min(start + step, q_len)
-            slices.append(QuerySlice(slice(start, end), slice(0, end if self.causal else k_len)))
+            keys = slice(max(0, start + offset - before), min(k_len, end + offset + after))
+            slices.append(QuerySlice(slice(start, end), keys))
         return slices
+
+    def near(self, part: QuerySlice) -> Tensor:
+        """Return a bool mask (n, e) of the keys that the window of each query contains."""
+        assert self.window is not None
+        offset = self.k.shape[1] - self.q.shape[1]
+        q, k = (torch.arange(s.start, s.stop, device=self.q.device) for s in part)
+        distances = q[:, None] + offset - k
+        return (distances < self.window) & (distances > (-1 if self.causal else -self.window))
 
     def weights(self, part: QuerySlice) -> Tensor:
         """Compute the attention weights (G, n, e) of the n queries and e keys of a slice.
@@ -105,14 +123,19 @@ class Inputs(NamedTuple):
         by_head = scores.view(*self.heads, n, e)
         if self.bias is not None:
             by_head += part.select(self.bias)
-        if self.causal:
-            allowed = torch.ones(n, n, dtype=torch.bool, device=rows.device).tril()
-            scores[:, :, e - n :] += _additive_mask(allowed, scores.dtype)
-        if self.mask is None:
+        allowed = None if self.mask is None else part.select(self.mask)
+        if self.window is not None:
+            near = self.near(part)
+            allowed = near if allowed is None else allowed & near
+        elif self.causal:
+            visible = torch.ones(n, n, dtype=torch.bool, device=rows.device).tril()
+            scores[:, :, e - n :] += _additive_mask(visible, scores.dtype)
+        if allowed is None:
             return scores.softmax(-1)
-        allowed = part.select(self.mask)
         by_head += _additive_mask(allowed, scores.dtype)
         weights = scores.softmax(-1)
+        if self.mask is None:
+            return weights
         empty = ~allowed.any(-1, keepdim=True)
         if bool(empty.any()):
             weights.view_as(by_head).masked_fill_(empty, 0.0)
@@ -126,10 +149,12 @@ class Inputs(NamedTuple):
                 (None if they are too many to be saved) and the dropout factors (None without
                 dropout) are appended to the list. None if no backward pass follows.
         """
-        saves_weights = self.q.shape[1] * self.k.shape[1] <= MAX_SAVED_WEIGHTS
+        slices = self.slices()
+        n_keys = max((part.keys.stop - part.keys.start for part in slices), default=0)
+        saves_weights = self.q.shape[1] * n_keys <= MAX_SAVED_WEIGHTS
         y = self.q.new_empty(*self.q.shape[:2], self.v.shape[2])
         with torch.autocast(y.device.type, enabled=False):
-            for part in self.slices():
+            for part in slices:
                 weights = dropped = self.weights(part)
                 drop = None
                 if self.dropout_p:
@@ -179,16 +204,19 @@ def attend_by_products(
     causal: bool,
     scale: float | None,
     dropout_p: float,
+    window: int | None = None,
 ) -> Tensor:
     """Compute attention (B, H, Tq, Dv) by matrix products over slices of the queries.
 
     The arguments have the same meaning as in `fourfold.core.attention.attend`. `mask` must not be a
-    BlockMask, and `causal` must not be combined with a mask or a bias.
+    BlockMask. Without a window, `causal` must not be combined with a mask or a bias. A window must
+    not be compiled.
     """
     mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    inputs = Inputs(q, k, v, mask, bias, causal, scale, dropout_p, q.shape[:2])
+    inputs = Inputs(q, k, v, mask, bias, causal, scale, dropout_p, q.shape[:2], window)
     if torch.compiler.is_compiling():
+        assert window is None, "the compiled operator has no window"
         inputs = inputs.merge_heads()
         learns = [x is not None and x.requires_grad for x in inputs[:5]]
         needs_grad = torch.is_grad_enabled() and any(learns)
@@ -219,7 +247,7 @@ class _Attention(torch.autograd.Function):
         dq, dk, dv, dbias = _gradients(inputs, grad.flatten(0, 1), saved, ctx.needs_input_grad[4])
         dq *= inputs.scale
         dq, dk, dv = (dx.unflatten(0, inputs.heads) for dx in (dq, dk, dv))
-        return dq, dk, dv, None, dbias, None, None, None, None
+        return dq, dk, dv, None, dbias, None, None, None, None, None
 
 
 def _gradients(

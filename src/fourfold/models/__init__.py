@@ -1,6 +1,8 @@
 """Model classes and configs: the transformer families, their heads, recurrent models, ResNet."""
 
 from fourfold.models.base import Model as Model
+from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
+from fourfold.models.baselines.convolution import ConvolutionalLMConfig as ConvolutionalLMConfig
 from fourfold.models.baselines.resnet import ResNet as ResNet
 from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
 from fourfold.models.causal_lm import CausalLM as CausalLM

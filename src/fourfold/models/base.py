@@ -37,8 +37,8 @@ class Model(nn.Module):
             it, and the tensors that this model does not have.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
-        is_recurrent: The model has a recurrent state instead of keys and values. A recurrent causal
-            LM supports padding on the right only, and prompts of equal lengths.
+        is_recurrent: The model has a recurrent state or convolutions instead of keys and values. A
+            causal LM of this kind supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
     """
@@ -56,7 +56,7 @@ class Model(nn.Module):
     head: nn.Module
 
     def new_cache(self) -> KVCache:
-        """Build an empty cache of the decoder: keys and values, or a recurrent state."""
+        """Build an empty cache of the decoder: keys and values, a recurrent state, or None."""
         return KVCache()
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:

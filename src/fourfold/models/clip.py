@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, TransformerConfig
-from fourfold.core.masks import mask_and_positions
+from fourfold.core.masks import Mask, mask_and_positions
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.models.base import Model, embedding_from_config
 
@@ -131,7 +131,7 @@ class CLIP(Model):
 
     def encode_image(self, images: Tensor) -> Tensor:
         """Compute the embeddings (B, E) of images (B, C, side, side), not normalised."""
-        x = self.image_stack(self.image_norm(self.image_embed(images)))  # (B, N, D)
+        x = self.image_stack(self.image_norm(self.image_embed(images)), Mask(n_global=1))
         return self.image_projection(x[:, 0])  # (B, E)
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack
 from fourfold.core.init import initialize
+from fourfold.core.masks import Mask
 from fourfold.models.base import embedding_from_config
 from fourfold.models.causal_lm import CausalLMConfig
 from fourfold.models.encoder_decoder import Seq2Seq
@@ -98,7 +99,8 @@ class CompositeEncoderDecoder(Seq2Seq):
                 than the encoder's `max_len`.
         """
         if self.accepts_images:
-            memory = self.encoder(self.src_embed(src))
+            n_prefix = self.config.encoder.n_prefix
+            memory = self.encoder(self.src_embed(src), Mask(n_global=n_prefix))
         else:
             memory = super().encode(src, src_mask, src_documents)
         return self.memory_map(memory)

@@ -15,6 +15,7 @@ from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.init import INITS, initialize, vaswani
+from fourfold.core.masks import Mask
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.errors import InputError
 from fourfold.models.base import Model
@@ -79,6 +80,11 @@ class ViTConfig(TransformerConfig):
         if self.distillation and self.pool != "cls":
             raise InputError("must be cls for a model with distillation, got mean", option="pool")
 
+    @property
+    def n_prefix(self) -> int:
+        """Number of tokens before the patches: class and distillation token, if any."""
+        return (self.pool == "cls") + self.distillation
+
 
 class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
@@ -103,7 +109,7 @@ class ViT(Model):
         super().__init__()
         assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
-        self.n_prefix = (config.pool == "cls") + config.distillation
+        self.n_prefix = config.n_prefix
         positions = VIT_POSITIONS.get(config.positions, config.positions)
         positions_in_stack = config.positions == "relative" or config.positions_at != "stem"
         self.embed = PatchEmbedding(
@@ -139,7 +145,7 @@ class ViT(Model):
         Raises:
             InputError: The images do not have the size or channels of the config.
         """
-        return self.stack(self.embed(images))
+        return self.stack(self.embed(images), Mask(n_global=self.n_prefix))
 
     def logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, prefix + N, D), as `encode` returns them, to logits (B, K).

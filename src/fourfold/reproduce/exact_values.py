@@ -22,6 +22,13 @@ from fourfold.models.analysis.flops import parameters as count
 from fourfold.models.analysis.gradient_norms import initial_gradient_norms
 from fourfold.reproduce.cells import Cell, agrees, in_units
 from fourfold.reproduce.layer_complexity import LAYERS, cost_formula, growth, path, sequential
+from fourfold.reproduce.layer_costs import (
+    equal_length,
+    layer_bytes,
+    layer_chain,
+    layer_flops,
+    layer_reach,
+)
 from fourfold.reproduce.load_tables import merged
 from fourfold.reproduce.mask_statistics import distinct_masks, shares
 from fourfold.reproduce.measured.decoding import POSITIONS, cache_bytes
@@ -134,6 +141,11 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
     "cost_formula": lambda setup: cost_formula(LAYERS[setup["layer"]]),
     "sequence_formula": lambda setup: growth(sequential, LAYERS[setup["layer"]]),
     "path_formula": lambda setup: growth(path, LAYERS[setup["layer"]]),
+    "layer_flops": lambda setup: layer_flops(**setup),
+    "layer_chain": lambda setup: layer_chain(**setup),
+    "layer_reach": lambda setup: layer_reach(**setup),
+    "layer_bytes": lambda setup: layer_bytes(**setup),
+    "equal_length": lambda setup: equal_length(**setup),
     "masked_share": lambda setup: shares(setup["masking"])["mask"],
     "same_share": lambda setup: shares(setup["masking"])["same"],
     "random_share": lambda setup: shares(setup["masking"])["random"],

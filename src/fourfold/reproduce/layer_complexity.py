@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-PRODUCTS = ("MmBackward", "BmmBackward", "ConvolutionBackward", "MvBackward")
+PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward", "MvBackward")
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,13 @@ def operations(layer: Layer, size: Size) -> int:
 
 @cache
 def sequential(layer: Layer, size: Size) -> int:
-    """Count the sequential operations of a layer: matrix products that must follow one another.
+    """Count the sequential operations of a layer: matrix products that must follow one another."""
+    return longest_chain(layer(_input(size), size, 0))
 
-    The count is the maximum number of matrix products on a path through autograd's graph.
-    """
-    output: Any = layer(_input(size), size, 0).grad_fn
+
+def longest_chain(result: Tensor) -> int:
+    """Return the maximum number of matrix products on a path through autograd's graph."""
+    output: Any = result.grad_fn
     lengths: dict[Any, int] = {}  # products on the longest path from each node to the input
     stack = [output]
     while stack:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.attention import Attention
+from fourfold.core.attention import Attention, lower_mask
+from fourfold.core.masks import Mask
 from fourfold.environment import provenance
 from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell, measured_cell
@@ -32,6 +33,7 @@ from fourfold.reproduce.tables import Row, Table
 TIER = "measured"
 BATCH = 4  # B
 BLOCK = 64  # r in the table
+WINDOW = 32  # of self-attention with a window, in which r is 2 * WINDOW - 1
 KERNEL = 3  # k in the table
 MAX_HEAD_WIDTH = 64
 MIN_LENGTH = 16
@@ -53,8 +55,14 @@ def restricted(width: int) -> Layer:
     return lambda x: attend(x.reshape(-1, min(BLOCK, x.shape[1]), width)).reshape(x.shape)
 
 
-def recurrent(kind: type[nn.LSTM | nn.GRU], width: int) -> Layer:
-    """Return an LSTM or a GRU of one layer, a map from (B, T, D) to (B, T, D)."""
+def windowed(width: int) -> Layer:
+    """Return self-attention with a window, a map from (B, T, D) to (B, T, D)."""
+    attend, mask = self_attention(width), Mask(window=WINDOW)
+    return lambda x: attend(x, mask=lower_mask(mask, x.shape[1], x.shape[1], x))
+
+
+def recurrent(kind: type[nn.RNN | nn.LSTM | nn.GRU], width: int) -> Layer:
+    """Return an RNN, LSTM or GRU of one layer, a map from (B, T, D) to (B, T, D)."""
     layer = kind(width, width, batch_first=True)
     return lambda x: layer(x)[0]
 
@@ -68,6 +76,8 @@ def convolutional(width: int) -> Layer:
 LAYERS: dict[str, Callable[[int], Layer]] = {
     SELF: self_attention,
     "restricted": restricted,
+    "windowed": windowed,
+    "rnn": partial(recurrent, nn.RNN),
     "lstm": partial(recurrent, nn.LSTM),
     "gru": partial(recurrent, nn.GRU),
     "convolutional": convolutional,
@@ -120,8 +130,8 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
         - Otherwise, the crossover of each round in tokens. Rounds without a crossover are left out.
           If no round has one, the only entry is the crossover of the medians.
     """
-    # Up to the block length the restricted layer is identical to self-attention.
-    same = BLOCK if layer == "restricted" else 0
+    # A block or a window that reaches all tokens makes no difference.
+    same = {"restricted": BLOCK, "windowed": WINDOW}.get(layer, 0)
     curves = [
         # The logarithm is positive where self-attention is slower.
         {int(n): math.log(s[SELF] / s[layer]) if int(n) > same else 0.0 for n, s in times.items()}
@@ -206,11 +216,14 @@ def time_rows(
     by_row = recorded | timed
     cells = []
     for row, name in table.cells(TIER):
-        rounds_of_row = [run["seconds_by_length"] for run in by_row[row.name]]
         column = table.columns[name]
-        if column.measured == "decoding":
-            values = decoding.growth(rounds_of_row, int(column.at or 0))
+        layer = str(column.measured)
+        times = [run["seconds_by_length"] for run in by_row[row.name]]
+        if layer == "decoding":
+            rounds_of_row, values = times, decoding.growth(times, int(column.at or 0))
         else:
-            values = crossover(rounds_of_row, str(column.measured))
+            # Rounds that were recorded by an earlier version may lack a layer.
+            rounds_of_row = [t for t in times if all(layer in seconds for seconds in t.values())]
+            values = crossover(rounds_of_row, layer)
         cells.append(measured_cell(row, name, values, list(range(len(rounds_of_row)))))
     return cells, [run for runs in by_row.values() for run in runs]

@@ -1,4 +1,4 @@
-"""Tasks of the baselines: recurrent language model and classifier, ResNet image classifier."""
+"""Tasks of the baselines: recurrent models, convolutional language models, ResNet classifiers."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ from torch import Tensor
 from fourfold.data.loading.batches import CausalBatch, SequenceBatch
 from fourfold.loggers.media import Media
 from fourfold.models import (
+    ConvolutionalLM,
+    ConvolutionalLMConfig,
     RecurrentClassifier,
     RecurrentClassifierConfig,
     RecurrentLM,
@@ -35,6 +37,26 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
         """Return beginnings of texts with true and generated continuations."""
         return {"samples": super().sample_outputs(batch, split)["samples"]}
+
+
+@dataclass(eq=False, repr=False)
+class ConvolutionalLanguageModeling(CausalLanguageModeling):
+    """Causal language modelling with the convolutions of ConvS2S or ByteNet in place of attention.
+
+    `fourfold plan` does not support this task.
+
+    Args:
+        config: Config of the model.
+        optimizer: See `CausalLanguageModeling`, also for all further arguments.
+    """
+
+    model_class = ConvolutionalLM  # type: ignore[assignment]
+
+    config: ConvolutionalLMConfig = ConvolutionalLMConfig()  # type: ignore[assignment]
+
+    def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
+        """Return an empty dict: the model has neither attention maps nor a cache for generation."""
+        return {}
 
 
 @dataclass(eq=False, repr=False)

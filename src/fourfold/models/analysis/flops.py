@@ -2,10 +2,13 @@
 
 torch's `FlopCounterMode` counts the FLOPs of matrix products on the meta device, which needs no
 weights. One multiply-add is two FLOPs. Norms, activations, softmax and biases do not count (as in
-ViT's Table 6). A causal mask does not reduce the FLOPs of attention.
+ViT's Table 6). A causal mask does not reduce the FLOPs of attention. A window does: each query has
+as many keys as a query in the middle of a long sequence.
 """
 
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fourfold.core.attention import attention_backend
 from fourfold.core.block import Stack
+from fourfold.core.masks import Mask
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model
+from fourfold.models.baselines.convolution import ConvolutionalStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
@@ -38,7 +43,8 @@ class CostBreakdown:
 
     Args:
         embeddings: Number in the embeddings of tokens or patches.
-        blocks: Number in the transformer blocks or recurrent layers, with their attention.
+        blocks: Number in the transformer blocks, recurrent layers or convolutions, with their
+            attention.
         head: Number in all other modules, such as output head and projections.
     """
 
@@ -104,15 +110,45 @@ def forward_flops(
         name: tensor.detach().to("meta")
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
-    # The naive backend, because torch does not count the products of every fused kernel.
-    with FlopCounterMode(display=False) as counter, attention_backend("naive"), torch.no_grad():
+    hidden: list[int] = []
+
+    def count_hidden(stack: nn.Module, args: tuple[Any, ...]) -> None:
+        hidden.append(_hidden_flops(stack, *args[:2]))
+
+    with ExitStack() as context:
+        for module in model.modules():
+            if isinstance(module, Stack):
+                context.enter_context(module.register_forward_pre_hook(count_hidden))
+        # The naive backend, because torch does not count the products of every fused kernel.
+        context.enter_context(attention_backend("naive"))
+        context.enter_context(torch.no_grad())
+        counter = context.enter_context(FlopCounterMode(display=False))
         functional_call(model, on_meta, inputs)
     flops = {"embeddings": 0, "blocks": 0, "head": 0}
     by_module = counter.get_flop_counts()
     for name, child in model.named_children():
         flops[_section(child)] += sum(by_module.get(f"{type(model).__name__}.{name}", {}).values())
     head = counter.get_total_flops() - flops["embeddings"] - flops["blocks"]
-    return CostBreakdown(flops["embeddings"], flops["blocks"], round(head * head_fraction))
+    blocks = flops["blocks"] - sum(hidden)
+    return CostBreakdown(flops["embeddings"], blocks, round(head * head_fraction))
+
+
+def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
+    """Count the FLOPs of a naive stack for pairs of query and key that its window hides.
+
+    Args:
+        stack: A `Stack`.
+        x: Input (B, T, D) of the stack.
+        mask: Self-attention mask.
+    """
+    length, window = x.shape[1], stack.window
+    if window is None:
+        return 0
+    n_keys = mask.n_global + (window if mask.causal else 2 * window - 1)
+    modules = stack.named_modules()
+    layers = [module for name, module in modules if name.rpartition(".")[2] == "attn"]
+    widths = sum(layer.q.out_features + layer.v.out_features for layer in layers)
+    return 2 * len(x) * length * max(0, length - n_keys) * widths
 
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
@@ -120,7 +156,7 @@ def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
     encoder = config.encoder if isinstance(config, ImageToTextConfig) else config
     n_prefix = 1  # the class token of a CLIP
     if isinstance(encoder, ViTConfig):
-        n_prefix = (encoder.pool == "cls") + encoder.distillation
+        n_prefix = encoder.n_prefix
     return (encoder.image_size // encoder.patch_size) ** 2 + n_prefix
 
 
@@ -128,7 +164,7 @@ def _section(child: nn.Module | nn.Parameter) -> str:
     """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
-    blocks = Stack | RecurrentLayers | RecurrentStack | RecurrentDecoder
+    blocks = Stack | ConvolutionalStack | RecurrentLayers | RecurrentStack | RecurrentDecoder
     return "blocks" if isinstance(child, blocks) else "head"
 
 

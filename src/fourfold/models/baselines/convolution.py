@@ -1,0 +1,176 @@
+"""Causal language models with convolutions: ConvS2S (Gehring et al. 2017) and ByteNet.
+
+The convolutional rows of Vaswani et al. 2017, Table 1. ByteNet is by Kalchbrenner et al. 2016.
+Shapes: B batch, T tokens, D width.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fourfold.core.config import Init, ModelConfig, TextPositions
+from fourfold.core.kv_cache import KVCache
+from fourfold.core.masks import Mask
+from fourfold.core.validation import check_positive, check_type
+from fourfold.errors import InputError
+from fourfold.kernels.dropout import Dropout
+from fourfold.models.causal_lm import CausalLM
+
+MAX_KERNEL, MAX_DILATION = 2**10, 2**20  # far above those of published models
+
+
+@dataclass(frozen=True)
+class ConvolutionalLMConfig(ModelConfig):
+    """Config of a convolutional language model; the defaults are a small ConvS2S.
+
+    Args:
+        d_model: Width D; must be even for `block` bytenet.
+        n_layers: Number of convolutional blocks.
+        block: gated (one convolution with a gated linear unit; ConvS2S, section 3.2) or bytenet
+            (the convolution has half of the width, between two matrices; ByteNet, section 3.6).
+        kernel_size: Width of a kernel in tokens.
+        dilations: Distance in tokens between neighbouring taps of a kernel, by block. The list is
+            repeated if there are more blocks: [1, 2, 4, 8, 16] in ByteNet.
+        dropout: Dropout probability of the embedding and in each block.
+        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
+        max_len: Longest sequence in tokens.
+        positions: none, learned, sinusoidal or sinusoidal_halves, as in `CausalLMConfig`.
+        tie_embeddings: Use the token embedding as output matrix.
+        init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
+
+    Raises:
+        InputError: A field has a value outside its choices or its range.
+    """
+
+    d_model: int = 256
+    n_layers: int = 8
+    block: Literal["gated", "bytenet"] = "gated"
+    kernel_size: int = 3
+    dilations: tuple[int, ...] = (1,)
+    dropout: float = 0.1
+    vocab_size: int | None = 50257
+    max_len: int = 1024
+    positions: TextPositions = "learned"
+    tie_embeddings: bool = True
+    init: Init = "gpt2"
+    embed_norm: ClassVar = False  # a field of `CausalLMConfig`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A list in a file becomes a tuple here; a frozen dataclass allows no plain assignment.
+        object.__setattr__(self, "dilations", tuple(self.dilations))
+        check_positive("kernel_size", self.kernel_size, MAX_KERNEL)
+        for dilation in self.dilations or (0,):
+            check_type("dilations", dilation, int)
+            check_positive("dilations", dilation, MAX_DILATION)
+        if self.block == "bytenet" and self.d_model % 2:
+            raise InputError(f"must be even for bytenet, got {self.d_model}", option="d_model")
+
+    @property
+    def layer_dilations(self) -> list[int]:
+        """Dilation of each block."""
+        return [self.dilations[i % len(self.dilations)] for i in range(self.n_layers)]
+
+    @property
+    def reach(self) -> int:
+        """Number of earlier tokens that a prediction depends on, besides the last token."""
+        return (self.kernel_size - 1) * sum(self.layer_dilations)
+
+
+class ConvolutionalBlock(nn.Module):
+    """Causal convolution with a residual connection, a block of ConvS2S or ByteNet.
+
+    Args:
+        config: Config of the model.
+        dilation: Distance in tokens between neighbouring taps of the kernel.
+    """
+
+    def __init__(self, config: ConvolutionalLMConfig, dilation: int) -> None:
+        super().__init__()
+        width, kernel = config.d_model, config.kernel_size
+        self.is_gated = config.block == "gated"
+        self.n_padded = dilation * (kernel - 1)
+        self.dropout = Dropout(config.dropout)
+        if self.is_gated:
+            self.conv = nn.Conv1d(width, 2 * width, kernel, dilation=dilation)
+            return
+        half = width // 2
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in (width, half, half))
+        self.reduce = nn.Linear(width, half)
+        self.conv = nn.Conv1d(half, half, kernel, dilation=dilation)
+        self.expand = nn.Linear(half, width)
+
+    def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Transform x (B, T, D); `real` (B, T, 1) is False at padding, or None without padding."""
+        if self.is_gated:
+            y = F.glu(self._convolve(self.dropout(x), real), dim=-1)
+            return (x + y) * 0.5**0.5  # keeps the variance
+        h = self.reduce(self.norms[0](x).relu())
+        h = self._convolve(self.norms[1](h).relu(), real)
+        return x + self.dropout(self.expand(self.norms[2](h).relu()))
+
+    def _convolve(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Convolve x (B, T, C); padding and the tokens before the sequence are zeros."""
+        x = x if real is None else x * real
+        return self.conv(F.pad(x.mT, (self.n_padded, 0))).mT
+
+
+class ConvolutionalStack(nn.Module):
+    """Convolutional blocks in the place of a `Stack`. Kernels keep torch's initialization."""
+
+    def __init__(self, config: ConvolutionalLMConfig) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            ConvolutionalBlock(config, dilation) for dilation in config.layer_dilations
+        )
+
+    def forward(self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None) -> Tensor:
+        """Run the blocks over x (B, T, D).
+
+        Args:
+            x: Embedded tokens.
+            mask: Only its padding `keys` are used, because the blocks are causal. It must not
+                separate packed documents.
+            cache: Must be None.
+
+        Returns:
+            Hidden states (B, T, D).
+
+        Raises:
+            InputError: The mask separates packed documents, or a cache is given.
+        """
+        if mask.documents is not None:
+            raise InputError(
+                "must be false for convolutions, which cannot separate packed documents",
+                option="block_cross_document_attention",
+            )
+        if cache is not None:
+            raise InputError("must be None for convolutions, which have no keys", option="cache")
+        real = None if mask.keys is None else mask.keys[:, :, None]
+        for block in self.blocks:
+            x = block(x, real)
+        return x
+
+
+class ConvolutionalLM(CausalLM):
+    """Causal language model with convolutions, without a cache and without packed documents.
+
+    Example:
+        >>> import fourfold, torch
+        >>> model = ConvolutionalLM(ConvolutionalLMConfig(n_layers=1, vocab_size=100)).eval()
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        torch.Size([1, 8])
+    """
+
+    is_recurrent = True
+    stack_class = ConvolutionalStack
+
+    def __init__(self, config: ConvolutionalLMConfig) -> None:
+        super().__init__(config)  # type: ignore[arg-type]
+
+    def new_cache(self) -> Any:
+        """Return None: each decoding step computes all tokens again."""
+        return None
