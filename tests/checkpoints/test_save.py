@@ -36,11 +36,11 @@ def native_models() -> dict[str, Model]:
     return {
         "resnet": ResNet(ResNetConfig(n_classes=3)),
         "lstm": RecurrentLM(RecurrentLMConfig(d_model=16, n_layers=1, vocab_size=31)),
-        "convolution": ConvolutionalLM(
-            ConvolutionalLMConfig(d_model=16, n_layers=2, vocab_size=31, dilations=(1, 2))
-        ),
         "recurrent": RecurrentEncoderDecoder(
             RecurrentEncoderDecoderConfig(d_model=8, hidden_size=6, n_layers=1, vocab_size=31)
+        ),
+        "convolution": ConvolutionalLM(
+            ConvolutionalLMConfig(d_model=16, n_layers=2, vocab_size=31, dilations=(1, 2))
         ),
         "text to text": CompositeEncoderDecoder(TextToTextConfig(**TEXT)),
         "rms norm": CausalLM(CausalLMConfig(**TEXT, norm="rms")),

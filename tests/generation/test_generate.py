@@ -401,7 +401,7 @@ def test_text_and_lists_are_rejected(causal_lm: CausalLM, text: object) -> None:
         beam_search(causal_lm, text, eos_id=EOS)  # type: ignore[arg-type]
 
 
-def test_recurrent_model_generates_without_a_cache() -> None:
+def test_recurrent_model_generates_with_its_state() -> None:
     config = RecurrentLMConfig(d_model=8, hidden_size=12, vocab_size=13, max_len=40)
     model, ids = RecurrentLM(config), torch.randint(3, 13, (2, 4))
     whole = generate(model, ids, 5)

@@ -60,6 +60,18 @@ def test_the_counts_that_are_known_to_be_true() -> None:
     assert cost["base", "products"].numbers == [pytest.approx(9.5e17, rel=0.01)]
 
 
+def test_gradients_vanish_in_recurrent_layers_and_not_in_a_transformer() -> None:
+    norms = {place: c.numbers[0] for place, c in cells(TABLES["fourfold/gradients"]).items()}
+    assert norms["lstm", "state_1"] == pytest.approx(0.98, rel=0.1)  # as computed with NumPy
+    for of in ("state", "input"):
+        falls = {row: norms[row, f"{of}_100"] / norms[row, f"{of}_1"] for row, _ in norms}
+        assert falls["rnn"] < 1e-28 < falls["lstm"] < 1e-19 < falls["lstm_bias_1"] < 1e-7
+        assert falls["gru"] < 1e-19
+        assert min(falls["rnn_orthogonal_1_5"], falls["pre_norm"], falls["post_norm"]) > 0.05
+    for name in ("pre_norm", "post_norm"):  # the state is the input of the first block
+        assert norms[name, "state_50"] == norms[name, "input_50"]
+
+
 @pytest.mark.parametrize(
     ("table", "row", "config"),
     [

@@ -3,8 +3,11 @@
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
-from fourfold.reproduce.cells import run_cell
+import pytest
+
+from fourfold.reproduce.cells import Cell, run_cell
 from fourfold.reproduce.exact_values import exact_cell
 from fourfold.reproduce.load_tables import find_tables, papers
 from fourfold.reproduce.plot import draw
@@ -93,3 +96,21 @@ def test_the_picture_is_drawn_where_there_are_numbers(tmp_path: Path) -> None:
     cell = exact_cell(formulas, row, column)
     draw(formulas, [cell], tmp_path / "b.png")
     assert not (tmp_path / "b.png").exists()
+
+
+def test_each_panel_shows_its_curves_on_the_axis_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def record(axis: Any, title: str) -> None:
+        drawn.append((title, axis.get_yscale(), len(axis.containers)))
+
+    monkeypatch.setattr("fourfold.reproduce.plot._finish", record)
+    (table,) = find_tables(["fourfold/gradients"])
+    cells = [
+        Cell(row.name, column, None, [1e-9], "not printed") for row, column in table.cells("exact")
+    ]
+    draw(table, cells, tmp_path / "panels.png")
+    names = [f"norm of the gradient with respect to an earlier {of}" for of in ("state", "input")]
+    assert drawn == [(name, "log", len(table.rows)) for name in names]

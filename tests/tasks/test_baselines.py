@@ -86,7 +86,7 @@ def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_p
 @pytest.mark.parametrize(
     ("make", "samples"),
     [
-        (language, set()),
+        (language, {"samples"}),
         (convolution, set()),
         (classes, {"samples"}),
         (features, {"samples", "attention"}),

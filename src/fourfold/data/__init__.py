@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from fourfold.data.text.question_answering import QuestionData as QuestionData
     from fourfold.data.text.recall import RecallData as RecallData
     from fourfold.data.text.sequence_classification import SequenceData as SequenceData
+    from fourfold.data.text.synthetic_sequences import (
+        SyntheticSequenceData as SyntheticSequenceData,
+    )
     from fourfold.data.text.token_classification import TokenData as TokenData
     from fourfold.data.text.translation import TranslationData as TranslationData
     from fourfold.data.vision.captioning import CaptionData as CaptionData
@@ -28,6 +31,7 @@ _MODULES = {
     "SequenceData": "text.sequence_classification",
     "StreamedCausalTextData": "streaming.datamodule",
     "StreamedMaskedTextData": "streaming.datamodule",
+    "SyntheticSequenceData": "text.synthetic_sequences",
     "TokenData": "text.token_classification",
     "TranslationData": "text.translation",
 }

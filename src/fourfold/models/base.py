@@ -56,7 +56,7 @@ class Model(nn.Module):
     head: nn.Module
 
     def new_cache(self) -> KVCache:
-        """Build an empty cache of the decoder: keys and values, or a recurrent state."""
+        """Build an empty cache of the decoder: keys and values, a recurrent state, or None."""
         return KVCache()
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:

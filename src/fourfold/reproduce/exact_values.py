@@ -7,15 +7,19 @@ result is a number in base units, such as parameters and not millions of paramet
 as text. A multiply-add counts as two FLOPs.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from fourfold import models
+from fourfold.core.config import TransformerConfig
 from fourfold.models.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops
 from fourfold.models.analysis.flops import parameters as count
+from fourfold.models.analysis.gradient_norms import initial_gradient_norms
 from fourfold.reproduce.cells import Cell, agrees, in_units
 from fourfold.reproduce.layer_complexity import LAYERS, cost_formula, growth, path, sequential
 from fourfold.reproduce.layer_costs import (
@@ -27,11 +31,13 @@ from fourfold.reproduce.layer_costs import (
 )
 from fourfold.reproduce.load_tables import merged
 from fourfold.reproduce.mask_statistics import distinct_masks, shares
+from fourfold.reproduce.measured.decoding import POSITIONS, cache_bytes
 from fourfold.reproduce.recipe_cards.conventions import max_learning_rate
 from fourfold.reproduce.tables import Row, Table
 from fourfold.schedules import ScheduleConfig
 
 Setup = Mapping[str, Any]
+DISTANCES = (1, 5, 10, 20, 50, 100)  # between two tokens, for gradient norms
 
 
 def _model(setup: Setup) -> models.Model:
@@ -99,6 +105,31 @@ def peak_rate(setup: Setup) -> float:
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
 
 
+@cache
+def _gradient_norms(of: Any, setup: str) -> list[float]:
+    """Compute the gradient norms at all DISTANCES for a setup in JSON."""
+    options = json.loads(setup)
+    if "config" in options:
+        options["config"] = TransformerConfig(**options["config"])
+    return initial_gradient_norms(of, DISTANCES, **options)
+
+
+def gradient_norm(of: str, distance: int, setup: Setup) -> float:
+    """Compute a gradient norm of newly initialized layers.
+
+    The setup contains the options of `initial_gradient_norms`: the recurrent `cell`, or the
+    `config` of a transformer.
+
+    Args:
+        of: Earlier tensor to differentiate by, "state" or "input".
+        distance: Number of steps, one of DISTANCES.
+        setup: Setup of the row.
+    """
+    # The state of a transformer is its input, so both norms are computed once.
+    norms = _gradient_norms("input" if "config" in setup else of, json.dumps(setup, sort_keys=True))
+    return norms[DISTANCES.index(distance)]
+
+
 EXACT: dict[str, Callable[[Setup], float | str]] = {
     "parameters": parameters,
     "forward": forward,
@@ -118,6 +149,12 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
     "masked_share": lambda setup: shares(setup["masking"])["mask"],
     "same_share": lambda setup: shares(setup["masking"])["same"],
     "random_share": lambda setup: shares(setup["masking"])["random"],
+    **{
+        f"{of}_gradient_{distance}": partial(gradient_norm, of, distance)
+        for of in ("state", "input")
+        for distance in DISTANCES
+    },
+    **{f"cache_{n}": partial(cache_bytes, position=n) for n in POSITIONS},
     "distinct_masks": lambda setup: distinct_masks(setup["masking"], setup["epochs"]),
 }
 

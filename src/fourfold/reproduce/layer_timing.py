@@ -26,6 +26,7 @@ from fourfold.environment import provenance
 from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell, measured_cell
 from fourfold.reproduce.interleaved_timing import Call, interleave
+from fourfold.reproduce.measured import decoding
 from fourfold.reproduce.table_files import read_provenance
 from fourfold.reproduce.tables import Row, Table
 
@@ -170,10 +171,12 @@ def _crossing(curve: Mapping[int, float]) -> list[float]:
 def time_rows(
     table: Table, rows: Sequence[Row], rounds: int, out: Path
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """Time the layers of some rows of a table and compute the crossover lengths.
+    """Time the layers or the decoding of some rows of a table and compute the cells.
 
-    A row (line) of the table is one width of the layers. A cell is the length in tokens from which
-    self-attention is slower than the layer of the column.
+    A row (line) of the table is one width of the layers, and a cell is the length in tokens from
+    which self-attention is slower than the layer of the column. If the setup of a row has a model,
+    its decoding is timed instead (see `fourfold.reproduce.measured.decoding`), and a cell is the
+    time of a token at the position `Column.at`, relative to the first position.
 
     Args:
         table: Table.
@@ -202,17 +205,25 @@ def time_rows(
     timed = {}
     for row in rows:
         setup = row.setup or {}
+        if "model" in setup:
+            measured = decoding.measure_decoding(setup, rounds)
+        else:
+            measured = measure_layers(setup["d"], rounds, setup.get("longest"))
         timed[row.name] = [
             {"row": row.name, "seed": seed, **provenance({}), "seconds_by_length": times}
-            for seed, times in enumerate(measure_layers(setup["d"], rounds, setup.get("longest")))
+            for seed, times in enumerate(measured)
         ]
     by_row = recorded | timed
     cells = []
     for row, name in table.cells(TIER):
-        layer = str(table.columns[name].measured)
+        column = table.columns[name]
+        layer = str(column.measured)
         times = [run["seconds_by_length"] for run in by_row[row.name]]
-        # Rounds that were recorded by an earlier version may lack a layer.
-        rounds_of_row = [t for t in times if all(layer in seconds for seconds in t.values())]
-        values = crossover(rounds_of_row, layer)
+        if layer == "decoding":
+            rounds_of_row, values = times, decoding.growth(times, int(column.at or 0))
+        else:
+            # Rounds that were recorded by an earlier version may lack a layer.
+            rounds_of_row = [t for t in times if all(layer in seconds for seconds in t.values())]
+            values = crossover(rounds_of_row, layer)
         cells.append(measured_cell(row, name, values, list(range(len(rounds_of_row)))))
     return cells, [run for runs in by_row.values() for run in runs]

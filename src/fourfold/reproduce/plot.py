@@ -1,8 +1,7 @@
 """Plot of a reproduced table: a panel for each column, and curves over columns of a figure.
 
-A row is one line of the table, such as one model, and a cell is one number. All columns with a
-coordinate (`Column.at`), which were read from a figure, are drawn in one common panel, with one
-curve per row.
+A row is one line of the table, such as one model, and a cell is one number. The columns with a
+coordinate (`Column.at`) are drawn as one curve per row, in one panel for each `Column.panel`.
 """
 
 from collections.abc import Sequence
@@ -36,18 +35,21 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
     known = [cell for cell in cells if cell.numbers]
     if not known:
         return
-    curves = [cell for cell in known if table.columns[cell.column].at is not None]
+    curves: dict[str, list[Cell]] = {}
+    for cell in known:
+        if (column := table.columns[cell.column]).at is not None:
+            curves.setdefault(column.panel or table.title, []).append(cell)
     names = [name for name, column in table.columns.items() if column.at is None]
     panels = [panel for name in names if (panel := [c for c in known if c.column == name])]
     heights = [PANEL_MARGIN + ROW_HEIGHT * len(panel) for panel in panels]
-    heights += [CURVE_PANEL_HEIGHT] if curves else []
+    heights += [CURVE_PANEL_HEIGHT] * len(curves)
     figure = Figure(figsize=(FIGURE_WIDTH, sum(heights)), layout="tight")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, panel in zip(axes, panels, strict=False):
         _draw_column(axis, table, panel)
-    if curves:
-        _draw_curves(axes[-1], table, curves)
+    for axis, (title, panel) in zip(axes[len(panels) :], curves.items(), strict=True):
+        _draw_curves(axis, table, panel, title)
     with atomic_path(file) as temporary:
         figure.savefig(temporary, dpi=100, format="png")
 
@@ -71,13 +73,14 @@ def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
     _finish(axis, table.columns[cells[0].column].heading)
 
 
-def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
+def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell], title: str) -> None:
     """Draw our means as one curve per row of the table, over the coordinates of the columns.
 
     Args:
         axis: Axes of matplotlib.
         table: Table.
-        cells: Cells of all columns with a coordinate (`Column.at`).
+        cells: Cells of the columns of the panel.
+        title: Title of the panel.
     """
     for row in dict.fromkeys(cell.row for cell in cells):
         own = [cell for cell in cells if cell.row == row]
@@ -85,8 +88,9 @@ def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
         x, mean, spread = zip(*points, strict=True)
         axis.errorbar(x, mean, yerr=spread, fmt="o-", capsize=3, label=table.rows[row].title)
     axis.set_xscale("log")
+    axis.set_yscale("log" if table.log else "linear")
     axis.set_xlabel(table.axis, fontsize=9)
-    _finish(axis, table.title)
+    _finish(axis, title)
 
 
 def _finish(axis: Any, title: str) -> None:

@@ -56,11 +56,12 @@ class Column:
             printed digit.
         exact: Key of `exact_values.EXACT`, the function that computes the cells of the column
             without training; None if no function does.
-        measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column; None if the
-            column is not timed.
+        measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column, or
+            "decoding", if the decoding of the row's model is timed; None if nothing is timed.
         whole: True if our value is a count that is shown in base units with all its digits.
-        at: Coordinate of the column on the horizontal axis of a figure; None if the table was not
-            read from a figure.
+        at: Coordinate of the column on the horizontal axis of a figure; None if the column is not
+            a point of a curve.
+        panel: Title of the panel that shows the curves; "" for the title of the table.
     """
 
     title: str
@@ -71,6 +72,7 @@ class Column:
     measured: str | None = None
     whole: bool = False
     at: float | None = None
+    panel: str = ""
 
     @property
     def heading(self) -> str:
@@ -241,6 +243,7 @@ class Table:
         reasons: Explanations of differences between computed and printed numbers.
         note: Remark below the table.
         axis: Label of the horizontal axis on which columns have their coordinates (`Column.at`).
+        log: Curves have a logarithmic vertical axis.
         derived: True if the numbers follow from printed formulas but are not printed themselves.
     """
 
@@ -254,6 +257,7 @@ class Table:
     reasons: list[Reason] = field(default_factory=list)
     note: str = ""
     axis: str = ""
+    log: bool = False
     derived: bool = False
 
     @property

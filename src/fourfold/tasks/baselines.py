@@ -1,4 +1,4 @@
-"""Tasks of the baseline models: LSTMs, convolutional language models, ResNet classifiers."""
+"""Tasks of the baselines: recurrent models, convolutional language models, ResNet classifiers."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from fourfold.tasks.sequence_classification import CausalSequenceClassification
 
 @dataclass(eq=False, repr=False)
 class RecurrentLanguageModeling(CausalLanguageModeling):
-    """Causal language modelling with an LSTM in place of transformer blocks (GPT-1, Table 5).
+    """Causal language modelling with recurrent layers in place of blocks (GPT-1, Table 5).
 
     Args:
         config: Config of the model.
@@ -35,8 +35,8 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return an empty dict: an LSTM has neither attention maps nor a cache for generation."""
-        return {}
+        """Return beginnings of texts with true and generated continuations."""
+        return {"samples": super().sample_outputs(batch, split)["samples"]}
 
 
 @dataclass(eq=False, repr=False)
@@ -61,7 +61,7 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
 
 @dataclass(eq=False, repr=False)
 class RecurrentSequenceClassification(CausalSequenceClassification):
-    """Classification or regression with an LSTM in place of transformer blocks (GPT-1, Table 5).
+    """Classification or regression with recurrent layers in place of blocks (GPT-1, Table 5).
 
     Args:
         config: Config of the model.

@@ -16,7 +16,7 @@ from fourfold.models import (
     ViTConfig,
 )
 from fourfold.models.analysis.memory import activation_bytes, split_batch, training_memory
-from fourfold.models.recurrent.language_model import LSTMStack, RecurrentLMConfig
+from fourfold.models.recurrent.language_model import RecurrentLayers, RecurrentLMConfig
 
 B, T, S = 8, 40, 24
 SHAPE = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}
@@ -116,7 +116,7 @@ def test_activations_of_an_lstm_match_autograd(depth: int) -> None:
             storages[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    stack = LSTMStack(config)
+    stack = RecurrentLayers(config)
     weights = {p.untyped_storage().data_ptr() for p in stack.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         stack(torch.randn(B, T, 64).requires_grad_() * 1.0)

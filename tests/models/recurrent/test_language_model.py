@@ -1,4 +1,4 @@
-"""LSTM language model: causality, torch's LSTM, transfer to a classifier, and cost."""
+"""Recurrent language model: causality, torch's layers, transfer to a classifier, and cost."""
 
 from typing import Any
 
@@ -61,6 +61,32 @@ def test_logits_equal_torch_lstm_with_tied_output() -> None:
     torch.testing.assert_close(lm(ids), h @ table.T)
 
 
+@pytest.mark.parametrize("cell", ["gru", "rnn"])
+def test_other_cells_are_those_of_torch(cell: str) -> None:
+    lm = model(cell=cell)
+    assert list(dict(lm.stack.named_children())) == [cell, "dropout", "down"]
+    ids = torch.arange(9)[None]
+    layers: Any = {"gru": nn.GRU, "rnn": nn.RNN}[cell](12, 20, 2, batch_first=True).double()
+    layers.load_state_dict(lm.stack.get_submodule(cell).state_dict())
+    table = lm.embed.tokens.weight
+    h = lm.stack.down(layers(table[ids])[0])  # type: ignore[operator]
+    torch.testing.assert_close(lm(ids), h @ table.T)
+    n_gates = {"gru": 3, "rnn": 1}[cell]
+    recurrent = n_gates * 20 * (12 + 20 + 20 + 20) + 20 * 12
+    assert forward_flops(lm, 7).blocks == 2 * 7 * recurrent
+
+
+def test_forget_bias_is_added_to_the_forget_gate_of_each_layer() -> None:
+    plain, biased = (model(forget_bias=bias).state_dict() for bias in (0.0, 1.5))
+    for name, weights in plain.items():
+        change = biased[name] - weights
+        if name in ("stack.lstm.bias_ih_l0", "stack.lstm.bias_ih_l1"):
+            change[20:40] -= 1.5
+        torch.testing.assert_close(change, torch.zeros_like(change))
+    with pytest.raises(InputError, match=r"forget_bias of the cell gru must be .*0, got 1.5"):
+        model(cell="gru", forget_bias=1.5)
+
+
 def test_classifier_starts_from_language_model_weights() -> None:
     target, source = classifier(), model()
     report = transfer(target, source)
@@ -119,3 +145,35 @@ def test_documents_and_cached_padding_raise() -> None:
         model().hidden(ids, documents=torch.zeros_like(ids))
     with pytest.raises(InputError, match="mask must be None for a recurrent model with a cache"):
         model().hidden(ids, torch.ones_like(ids).bool(), model().new_cache())
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+def test_state_after_any_division_of_the_tokens_is_that_of_the_whole(cell: str) -> None:
+    lm = model(cell=cell)
+    ids = torch.randint(29, (3, 9))
+    expected = lm.hidden(ids)
+    cache = lm.new_cache()
+    parts = [lm.hidden(part, cache=cache) for part in ids.split([4, 1, 1, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+    assert cache.length == 9
+    rows = torch.tensor([2, 2, 0])
+    cache.reorder(rows)
+    more = torch.randint(29, (3, 2))
+    torch.testing.assert_close(
+        lm.hidden(more, cache=cache), lm.hidden(torch.cat([ids[rows], more], dim=1))[:, 9:]
+    )
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+def test_greedy_output_with_the_state_equals_the_recomputed_one(cell: str) -> None:
+    lm = model(cell=cell, max_len=60)
+    ids = torch.randint(29, (2, 5))
+    for weights in lm.parameters():  # large weights, so that the output is no constant
+        torch.nn.init.normal_(weights)
+    calls = []
+    lm.stack.register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[1]))
+    cached = generate(lm, ids, 40)
+    assert calls == [5, *[1] * 39]  # the work of a step does not depend on the position
+    assert torch.equal(cached, generate(lm, ids, 40, use_cache=False))
+    assert calls[40:] == list(range(5, 45))
+    assert cached[:, 5:].unique().numel() > 5

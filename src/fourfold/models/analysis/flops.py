@@ -29,7 +29,7 @@ from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.recurrent.cells import RecurrentStack
 from fourfold.models.recurrent.decoder import RecurrentDecoder
-from fourfold.models.recurrent.language_model import LSTMStack
+from fourfold.models.recurrent.language_model import RecurrentLayers
 from fourfold.models.vit import ViTConfig
 
 # FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one
@@ -43,8 +43,8 @@ class CostBreakdown:
 
     Args:
         embeddings: Number in the embeddings of tokens or patches.
-        blocks: Number in the transformer blocks, recurrent layers with their attention, or
-            convolutions.
+        blocks: Number in the transformer blocks, recurrent layers or convolutions, with their
+            attention.
         head: Number in all other modules, such as output head and projections.
     """
 
@@ -164,7 +164,7 @@ def _section(child: nn.Module | nn.Parameter) -> str:
     """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
-    blocks = Stack | LSTMStack | RecurrentStack | RecurrentDecoder | ConvolutionalStack
+    blocks = Stack | ConvolutionalStack | RecurrentLayers | RecurrentStack | RecurrentDecoder
     return "blocks" if isinstance(child, blocks) else "head"
 
 

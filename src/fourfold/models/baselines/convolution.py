@@ -5,7 +5,7 @@ Shapes: B batch, T tokens, D width.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -170,3 +170,7 @@ class ConvolutionalLM(CausalLM):
 
     def __init__(self, config: ConvolutionalLMConfig) -> None:
         super().__init__(config)  # type: ignore[arg-type]
+
+    def new_cache(self) -> Any:
+        """Return None: each decoding step computes all tokens again."""
+        return None

@@ -1,7 +1,7 @@
-"""Causal language model and classifier with an LSTM (Hochreiter and Schmidhuber 1997).
+"""Causal language model and classifier with an LSTM, a GRU or an RNN.
 
-The recurrent baseline of GPT-1's Table 5. Shapes: B batch, T tokens, D width of the embedding, H
-units of a layer, V vocabulary, K classes.
+The LSTM (Hochreiter and Schmidhuber 1997) is the recurrent baseline of GPT-1's Table 5. Shapes: B
+batch, T tokens, D width of the embedding, H units of a layer, V vocabulary, K classes.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from fourfold.core.config import Init, ModelConfig
 from fourfold.core.masks import Mask
+from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM
 from fourfold.models.classifiers import CausalClassifier
-from fourfold.models.recurrent.cells import RecurrentCache
+from fourfold.models.recurrent.cells import LAYERS, Cell, RecurrentCache
 
 
 @dataclass(frozen=True)
 class RecurrentLMConfig(ModelConfig):
-    """Config of an LSTM language model; the defaults are those of GPT-1's Table 5.
+    """Config of a recurrent language model; the defaults are those of GPT-1's Table 5.
 
     Args:
         d_model: Width D of the embedding.
@@ -32,9 +33,12 @@ class RecurrentLMConfig(ModelConfig):
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
+        cell: rnn (tanh), gru or lstm.
+        forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
 
     Raises:
-        InputError: A field has a value outside its choices or its range.
+        InputError: A field has a value outside its choices or its range, or `forget_bias` is not 0
+            and the cell has no forget gate.
     """
 
     d_model: int = 768
@@ -45,39 +49,59 @@ class RecurrentLMConfig(ModelConfig):
     max_len: int = 1024
     tie_embeddings: bool = True
     init: Init = "gpt2"
+    cell: Cell = "lstm"
+    forget_bias: float = 0.0
     # Fixed values of two fields of `CausalLMConfig`.
     positions: ClassVar = "none"
     embed_norm: ClassVar = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limit = 100.0 if self.cell == "lstm" else 0.0  # no other cell has a forget gate
+        name = "forget_bias" if self.cell == "lstm" else f"forget_bias of the cell {self.cell}"
+        check_range(name, self.forget_bias, minimum=-limit, maximum=limit)
 
-class LSTMStack(nn.Module):
-    """LSTM in the place of a `Stack`, with a linear map back to the width of the embedding.
 
-    The LSTM keeps torch's initialization, U(-1/sqrt(H), 1/sqrt(H)).
+class RecurrentLayers(nn.Module):
+    """Recurrent layers in the place of a `Stack`, with a linear map to the width of the embedding.
+
+    The layers are an attribute with the name of the cell, such as `lstm`. They keep torch's
+    initialization, U(-1/sqrt(H), 1/sqrt(H)), apart from `forget_bias`.
     """
 
     def __init__(self, config: RecurrentLMConfig) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(
+        layers = LAYERS[config.cell, "after"](
             config.d_model,
             config.hidden_size,
             config.n_layers,
             batch_first=True,
             dropout=config.dropout if config.n_layers > 1 else 0.0,
         )
+        self.cell = config.cell
+        self.add_module(config.cell, layers)
+        for name, bias in layers.named_parameters() if config.forget_bias else ():
+            if name.startswith("bias_ih"):  # torch adds two biases, of which one is changed
+                bias.data[config.hidden_size : 2 * config.hidden_size] += config.forget_bias
         self.dropout = Dropout(config.dropout)
         self.down = nn.Linear(config.hidden_size, config.d_model)
+
+    @property
+    def layers(self) -> nn.RNNBase:
+        """Recurrent layers, a module of torch."""
+        layers: nn.RNNBase = getattr(self, self.cell)
+        return layers
 
     def forward(
         self, x: Tensor, mask: Mask = Mask(), *, cache: RecurrentCache | None = None
     ) -> Tensor:
-        """Run the LSTM over x (B, T, D), whose padding is on the right.
+        """Run the layers over x (B, T, D), whose padding is on the right.
 
         Args:
-            x: Embedded tokens; with a cache, only the new tokens.
-            mask: Ignored, because an LSTM is causal and padding on the right follows all real
+            x: Embedded tokens; with a cache, the new tokens only.
+            mask: Ignored, because the layers are causal and padding on the right follows all real
                 tokens. It must not separate packed documents.
-            cache: State after the earlier tokens, changed in place; None means no earlier tokens.
+            cache: State after the earlier tokens, replaced in place by that after the last token.
 
         Returns:
             Hidden states (B, T, D).
@@ -87,19 +111,22 @@ class LSTMStack(nn.Module):
         """
         if mask.documents is not None:
             raise InputError(
-                "must be false for an LSTM, which cannot separate packed documents",
+                "must be false for a recurrent model, which cannot separate packed documents",
                 option="block_cross_document_attention",
             )
-        y, state = self.lstm(x, None if cache is None else cache.state)  # (B, T, H)
+        state: Any = None if cache is None else cache.state
+        is_lstm = self.cell == "lstm"  # whose state is a pair of tensors in torch
+        y, new = self.layers(x, state if state is None or is_lstm else state[0])  # (B, T, H)
         if cache is not None:
-            cache.state = state
+            cache.state = new if is_lstm else (new,)
         return self.down(self.dropout(y))
 
 
 class RecurrentLM(CausalLM):
-    """Causal language model with an LSTM, which does not support packed documents.
+    """Recurrent causal language model, which does not support packed documents.
 
-    Padding must be on the right, and is not supported with a cache.
+    The state takes the place of a key-value cache and has the same size at every position. Padding
+    must be on the right, and is not supported with a cache.
 
     Example:
         >>> import fourfold, torch
@@ -109,19 +136,19 @@ class RecurrentLM(CausalLM):
     """
 
     is_recurrent = True
-    stack_class = LSTMStack
+    stack_class = RecurrentLayers
 
     def __init__(self, config: RecurrentLMConfig) -> None:
         super().__init__(config)  # type: ignore[arg-type]
 
     def new_cache(self) -> Any:
-        """Build the state of the LSTM before its first step."""
+        """Build the state of the layers before their first step."""
         return RecurrentCache()
 
 
 @dataclass(frozen=True)
 class RecurrentClassifierConfig(RecurrentLMConfig):
-    """Config of an LSTM language model with a sequence classifier.
+    """Config of a recurrent language model with a sequence classifier.
 
     Args:
         n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
@@ -134,10 +161,10 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
 
 
 class RecurrentClassifier(CausalClassifier):
-    """Sequence classifier on the last token of an LSTM language model."""
+    """Sequence classifier on the last token of a recurrent language model."""
 
     is_recurrent = True
-    stack_class = LSTMStack
+    stack_class = RecurrentLayers
 
     def __init__(self, config: RecurrentClassifierConfig) -> None:
         super().__init__(config)  # type: ignore[arg-type]

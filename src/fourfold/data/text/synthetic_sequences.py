@@ -1,0 +1,232 @@
+"""SyntheticSequenceData: DataModule of generated sequences that test the memory of causal models.
+
+Shapes: B sequences of a batch, T tokens of a sequence, N pairs of a key and a value.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fourfold.core.validation import check_choice, check_range
+from fourfold.data.loading.batches import CausalBatch, SequenceBatch
+from fourfold.data.loading.counter_rng import uniform
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
+from fourfold.losses import IGNORE_INDEX
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+
+N_COPIED = 10  # symbols of a sequence of the copy task
+SYMBOLS, BLANK, DELIMITER = "abcdefgh", "-", ":"
+KEYS, VALUES = ascii_lowercase, ascii_uppercase
+ALPHABETS = {
+    "adding": digits + ascii_lowercase[:10],  # "d" is a marked 3
+    "copy": SYMBOLS + BLANK + DELIMITER,
+    "recall": KEYS + VALUES,
+}
+# Minimum and maximum length, and number of tokens of a sequence of a given length.
+LENGTHS: dict[str, tuple[int, int, Callable[[int], int]]] = {
+    "adding": (2, 100_000, lambda n: n + 2),
+    "copy": (1, 100_000, lambda n: n + 2 * N_COPIED),
+    "recall": (1, len(KEYS), lambda n: 4 * n - 1),
+}
+
+# Function draw(n, stream) that returns random numbers in [0, 1), (B, n) float64.
+Draw = Callable[[int, int], np.ndarray]
+
+
+def adding(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Generate sequences of the adding problem (Hochreiter and Schmidhuber 1997).
+
+    A sequence has numbers from [0, 1), two of which are marked. The target is their sum. A model
+    reads tokens, so the numbers are rounded down to tenths. The best constant prediction, 0.9, has
+    a squared error of 0.165.
+
+    Args:
+        draw: Source of random numbers.
+        length: Number of numbers, at least 2.
+
+    Returns:
+        Inputs (B, length + 2), as indices in `ALPHABETS["adding"]`, between -2 for BOS and -1 for
+        EOS; and sums (B,) float32.
+    """
+    ids = (draw(length, 0) * 10).astype(np.int64)
+    marked = draw(length, 1).argsort(axis=1)[:, :2]
+    terms = np.take_along_axis(ids, marked, axis=1)  # (B, 2)
+    np.put_along_axis(ids, marked, terms + 10, axis=1)
+    ids = np.pad(ids, [(0, 0), (1, 1)], constant_values=[(0, 0), (-2, -1)])
+    return ids, terms.sum(axis=1).astype(np.float32) / 10
+
+
+def copy_memory(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Generate sequences of the copy task, "copy memory" of Arjovsky et al. 2016.
+
+    An input has 10 symbols, length - 1 blanks, a delimiter and 10 blanks. Its target has
+    length + 10 blanks, followed by the 10 symbols. The best prediction that does not depend on the
+    symbols has a mean loss of 10 log(8) / (length + 20) nats.
+
+    Args:
+        draw: Source of random numbers.
+        length: Number of steps from the last symbol to the delimiter.
+
+    Returns:
+        Inputs and targets (B, length + 20), as indices in `ALPHABETS["copy"]`.
+    """
+    symbols = (draw(N_COPIED, 0) * len(SYMBOLS)).astype(np.int64)  # (B, 10)
+    alphabet = ALPHABETS["copy"]
+    blanks = np.full((len(symbols), length + N_COPIED), alphabet.index(BLANK))
+    ids = np.concatenate([symbols, blanks], axis=1)
+    ids[:, N_COPIED + length - 1] = alphabet.index(DELIMITER)
+    return ids, np.concatenate([blanks, symbols], axis=1)
+
+
+def associative_recall(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Generate sequences of multi-query associative recall (Arora et al. 2023).
+
+    A sequence has N pairs of a key and a value, and then the same pairs in another order. The keys
+    of a sequence are different. The values of the second half are the targets, each predicted from
+    its key and all earlier tokens. A model without memory has a loss of log(26) nats.
+
+    Args:
+        draw: Source of random numbers.
+        length: Number N of pairs, at most 26.
+
+    Returns:
+        Inputs and targets (B, 4N - 1), as indices in `ALPHABETS["recall"]`; -1 = no target.
+    """
+    keys = draw(len(KEYS), 0).argsort(axis=1)[:, :length]
+    values = len(KEYS) + (draw(length, 1) * len(VALUES)).astype(np.int64)
+    pairs = np.stack([keys, values], axis=2)  # (B, N, 2)
+    queries = np.take_along_axis(pairs, draw(length, 2).argsort(axis=1)[:, :, None], axis=1)
+    targets = np.full((len(keys), 2 * length, 2), -1)
+    targets[:, length:, 1] = queries[:, :, 1]
+    ids = np.concatenate([pairs, queries], axis=1).reshape(len(keys), -1)
+    return ids[:, :-1], targets.reshape(len(keys), -1)[:, 1:]
+
+
+TASKS = {"adding": adding, "copy": copy_memory, "recall": associative_recall}
+
+
+@dataclass(eq=False)
+class SyntheticDataset(BatchedDataset):
+    """Dataset of one split, which generates a sequence when it is read.
+
+    A sequence is a function of seed, epoch, split and row, so every epoch has new sequences.
+
+    Args:
+        generate: Function of TASKS, with its length.
+        token_ids: Ids of the characters of the alphabet, followed by those of BOS and EOS.
+        split: Index of the split.
+        order: Division of the rows into batches.
+    """
+
+    generate: Callable[[Draw], tuple[np.ndarray, np.ndarray]]
+    token_ids: np.ndarray
+    split: int
+    order: LengthBucketedOrder
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch | SequenceBatch:
+        def draw(n: int, stream: int) -> np.ndarray:
+            return uniform(self.order.seed, epoch, rows, n, 3 * self.split + stream)
+
+        indices, targets = self.generate(draw)
+        ids = torch.from_numpy(self.token_ids[indices])
+        if targets.ndim == 1:
+            labels, is_real = torch.from_numpy(targets), torch.ones_like(ids, dtype=torch.bool)
+            numbers = torch.from_numpy(rows)
+            zeros = torch.zeros_like(ids)
+            return SequenceBatch(ids, labels, zeros, is_real, numbers, epoch, position)
+        targets = np.where(targets < 0, IGNORE_INDEX, self.token_ids[targets])
+        return CausalBatch(ids, torch.from_numpy(targets), epoch=epoch, position=position)
+
+
+class SyntheticSequenceData(ResumableDataModule):
+    """DataModule of generated sequences for causal language models, each epoch with new ones.
+
+    Copy and recall are tasks for a causal language model. Adding is a regression, for a sequence
+    classifier with `n_classes` 1 and, if it is a causal LM, with `lm_weight` 0.
+
+    Args:
+        task: "copy" (10 symbols are repeated after a number of steps), "recall" (values are
+            recalled by their keys) or "adding" (two marked numbers of a sequence are added).
+        length: Number of steps for copy, so that a sequence has length + 20 tokens; number of
+            pairs for recall, at most 26, so that a sequence has 4 length - 1 tokens; number of
+            numbers for adding, so that a sequence has length + 2 tokens.
+        train_rows: Number of sequences in a training epoch.
+        eval_rows: Number of sequences of the validation split, and of the test split.
+        batch_size: Number of sequences in a batch.
+        options: Arguments of `ResumableDataModule`.
+
+    Raises:
+        InputError: If an option is invalid.
+
+    Example:
+        >>> data = SyntheticSequenceData("recall", length=2, batch_size=1)
+        >>> data.tokenizer.decode(data.split("test").batch(np.array([0]), 0, 0).ids[0].tolist())
+        'uIoXuIo'
+    """
+
+    batch_class: type = CausalBatch  # type: ignore[misc]
+    n_classes: int | None = None
+
+    def __init__(
+        self,
+        task: Literal["adding", "copy", "recall"] = "copy",
+        *,
+        length: int = 10,
+        train_rows: int = 10_000,
+        eval_rows: int = 1000,
+        batch_size: int = 32,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_choice("task", task, list(TASKS))
+        minimum, maximum, count_tokens = LENGTHS[task]
+        check_range("length", length, minimum=minimum, maximum=maximum)
+        check_range("train_rows", train_rows, minimum=1)
+        check_range("eval_rows", eval_rows, minimum=1)
+        self.task = task
+        self.length = length
+        self.n_tokens = count_tokens(length)
+        if task == "adding":
+            self.batch_class, self.n_classes = SequenceBatch, 1
+        self.rows = {"train": train_rows, "val": eval_rows, "test": eval_rows}
+        self.batch_sizes = batch_sizes(batch_size, None)
+
+    def build(self) -> dict[str, BatchedDataset]:
+        """Return the dataset of each split."""
+        tokenizer = self.tokenizer
+        characters = tokenizer.encode(ALPHABETS[self.task])
+        token_ids = np.array([*characters, tokenizer.bos_id, tokenizer.eos_id], dtype=np.int64)
+        generate = partial(TASKS[self.task], length=self.length)
+        splits: dict[str, BatchedDataset] = {}
+        for number, (name, n_rows) in enumerate(self.rows.items()):
+            order = LengthBucketedOrder(
+                np.full(n_rows, self.n_tokens),
+                max_rows=self.batch_sizes[name],
+                seed=self.seed,
+                shuffle=name == "train",
+            )
+            splits[name] = SyntheticDataset(generate, token_ids, number, order)
+        return splits
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer with one token per character of the alphabet of the task."""
+        alphabet = ALPHABETS[self.task]
+        config = TokenizerConfig(kind="char", vocab_size=len(alphabet) + 4)  # 4 special tokens
+        return train_tokenizer(config, [alphabet], mask=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries of the vocabulary, special tokens included."""
+        return self.tokenizer.vocab_size
+
+    def artifacts(self) -> dict[str, Any]:
+        """Return the values that inference needs besides the model: the tokenizer."""
+        return {"tokenizer": self.tokenizer.to_str()}

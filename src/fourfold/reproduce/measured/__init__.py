@@ -1,0 +1,1 @@
+"""Measurements of the tier `measured` other than the timing of layers."""
