@@ -48,6 +48,7 @@ COMMANDS = {
     "generate": (INFER, "continue one prompt per line"),
     "fill": (INFER, "fill [MASK] or <mask> in each line"),
     "classify": (INFER, "classify one image file or one sentence per line"),
+    "caption": (INFER, "describe one image file per line"),
     "import": (CONVERT, "write a checkpoint from a directory of transformers"),
     "export": (CONVERT, "write a directory of transformers from a checkpoint"),
 }

@@ -58,6 +58,19 @@ def recipes(text: Path) -> dict[str, dict[str, object]]:
             "model": ("ImageClassification", {"image_size": 8, "patch_size": 4, "n_channels": 1}),
             "data": ("ImageData", {"batch_size": 256}),
         },
+        "captions": {
+            "model": (
+                "Captioning",
+                {
+                    "max_len": 20,
+                    "encoder": {**SHAPE, "image_size": 8, "patch_size": 4, "n_channels": 1},
+                },
+            ),
+            "data": (
+                "CaptionData",
+                {"batch_size": 256, "max_len": 20, "tokenizer": {"vocab_size": 150}},
+            ),
+        },
         "mt": {
             "model": ("Translation", {"max_len": 32}),
             "data": (

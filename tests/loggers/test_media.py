@@ -72,3 +72,13 @@ def test_attention_maps_are_drawn_over_the_image_with_a_scale(tmp_path: Path) ->
     large = {color for count, color in colors if count > 1000}
     assert (255, 0, 0) in large  # the image alone
     assert (102, 0, 1) in large  # weight 0 over the image: 0.4 red + 0.6 black of "inferno"
+
+
+def test_many_maps_over_an_image_are_drawn_in_rows(tmp_path: Path) -> None:
+    def size(n: int) -> tuple[int, int]:
+        maps = AttentionMaps([torch.eye(2)] * n, ["word"] * n, [], [], torch.zeros(1, 4, 4))
+        return Image.open(maps.save(tmp_path, "attention")[0]).size
+
+    one_row, two_rows = size(7), size(12)
+    assert two_rows[0] == one_row[0]
+    assert 1.5 * one_row[1] < two_rows[1] < 2.5 * one_row[1]

@@ -13,6 +13,7 @@ from tests.fixtures.tiny_tasks import TASKS
 ROWS = {
     "images": 100,
     "captions": 100,
+    "recurrent captions": 100,
     "image and text": 100,
     "translation": 3,
     "text to text": 3,

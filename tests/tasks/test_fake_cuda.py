@@ -126,7 +126,7 @@ WAITS_OF_METRICS = {
         "QuestionAnswering.best_answers.<locals>.<genexpr>",
     },
 }
-GENERATES = ("translation", "text to text", "joined", "captions")
+GENERATES = ("translation", "text to text", "joined", "captions", "recurrent captions")
 
 
 @pytest.mark.parametrize("name", TASKS)

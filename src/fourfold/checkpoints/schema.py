@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -54,6 +54,7 @@ ARTIFACTS: dict[str, Any] = {
     "crop_pct": float,
     "crop_mode": str,
     "interpolation": str,
+    "features": dict,
 }
 ITEMS = {"class_names": str, "mean": float, "std": float}  # types of the items of lists
 TASK_SECTIONS = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
@@ -219,10 +220,16 @@ def dataclass_from_dict(cls: Any, values: Any) -> Any:
             raise InputError(f"is not a field of {cls.__name__}", option=str(name)[:80])
     return cls(
         **{
-            name: dataclass_from_dict(types[name], value) if is_dataclass(types[name]) else value
+            name: value if inner is None or value is None else dataclass_from_dict(inner, value)
             for name, value in values.items()
+            for inner in [_dataclass_of(types[name])]
         }
     )
+
+
+def _dataclass_of(annotation: Any) -> Any:
+    """Return the dataclass of an annotation such as `ViTConfig` or `ViTConfig | None`, or None."""
+    return next((x for x in (annotation, *get_args(annotation)) if is_dataclass(x)), None)
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,14 +137,19 @@ class AttentionMaps(NamedTuple):
 
     def _save_over_image(self, pixels: np.ndarray, path: Path) -> Path:
         height, width = pixels.shape[:2]
-        figure, axes = _figure(2.2 * (len(self.maps) + 1) + 0.8, 2.9, len(self.maps) + 1)
+        n_panels = len(self.maps) + 1
+        columns = min(n_panels, MAX_IMAGES_IN_ROW)
+        n_rows = -(-n_panels // columns)
+        figure, axes = _figure(2.2 * columns + 0.8, 2.3 * n_rows + 0.6, columns, n_rows)
         figure.set_layout_engine("constrained")
         highest = max(float(weights.max()) for weights in self.maps)
-        for axis, title in zip(axes, ["image", *self.names], strict=True):
+        for axis in axes[n_panels:]:
+            axis.set_axis_off()
+        for axis, title in zip(axes, ["image", *self.names], strict=False):
             axis.imshow(pixels, cmap="gray", extent=(0, width, height, 0))
             axis.set_title(title, fontsize=9)
             axis.set(xticks=[], yticks=[])
-        for axis, weights in zip(axes[1:], self.maps, strict=True):
+        for axis, weights in zip(axes[1:], self.maps, strict=False):
             drawn = axis.imshow(
                 weights.numpy(),
                 "inferno",

@@ -3,6 +3,7 @@
 # The form `import X as X` exports a name to type checkers, as `__all__` does.
 from fourfold.metrics.base import Mean as Mean
 from fourfold.metrics.base import lower_is_better as lower_is_better
+from fourfold.metrics.captions import CaptionScores as CaptionScores
 from fourfold.metrics.classification import ClassificationScores as ClassificationScores
 from fourfold.metrics.classification import RegressionScores as RegressionScores
 from fourfold.metrics.entities import EntityScores as EntityScores

@@ -24,6 +24,10 @@ from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM as MaskedLM
 from fourfold.models.masked_lm import MaskedLMConfig as MaskedLMConfig
+from fourfold.models.recurrent.captioner import RecurrentCaptioner as RecurrentCaptioner
+from fourfold.models.recurrent.captioner import (
+    RecurrentCaptionerConfig as RecurrentCaptionerConfig,
+)
 from fourfold.models.recurrent.encoder_decoder import (
     RecurrentEncoderDecoder as RecurrentEncoderDecoder,
 )

@@ -11,6 +11,7 @@ from fourfold.tasks.baselines import (
     RecurrentSequenceClassification as RecurrentSequenceClassification,
 )
 from fourfold.tasks.captioning import Captioning as Captioning
+from fourfold.tasks.captioning import RecurrentCaptioning as RecurrentCaptioning
 from fourfold.tasks.causal_lm import CausalLanguageModeling as CausalLanguageModeling
 from fourfold.tasks.contrastive import ContrastiveLearning as ContrastiveLearning
 from fourfold.tasks.image_classification import ImageClassification as ImageClassification

@@ -1,20 +1,48 @@
-"""Image captioning task with an image encoder and a text decoder."""
+"""Image captioning tasks: image encoder and text decoder, or recurrent decoder with attention.
 
+Shapes: B images, T target tokens, S places of an image.
+"""
+
+import math
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CaptionBatch, PairBatch
-from fourfold.models import CompositeEncoderDecoder, ImageToTextConfig
+from fourfold.errors import InputError
+from fourfold.loggers.media import AttentionMaps, Media
+from fourfold.loggers.samples import MAX_TOKENS
+from fourfold.losses import IGNORE_INDEX, token_scores
+from fourfold.metrics import CaptionScores, Mean
+from fourfold.models import (
+    CompositeEncoderDecoder,
+    ImageToTextConfig,
+    RecurrentCaptioner,
+    RecurrentCaptionerConfig,
+)
+from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask
+from fourfold.tasks.training.hard_attention import HardAttention
 
 
 @dataclass(eq=False, repr=False)
 class Captioning(Seq2SeqTask[CaptionBatch]):
-    """Image captioning, evaluated by sacreBLEU and chrF of captions from beam search.
+    """Image captioning, evaluated by BLEU-1 to BLEU-4 of captions from beam search.
+
+    The metrics are those of `CaptionScores`: corpus BLEU as in the COCO evaluation, named bleu1 to
+    bleu4, and sacreBLEU and chrF, as for translations, named bleu and chrf.
 
     The loss and the perplexity use one caption of each image: a random caption in training, and the
     first caption in evaluation. A generated caption is compared with all captions of the image.
+
+    The encoder is a ViT. For frozen features of a convolutional network (`data.features`), its
+    patches are the places of the feature map: `image_size` is the side of the map, `patch_size` is
+    1 and `n_channels` is the number of channels of the features.
 
     Args:
         config: Config of the model.
@@ -32,6 +60,161 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5)
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=500)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scores = CaptionScores()
+
     def as_pairs(self, batch: CaptionBatch) -> PairBatch:
         """Return a batch of pairs whose sources are the images; the source mask is None."""
         return PairBatch(batch.images, batch.ids, None, batch.mask, batch.rows)  # type: ignore[arg-type]
+
+    def sample_outputs(self, batch: CaptionBatch, split: str) -> dict[str, Media]:
+        """Return true and generated captions, and for each word of one the attention to its image.
+
+        Without attention, there are only the captions.
+        """
+        media = super().sample_outputs(batch, split)
+        attention = media.pop("attention")
+        assert isinstance(attention, AttentionMaps)
+        if attention.maps:
+            dataset = self.datamodule.split(split)
+            row = int(batch.rows[0])
+            pixels = dataset.images.pixels(row, dataset.transform.n_channels)
+            image = dataset.transform([pixels], 0, batch.rows[:1].cpu().numpy())[0]
+            media["attention"] = attention._replace(image=image)
+        return media
+
+    def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
+        """Return the cross-attention of the last layer to the first image, by generated word.
+
+        The map of a word is the mean over its tokens. The caption is cut to MAX_TOKENS words.
+
+        Args:
+            batch: Images, or their features.
+            generated: The generated caption of each image.
+        """
+        words = generated[0].split()[:MAX_TOKENS]
+        (pieces,) = self.tokenizer.encode_words([words]) if words else ([],)
+        pieces = pieces or [[self.tokenizer.eos_id]]  # an empty caption
+        ids = [self.start_id, *(token for word in pieces for token in word)]
+        tgt = torch.tensor(ids[:-1], device=batch.src.device)[: self.config.max_len]
+        maps = attention_maps(
+            self.model,
+            "cross_attn",
+            lambda: self.model.decode(tgt[None], self.model.encode(batch.src[:1], None), None),
+        )
+        if not maps:
+            return AttentionMaps([], [], [], [])
+        side = math.isqrt(maps[-1].shape[1])
+        rows = maps[-1][:, -(side**2) :]  # (tokens, S), without the class token
+        owners = torch.tensor([i for i, word in enumerate(pieces) for _ in word][: len(rows)])
+        by_word = [rows[owners == i].mean(0).view(side, side) for i in owners.unique().tolist()]
+        title = f"attention to the image by generated word: {generated[0]}"
+        names = words[: len(by_word)] or ["(end)"]
+        return AttentionMaps(by_word, names, [], [], title=title)
+
+
+def doubly_stochastic_loss(alpha: Tensor, counts: Tensor) -> Tensor:
+    """Compute sum_i (1 - sum_t alpha_ti)^2 of each caption, summed over the batch (Xu et al. 2015).
+
+    With the loss of the tokens also summed over the batch, the ratio of both terms is that of the
+    paper. The released code takes the mean over the places i and the sum over the batch, which is
+    B / S times this term, and a widely used tutorial takes both means (1 / S times this term).
+
+    Args:
+        alpha: Attention weights (B, T, S).
+        counts: (B, T) bool, True = the token counts; padding has no weight.
+    """
+    total = (alpha * counts[..., None]).sum(1)  # (B, S)
+    return ((1.0 - total) ** 2).sum()
+
+
+@dataclass(eq=False, repr=False)
+class RecurrentCaptioning(HardAttention, Captioning):
+    """Image captioning with a recurrent decoder (Vinyals et al. 2015; Xu et al. 2015).
+
+    The training loss includes the doubly stochastic term, but the validation loss does not.
+    With attention, the metrics also contain attention_entropy (mean entropy of the weights of a
+    token, in nats) and attention_change (mean total variation, from 0 to 1, between the weights of
+    successive tokens), which is near 0 if the maps do not depend on the word. The random places of
+    hard attention depend only on the seed of the data, the epoch and the image.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is Adam with the learning rate of the
+            released code.
+        schedule: Options of the schedule; the default is a constant learning rate.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments. Must be 0 for hard_sample.
+        doubly_stochastic: Factor lambda on `doubly_stochastic_loss`; not used without attention.
+        reward_weight: Factor on the REINFORCE gradient of hard_sample: 1 is unbiased, and 0.1 is
+            the factor of the released code.
+        entropy_weight: Factor on the entropy of the weights in the objective of hard_sample.
+    """
+
+    model_class = RecurrentCaptioner  # type: ignore[assignment]
+
+    config: RecurrentCaptionerConfig = RecurrentCaptionerConfig()  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=2e-4, weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(name="constant")
+    doubly_stochastic: float = 1.0
+    reward_weight: float = 1.0
+    entropy_weight: float = 0.002
+
+    def __post_init__(self) -> None:
+        check_range("doubly_stochastic", self.doubly_stochastic, minimum=0.0)
+        self.check_weights()
+        if self.label_smoothing and self.config.attention == "hard_sample":
+            message = f"must be 0 for hard_sample, got {self.label_smoothing}"
+            raise InputError(message, option="label_smoothing")
+        super().__post_init__()
+        self.entropy, self.change = Mean(), Mean()
+        if self.config.image == "attention" and self.config.attention == "hard_sample":
+            self.register_baseline()
+
+    @property
+    def attention(self) -> Any:
+        """`RecurrentAttention` of the decoder; None without attention."""
+        return self.model.decoder.cross_attn
+
+    def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        """Return the summed loss with the terms of attention, and the number of target tokens."""
+        if self.attention is None:
+            return super().step(batch)
+        noise = None
+        if self.attention.draws:
+            encoder = self.config.encoder
+            height, width = batch.images.shape[2:]
+            places = height * width if encoder is None else (height // encoder.patch_size) ** 2
+            noise = self.attention_noise(batch.rows, batch.epoch, batch.ids.shape[1], places)
+        with self.attention.recording(noise) as calls:
+            output = self._teacher_forced(self.as_pairs(batch))
+        counts = (output[-1] != IGNORE_INDEX).view(len(batch.ids), -1)  # (B, T)
+        loss = self._loss(output)
+        if self.config.attention == "hard_sample":
+            nll = token_scores(*output)[0].view_as(counts)
+            loss = loss + self.reinforce(nll, calls, counts)
+        if self.doubly_stochastic:
+            alpha = torch.cat([alpha for alpha, _ in calls], 1)  # (B, T, S)
+            loss = loss + self.doubly_stochastic * doubly_stochastic_loss(alpha, counts)
+        return loss, counts.sum()
+
+    def update_metrics(self, batch: CaptionBatch, split: str) -> None:
+        """Update the metrics of captioning and of the attention to true captions."""
+        super().update_metrics(batch, split)
+        if self.attention is None:
+            return
+        with self.attention.recording() as records:
+            output = self._teacher_forced(self.as_pairs(batch))
+        counts = output[-1].view(len(batch.ids), -1) != IGNORE_INDEX
+        alpha = torch.cat([alpha for alpha, _ in records], 1)  # (B, T, S)
+        self.entropy.update((torch.special.entr(alpha).sum(-1) * counts).sum(), counts.sum())
+        change = (alpha[:, 1:] - alpha[:, :-1]).abs().sum(-1) / 2
+        self.change.update((change * counts[:, 1:]).sum(), counts[:, 1:].sum())
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics of captioning, and with attention those of the attention, by name."""
+        metrics = super().compute_metrics(split)
+        if self.attention is not None:
+            metrics["attention_entropy"] = self.entropy.compute()
+            metrics["attention_change"] = self.change.compute()
+        return metrics

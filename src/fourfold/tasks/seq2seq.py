@@ -70,6 +70,12 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         given = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
 
+    @property
+    def longest_caption(self) -> int:
+        """Maximum number of tokens of a generated caption: that of the data and of the model."""
+        longest: int = self.artifacts.get("max_len", 51) - 1
+        return min(longest, getattr(self.config, "max_len", None) or longest)
+
     def as_pairs(self, batch: Any) -> PairBatch:
         """Convert a batch to a `PairBatch`; the default returns the batch unchanged."""
         return batch
@@ -207,10 +213,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             num_beams: Beam width.
         """
         tokenizer = self.tokenizer
-        max_len = None
-        if src.ndim > 2:
-            longest = self.artifacts["max_len"] - 1
-            max_len = min(longest, getattr(self.config, "max_len", None) or longest)
         ids, _ = beam_search(
             self.model,
             src,
@@ -221,6 +223,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             bos_id=self.start_id,
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
-            max_len=max_len,
+            max_len=self.longest_caption if src.ndim > 2 else None,
         )
         return tokenizer.decode_batch(ids.tolist())

@@ -6,16 +6,13 @@ Shapes: B examples, T target tokens.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.errors import InputError
-from fourfold.lightning_internals import attached_trainer
 from fourfold.loggers.media import Media
 from fourfold.losses import IGNORE_INDEX, token_scores
 from fourfold.metrics import Perplexity
@@ -31,18 +28,15 @@ from fourfold.models import (
 )
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.recurrent.hard_attention import (
-    BASELINE_DECAY,
     marginal_cross_entropy,
     marginal_token_scores,
-    reinforce_term,
 )
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask
+from fourfold.tasks.training.hard_attention import HardAttention
 
-# Streams of the counter-based random numbers.
-_SAMPLING_STREAM = 11
-_ATTENTION_STREAM = 1000  # of the first source position; later positions have the next streams
+_SAMPLING_STREAM = 11  # of the counter-based random numbers
 _LUONG_2015 = RecurrentEncoderDecoderConfig()
 
 
@@ -128,7 +122,7 @@ class CompositeTranslation(Translation):
 
 
 @dataclass(eq=False, repr=False)
-class RecurrentTranslation(Translation):
+class RecurrentTranslation(HardAttention, Translation):
     """Translation with a recurrent encoder-decoder, such as RNNsearch or the models of Luong 2015.
 
     An evaluation that generates texts also reports `loss_free_running` and `ppl_free_running`: the
@@ -171,8 +165,7 @@ class RecurrentTranslation(Translation):
 
     def __post_init__(self) -> None:
         check_range("scheduled_sampling", self.scheduled_sampling, minimum=0.0, maximum=1.0)
-        check_range("reward_weight", self.reward_weight, minimum=0.0)
-        check_range("entropy_weight", self.entropy_weight, minimum=0.0)
+        self.check_weights()
         config = self.config
         has_attention = config.context == "attention"
         if config.mix_outputs and self.label_smoothing:
@@ -186,7 +179,7 @@ class RecurrentTranslation(Translation):
         kinds = ("hard_sample", "hard_gumbel")
         self._kind = config.attn_weights if has_attention and config.attn_weights in kinds else ""
         if self._kind == "hard_sample":
-            self.register_buffer("reward_baseline", torch.zeros(()))
+            self.register_baseline()
 
     def step(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """Return the summed loss with the terms of hard attention, and the number of targets."""
@@ -198,41 +191,12 @@ class RecurrentTranslation(Translation):
         if self._kind == "hard_gumbel":
             return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
         nll = token_scores(*output)[0].unflatten(0, (len(batch.tgt), -1))  # (B, T)
-        length = nll.shape[1]  # calls of scheduled sampling precede those of the loss
-        alpha, drawn = (torch.cat(x, dim=1)[:, -length:] for x in zip(*calls, strict=True))
         counts = output[-1] != IGNORE_INDEX
-        term = reinforce_term(
-            nll,
-            alpha,
-            drawn,
-            counts.view_as(nll),
-            baseline=self.get_buffer("reward_baseline"),
-            reward_weight=self.reward_weight,
-            entropy_weight=self.entropy_weight,
-        )
-        return self._loss(output) + term, counts.sum()
+        # Calls of scheduled sampling precede those of the loss.
+        return self._loss(output) + self.reinforce(nll, calls, counts.view_as(nll)), counts.sum()
 
     def _attention_noise(self, batch: PairBatch) -> Tensor:
-        """Draw exponential variables (B, T, S), which depend only on seed, epoch, pair, t and s."""
-        rows, n_tokens = batch.rows.cpu().numpy(), batch.tgt.shape[1]
-        draws = [
-            uniform(self._data_seed, batch.epoch, rows, n_tokens, _ATTENTION_STREAM + s)
-            for s in range(batch.src.shape[1])
-        ]
-        noise = -np.log1p(-np.stack(draws, axis=2))
-        return torch.from_numpy(noise).to(batch.src.device)
-
-    @property
-    def _data_seed(self) -> int:
-        data = getattr(attached_trainer(self), "datamodule", None)
-        return getattr(data, "seed", 0)
-
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Normalize the gradients as `Task` does, and update the baseline of hard attention."""
-        super().on_before_optimizer_step(optimizer)
-        if self._kind == "hard_sample":
-            decay = BASELINE_DECAY if self.trainer.global_step else 0.0  # starts at the first loss
-            self.get_buffer("reward_baseline").lerp_(self.loss_normalizer.mean, 1.0 - decay)
+        return self.attention_noise(batch.rows, batch.epoch, batch.tgt.shape[1], batch.src.shape[1])
 
     def _decode(
         self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
@@ -252,7 +216,7 @@ class RecurrentTranslation(Translation):
         memory, inputs, targets = self._encode(batch)
         if self.training and self.scheduled_sampling:
             rows = batch.rows.cpu().numpy()
-            draws = uniform(self._data_seed, batch.epoch, rows, inputs.shape[1], _SAMPLING_STREAM)
+            draws = uniform(self.data_seed, batch.epoch, rows, inputs.shape[1], _SAMPLING_STREAM)
             replaced = torch.from_numpy(draws < self.scheduled_sampling).to(inputs.device)
             inputs = self._with_predictions(memory, inputs, replaced)
         return self._decode(batch, memory, inputs, targets)

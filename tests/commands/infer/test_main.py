@@ -142,6 +142,26 @@ def test_images_are_classified(ask: Ask, here: Path) -> None:
         assert name in result.err
 
 
+def test_images_are_captioned(ask: Ask, run: Run, trained: Train, here: Path) -> None:
+    from fourfold.data.vision.sources import digits
+
+    images = digits()["test"]
+    for row in range(3):
+        images.encoded(row).save(here / f"{row}.png")
+    given = "0.png\n\n1.png\n2.png\n"
+    found = [line.split("\t") for line in lines(ask("caption", "captions", given))]
+    assert [row[0] for row in found] == ["0.png", "", "1.png", "2.png"]
+    folder = trained("captions")
+    assert run("predict", "--config", folder / "config.yaml", "--ckpt_path=last").code == 0
+    expected = (folder / "predictions.txt").read_text().splitlines()[:3]
+    assert [row[1] for row in found if row[0]] == expected
+    three = lines(ask("caption", "captions", "0.png\n", "--n-best", 3, "--max-new", 4))[0]
+    assert len(three.split("\t")) == 4
+    result = ask("caption", "captions", "0.png\nnowhere.png\n")
+    assert result.code == 2
+    assert "<stdin>:2: " in result.err
+
+
 def test_sentences_and_pairs_are_classified(ask: Ask) -> None:
     given = "one two\ttwo one\n\nthree\tten\nfour five six\tfour five six\n"
     found = [line.split("\t") for line in lines(ask("classify", "classes", given))]

@@ -258,6 +258,88 @@ def test_invalid_record_is_named_by_its_line(
     assert not module.splits
 
 
+def write_flickr(folder: Path, form: str) -> list[str]:
+    """Write the captions of `make_records` in a format of Flickr8k, and return the image names."""
+    pairs = [(e["image"], text) for e in make_records() for text in e["captions"]]
+    (folder / "captions.jsonl").unlink()
+    if form == "csv":
+        lines = ["image,caption", *(f'{name},"{text}, and no more"' for name, text in pairs)]
+    else:
+        lines = [f"{name}#{i}\t{text}" for i, (name, text) in enumerate(pairs)]
+    (folder / "captions.txt").write_text("\n".join(lines) + "\n")
+    return [e["image"] for e in make_records()]
+
+
+def flickr(folder: Path, **options: Any) -> CaptionData:
+    return data(folder, captions="captions.txt", **options)
+
+
+@pytest.mark.parametrize("source", ["folder", "zip"])
+@pytest.mark.parametrize("form", ["csv", "token"])
+def test_flickr_formats_with_lists_of_images(folder: Path, form: str, source: str) -> None:
+    names = write_flickr(folder, form)
+    lists = {"train": names[:6], "val": names[6:9], "test": names[10:]}
+    for split, listed in lists.items():
+        (folder / f"{split}Images.txt").write_text("\n".join(listed) + "\n")
+    files = {split: f"{split}Images.txt" for split in lists}
+    module = flickr(pack(folder) if source == "zip" else folder, split_files=files)
+    end = ", and no more" if form == "csv" else ""
+    captions = {e["image"]: [text + end for text in e["captions"]] for e in make_records()}
+    for split, listed in lists.items():
+        assert module.references(split) == [captions[name] for name in listed]
+        assert module.split(split).location(0).endswith(f"images/{listed[0]}")
+
+
+def test_flickr_captions_without_lists_are_divided_by_a_seed(folder: Path) -> None:
+    names = write_flickr(folder, "token")
+
+    def parts(**options: Any) -> list[set[str]]:
+        module = flickr(folder, val_fraction=0.25, test_fraction=0.25, **options)
+        splits = [module.split(name) for name in ("train", "val", "test")]
+        return [{Path(s.location(row)).name for row in range(len(s))} for s in splits]
+
+    found = parts()
+    assert [len(part) for part in found] == [6, 3, 3]
+    assert set.union(*found) == set(names)
+    assert parts() == found
+    assert parts(split_seed=1) != found
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        ("image", r"captions\.txt:\d+: there is no image images/04\.png in"),
+        ("caption", r"captions\.txt: the image images/99\.png has no caption"),
+        ("listed", r"trainImages\.txt:2: the image 99\.png has no caption in .*captions\.txt"),
+        ("empty", r"captions\.txt:3: the image 02\.png has an empty caption"),
+        ("format", r"captions\.txt:2: the line must be IMAGE#NUMBER, a tab and a caption, got"),
+        ("header", r"captions\.txt:1: the first line must be image,caption, or IMAGE#NUMBER"),
+        ("split", r"data\.split_files must name the splits train, val and test, got 'trian'"),
+    ],
+)
+def test_images_and_captions_must_belong_together(folder: Path, defect: str, message: str) -> None:
+    write_flickr(folder, "token")
+    table = folder / "captions.txt"
+    lines, files = table.read_text().split("\n"), {}
+    if defect == "image":
+        (folder / "images" / "04.png").unlink()
+    elif defect == "caption":
+        Image.new("RGB", (8, 8)).save(folder / "images" / "99.png")
+    elif defect in ("listed", "split"):
+        files = {"trian" if defect == "split" else "train": "trainImages.txt"}
+        (folder / "trainImages.txt").write_text("00.png\n99.png\n")
+    else:
+        number, line = {
+            "empty": (2, "02.png#0\t "),
+            "format": (1, "02.png, red"),
+            "header": (0, "picture,text"),
+        }[defect]
+        lines[number] = line
+    table.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=message):
+        flickr(folder, split_files=files).setup()
+
+
 def test_missing_source(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere: there is no such file"):
         data(tmp_path / "nowhere").setup()

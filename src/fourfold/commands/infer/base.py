@@ -149,20 +149,20 @@ class TextProcessor(LineProcessor):
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
         return ids.to(self.device), mask.to(self.device)
 
-    def beam_search(self, ids: Tensor, mask: Tensor, **defaults: Any) -> Tensor:
+    def beam_search(self, ids: Tensor, mask: Tensor | None, **defaults: Any) -> Tensor:
         """Search for the N best outputs of each line, where N is the value of `--n-best`.
 
         Args:
-            ids: Token ids (B, T) of sentences to translate, or of prompts.
-            mask: Mask (B, T), True for real tokens.
+            ids: Token ids (B, T) of sentences to translate, or of prompts; or images (B, C, H, W).
+            mask: Mask (B, T), True for real tokens; None for images.
             **defaults: Further arguments of `fourfold.generation.beam_search`. If the user gives
                 --beam, --length-penalty or --length-penalty-type, the option replaces the argument
                 of the same name.
 
         Returns:
             Token ids (B, N, L), padded to the longest output. The best output of a line is first.
-            A translation begins with the decoder's start token. Other outputs begin with the
-            prompt.
+            Translations and captions begin with the decoder's start token. Other outputs begin
+            with the prompt.
         """
         names = ("beam", "length_penalty", "length_penalty_type")
         given = {name: value for name in names if (value := vars(self.options)[name]) is not None}

@@ -1,4 +1,4 @@
-"""`fourfold translate|generate|fill|classify`: parsing of options, and the run over standard input.
+"""`fourfold translate`, `generate`, `fill`, `classify` and `caption`: options, and standard input.
 
 Options are parsed before torch is imported, so that `--help` and error messages appear without
 delay.
@@ -31,6 +31,7 @@ DESCRIPTIONS = {
     "classify": "Image classifiers: one path per line, answered by path, class and probability.\n"
     "Text classifiers: one sentence, or a pair separated by a tab, answered by class and\n"
     "probability, or by the predicted value. Taggers: the tag of each word.",
+    "caption": "Describe images: one path per line, answered by path and caption.",
 }
 EPILOG = """\
 One line is written for each line of standard input, in the same order; an empty line stays empty.
@@ -46,6 +47,7 @@ PROCESSORS = {
         "SequenceClassification": "classify:TextClassifier",
         "TokenClassification": "classify:WordTagger",
     },
+    "caption": {"Captioning": "caption:ImageCaptioner"},
 }
 # Largest values of options, whose memory grows with them.
 MAXIMA = {
@@ -65,7 +67,7 @@ LENGTH_PENALTIES = ("gnmt", "power", "none")
 
 
 def make_parser(command: str) -> OptionParser:
-    """Return the parser of translate, generate, fill or classify."""
+    """Return the parser of an inference command."""
     parser = OptionParser(
         prog=f"fourfold {command}", description=DESCRIPTIONS[command], epilog=EPILOG
     )
@@ -80,7 +82,7 @@ def make_parser(command: str) -> OptionParser:
     add("--precision", default="32-true", choices=precisions, help=help_text)
     add("--quantize", choices=("int8",), help="weights in int8, on a CPU only")
     add("--truncate", action="store_true", help="truncate lines that are too long for the model")
-    if command in ("translate", "generate"):
+    if command in ("translate", "generate", "caption"):
         add("--beam", type=int, help="width of the beam search; 1 is greedy")
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the length penalty")
         add("--length-penalty-type", choices=LENGTH_PENALTIES)
@@ -94,7 +96,7 @@ def make_parser(command: str) -> OptionParser:
         help_text = "put the end-of-document token, which precedes documents, before the prompt"
         add("--document-start", action="store_true", help=help_text)
         add("--only-new", action="store_true", help="omit the prompt from the output")
-    elif command != "translate":
+    elif command in ("fill", "classify"):
         add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")
     return parser
 
@@ -103,7 +105,7 @@ def parse(command: str, arguments: Sequence[str]) -> Namespace:
     """Parse the options of an inference command.
 
     Args:
-        command: translate, generate, fill or classify.
+        command: A key of `PROCESSORS`.
         arguments: Arguments after the command.
 
     Raises:
@@ -193,7 +195,7 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
 
     Args:
         path: The checkpoint file.
-        command: translate, generate, fill or classify.
+        command: A key of `PROCESSORS`.
         classes: Import paths of the user's classes that may be imported.
 
     Raises:
@@ -218,7 +220,7 @@ def make_processor(command: str, task: Any, options: Namespace) -> Any:
     """Return the `LineProcessor` of a command for the task of a checkpoint.
 
     Args:
-        command: translate, generate, fill or classify.
+        command: A key of `PROCESSORS`.
         task: The loaded task, of a class that `PROCESSORS` lists for the command.
         options: Parsed options of the command.
 

@@ -146,7 +146,7 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
         )
     else:
         tab_separated = (line.split("\t") for line in read_lines(path))
-        records = _read_csv(path) if ".csv" in suffixes else tab_separated
+        records = read_csv(path) if ".csv" in suffixes else tab_separated
         rows = _select_columns(records, columns, path, source, drop_uneven)
     texts: list[list[str]] = [[] for _ in columns]
     numbers = []
@@ -197,7 +197,12 @@ def _select_columns(
         log.warning("%s: dropped %d rows with other columns than the header", path, n_dropped)
 
 
-def _read_csv(path: str) -> Iterator[list[str]]:
+def read_csv(path: str) -> Iterator[list[str]]:
+    """Yield the fields of each row of a CSV file.
+
+    Raises:
+        InputError: If the file cannot be read, or if a quote is not closed.
+    """
     text = read_text(path)
     # The module's limit is 131,072 characters, and there is one for the whole process.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))

@@ -3,123 +3,37 @@
 Shapes: N images, B images of a batch, T tokens.
 """
 
-import os
-import zipfile
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import batch_sizes
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.text_table import TextTable, get_column, read_json_lines
+from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import TextDataModule
 from fourfold.data.vision.augment import Augmentation
+from fourfold.data.vision.caption_files import CaptionedImages, CaptionLayout, read_captions
+from fourfold.data.vision.features import SIDE, FeatureConfig, image_features, load_network
 from fourfold.data.vision.image_classification import ImageDataset, make_transforms
-from fourfold.data.vision.image_stores import FileStore, ImageStore, ZipStore, open_zip
-from fourfold.data.vision.sources import SPLITS, digits
+from fourfold.data.vision.image_stores import ImageStore
+from fourfold.data.vision.sources import digits
 from fourfold.data.vision.transforms import TransformConfig, check_channels
 from fourfold.errors import InputError
-from fourfold.text_files import resolve
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 STROKES = ("thin", "plain", "bold")
 SLANTS = ("leaning right", "upright", "leaning left")
-
-
-@dataclass(frozen=True)
-class CaptionedImages:
-    """N images of a split, with one or several captions each.
-
-    Args:
-        images: Store of the images, whose labels are not used.
-        texts: Table with one column, the captions of all images in the order of the images.
-        counts: (N,) number of captions of each image, at least 1.
-    """
-
-    images: ImageStore
-    texts: TextTable
-    counts: np.ndarray
-
-
-def read_captions(
-    source: str, table: str, folder: str, columns: tuple[str, str, str]
-) -> dict[str, CaptionedImages]:
-    """Read captioned images from a folder or zip archive, which also holds a JSON-lines file.
-
-    Args:
-        source: Folder or zip archive; a relative path may also lie under $FOURFOLD_DATA.
-        table: Path of the JSON-lines file in the source. The file has a line for each image.
-        folder: Folder of the images in the source; "" means the source itself.
-        columns: Names of three keys in each line's JSON object: the key with the image's path
-            relative to `folder`, the key with its split, and the key with its caption or list of
-            captions.
-
-    Returns:
-        Images of each split, by name. "train" is always a key; "val" and "test" are keys if the
-        file has such images.
-
-    Raises:
-        InputError: The source or an image is missing, or a line is invalid.
-    """
-    root = resolve(source)
-    path = f"{source}/{table}"
-    is_zip = root.suffix == ".zip"
-    top = zipfile.Path(open_zip(str(root), os.getpid())) if is_zip else root
-    records: dict[str, list[tuple[str, list[str], int]]] = defaultdict(list)
-    for line, record in read_json_lines(path):
-        image, split, texts = _parse_record(record, columns, f"{path}:{line}")
-        image = f"{folder}/{image}" if folder else image
-        if not (top / image).is_file():
-            raise InputError(f"there is no image {image} in {source}", file=path, line=line)
-        records[split].append((image, texts, line))
-    if "train" not in records:
-        raise InputError(f"there are no training images, only {', '.join(records)}", file=path)
-    splits = {}
-    for split, of_split in records.items():
-        names, texts_of_images, lines = zip(*of_split, strict=True)
-        open_store = ZipStore if is_zip else FileStore
-        images = open_store(names, np.zeros(len(names)), None, str(root))
-        counts = np.array([len(texts) for texts in texts_of_images])
-        captions = [list(chain(*texts_of_images))]
-        rows = TextTable.from_columns(captions, f"{path}:", np.repeat(lines, counts))
-        splits[split] = CaptionedImages(images, rows, counts)
-    return splits
-
-
-def _parse_record(
-    record: Any, columns: tuple[str, str, str], location: str
-) -> tuple[str, str, list[str]]:
-    """Return the path of the image, its split ("train", "val" or "test"), and its captions.
-
-    Args:
-        record: Parsed JSON value of a line of the JSON-lines file.
-        columns: Keys of the image's path, of its split, and of its caption or list of captions.
-        location: File and line, for error messages.
-
-    Raises:
-        InputError: A key is missing, or a value is invalid.
-    """
-    image, name = (get_column(record, column, location) for column in columns[:2])
-    if name not in SPLITS:
-        raise InputError(f"the split must be train, val or test, got {name!r}", file=location)
-    texts = record.get(columns[2])
-    texts = [texts] if isinstance(texts, str) else texts
-    is_list = isinstance(texts, list) and texts
-    if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
-        message = f"column {columns[2]!r} must be a text or a list of texts, got {texts!r}"
-        raise InputError(message, file=location)
-    return image, SPLITS[name], texts
 
 
 def digit_captions() -> dict[str, CaptionedImages]:
@@ -182,11 +96,14 @@ class CaptionDataset(ImageDataset):
         ids: Token ids of all captions in the order of the images, each caption with BOS and EOS.
         captioned: The captions as texts, for evaluation, and the number of captions of each image.
         pad_id: Id of the padding token.
+        features: Frozen features (N, C, H, W) of the images, which replace the pixels; None for
+            pixels.
     """
 
     ids: RaggedArray
     captioned: CaptionedImages
     pad_id: int
+    features: Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,8 +120,13 @@ class CaptionDataset(ImageDataset):
         """Number of tokens of the longest caption, BOS and EOS included."""
         return int(self.ids.lengths.max())
 
+    def prepare(self) -> None:
+        """Decode all images into memory, unless their features are known (see `ImageDataset`)."""
+        if self.features is None:
+            super().prepare()
+
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CaptionBatch:
-        """Return a batch of images, each with the caption that is selected for this epoch.
+        """Return a batch of images or features, each with the caption of this epoch.
 
         Args:
             rows: (B,) indices of the images in the split.
@@ -218,7 +140,10 @@ class CaptionDataset(ImageDataset):
             counts = self.captioned.counts[rows]
             captions = captions + integers(self.seed, epoch, rows, counts, _CAPTION_STREAM)
         ids, mask = self.ids.padded(captions, self.pad_id)  # (B, T)
-        images, _ = self.transformed(rows, epoch)
+        if self.features is None:
+            images, _ = self.transformed(rows, epoch)
+        else:
+            images = self.features[torch.from_numpy(rows)].float()
         return CaptionBatch(images, ids, mask, torch.from_numpy(rows), epoch, position)
 
 
@@ -233,7 +158,10 @@ class CaptionData(TextDataModule):
     Args:
         source: "digits" (built in: scikit-learn's digits, described in words), or the path of a
             folder or zip archive. A relative path may also lie under $FOURFOLD_DATA.
-        captions: Path of a JSON-lines file in the source. The file has a line for each image.
+        captions: Path of the caption file in the source. A file with the suffix .jsonl or .json has
+            a line for each image. Any other file has a line for each caption, in one of Flickr8k's
+            formats: IMAGE#NUMBER, a tab and the caption, or CSV with the header image,caption. See
+            `CaptionLayout`.
         images: Folder of the images in the source; "" means the source itself.
         image_column: Key of the image's file name in a JSON line.
         split_column: Key of the name of the image's split in a JSON line: train, val or test.
@@ -247,14 +175,22 @@ class CaptionData(TextDataModule):
         too_long: Treatment of longer captions: "error" or "truncate".
         transform: Image transforms; None means the defaults of `TransformConfig`. `mixup` and
             `cutmix` must be 0. With `flip`, images may contradict captions that name a side.
+        features: Frozen features of a pre-trained network, which replace the pixels; None for
+            pixels. Images are then not augmented.
         n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
-            digits, otherwise 3.
+            digits without features, otherwise 3.
         cache: "memory" decodes all images once and keeps their pixels; all images must then have
             the same size. "none" decodes an image each time the image is used. "auto" means
             "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
         seed: Seed of the order of the images, the choice of captions and the augmentation. All
             three also depend on the epoch.
         num_workers: Number of worker processes that prepare batches.
+        split_files: Path in the source of the list of images of each split (train, val and test),
+            for Flickr8k's formats. Images in no list are not used.
+        val_fraction: Share of the images that is held out for validation, for Flickr8k's formats
+            without `split_files`. Every image in the folder must then have a caption.
+        test_fraction: Share of the images that is held out for the test, likewise.
+        split_seed: Seed of the choice of these images.
 
     Raises:
         InputError: An option is out of range. `setup` raises the error if files cannot be read or
@@ -283,20 +219,38 @@ class CaptionData(TextDataModule):
         cache: Literal["auto", "memory", "none"] = "auto",
         seed: int = 0,
         num_workers: int = 0,
+        split_files: dict[str, str] | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        split_seed: int = 0,
+        features: FeatureConfig | None = None,
     ) -> None:
         super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
         self.transform = transform or TransformConfig()
         check_range("data.max_len", max_len, minimum=3)  # BOS, one token and EOS
         check_channels("data.n_channels", n_channels)
         check_choice("data.too_long", too_long, ("error", "truncate"))
+        if features is not None:
+            features.check_transform(self.transform)
+            if n_channels == 1:
+                raise InputError("must be 3 with data.features, got 1", option="data.n_channels")
+            self.transform, n_channels = replace(self.transform, size=SIDE), 3
         if self.transform.mixup or self.transform.cutmix:
             raise InputError("must have mixup 0 and cutmix 0 for captions", option="data.transform")
         self.source = source
-        self.layout = (captions, images, (image_column, split_column, caption_column))
+        self.layout = CaptionLayout(
+            captions,
+            images,
+            (image_column, split_column, caption_column),
+            split_files or {},
+            (val_fraction, test_fraction),
+            split_seed,
+        )
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
         self.max_len = max_len
         self.too_long = too_long
         self.cache = cache
+        self.features = features
         self._n_channels = n_channels
 
     def read(self) -> dict[str, CaptionedImages]:
@@ -306,14 +260,24 @@ class CaptionData(TextDataModule):
         "test".
         """
         is_builtin = self.source == "digits"
-        splits = digit_captions() if is_builtin else read_captions(self.source, *self.layout)
+        splits = digit_captions() if is_builtin else read_captions(self.source, self.layout)
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}
         self._augmentation, self._evaluation = make_transforms(
             self.transform, splits["train"].images, self._n_channels, self.seed
         )
+        self._computed: dict[str, Tensor | None] = dict.fromkeys(splits)
+        if self.features is not None:
+            stores = [split.images for split in splits.values()]
+            computed = image_features(stores, self._evaluation, self.features)
+            self._computed |= zip(splits, computed, strict=True)
         return splits
+
+    def prepare_data(self) -> None:
+        """Compute the features once per node, before the other ranks read their cache."""
+        if self.features is not None:
+            self.setup()
 
     def training_texts(self, raw: CaptionedImages) -> Sequence[str]:
         """Return all captions of the training split `raw`, with which the tokenizer is trained."""
@@ -343,6 +307,7 @@ class CaptionData(TextDataModule):
             ids=ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
             captioned=raw,
             pad_id=tokenizer.pad_id,
+            features=self._computed[name],
         )
 
     def references(self, split: str) -> list[list[str]]:
@@ -356,7 +321,11 @@ class CaptionData(TextDataModule):
         """Return the values that inference needs besides the model.
 
         The values are the tokenizer as a JSON string, the maximum length of a caption in tokens,
-        and the settings of the evaluation transform.
+        the settings of the evaluation transform and, with features, their layer and a hash of the
+        weights of their network.
         """
-        text_artifacts = super().artifacts()  # reads the data
-        return text_artifacts | {"max_len": self.max_len} | self._evaluation.artifacts()
+        artifacts = super().artifacts() | {"max_len": self.max_len}  # reads the data
+        if self.features is not None:
+            layer, (_, weights) = self.features.layer, load_network()
+            artifacts["features"] = {"layer": layer, "weights": weights}
+        return artifacts | self._evaluation.artifacts()

@@ -1,0 +1,240 @@
+"""`read_captions`: captioned images from JSON lines, or from a file in a format of Flickr8k."""
+
+import os
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fourfold.core.validation import check_range
+from fourfold.data.readers.text_table import TextTable, get_column, read_csv, read_json_lines
+from fourfold.data.vision.image_stores import (
+    FileStore,
+    ImageStore,
+    ZipStore,
+    open_zip,
+    stratified_split,
+)
+from fourfold.data.vision.sources import SPLITS
+from fourfold.errors import InputError
+from fourfold.text_files import read_lines, resolve
+
+_NUMBERED = re.compile(r"(.+)#\d+\t(.*)")  # a line of Flickr8k.token.txt
+Record = tuple[str, list[str], int]  # name of an image, its captions, and the first one's line
+
+
+@dataclass(frozen=True)
+class CaptionedImages:
+    """N images of a split, with one or several captions each.
+
+    Args:
+        images: Store of the images, whose labels are not used.
+        texts: Table with one column, the captions of all images in the order of the images.
+        counts: (N,) number of captions of each image, at least 1.
+    """
+
+    images: ImageStore
+    texts: TextTable
+    counts: np.ndarray
+
+
+@dataclass(frozen=True)
+class CaptionLayout:
+    """Layout of a folder or zip archive with images and a caption file.
+
+    Args:
+        captions: Path of the caption file in the source; the suffix .jsonl or .json means JSON
+            lines, with a line for each image. Any other file is in a format of Flickr8k, with a
+            line for each caption: IMAGE#NUMBER, a tab and the caption, or CSV with the header
+            image,caption.
+        images: Folder of the images in the source; "" means the source itself.
+        columns: Keys in each line's JSON object: the key with the image's path relative to
+            `images`, the key with its split, and the key with its caption or list of captions. The
+            first and the third are also the names of the CSV columns.
+        split_files: For a format of Flickr8k, the path in the source of the list of each split's
+            images, by the name of the split: train, val and test. Images in no list are not used.
+        fractions: Without `split_files`, shares of the images that are held out for val and test.
+        seed: Seed of the choice of the held-out images.
+    """
+
+    captions: str = "captions.jsonl"
+    images: str = "images"
+    columns: tuple[str, str, str] = ("image", "split", "captions")
+    split_files: Mapping[str, str] = field(default_factory=dict)
+    fractions: tuple[float, float] = (0.1, 0.1)
+    seed: int = 0
+
+
+def read_captions(source: str, layout: CaptionLayout) -> dict[str, CaptionedImages]:
+    """Read captioned images from a folder or zip archive, which also holds the caption file.
+
+    Args:
+        source: Folder or zip archive; a relative path may also lie under $FOURFOLD_DATA.
+        layout: Layout of the source.
+
+    Returns:
+        Images of each split, by name. "train" is always a key; "val" and "test" are keys if there
+        are such images.
+
+    Raises:
+        InputError: The source is missing, a line is invalid, an image of a caption is missing, or
+            an image of a split has no caption.
+    """
+    path = f"{source}/{layout.captions}"
+    opened = _Source(source, layout.images)
+    if {".jsonl", ".json"} & set(Path(path).suffixes):
+        splits = _read_json(path, layout.columns)
+    else:
+        splits = _read_flickr(source, path, layout, opened)
+    if "train" not in splits:
+        raise InputError(f"there are no training images, only {', '.join(splits)}", file=path)
+    for name, _, line in chain(*splits.values()):
+        if not opened.has(name):
+            message = f"there is no image {opened.path(name)} in {source}"
+            raise InputError(message, file=path, line=line)
+    return {split: _captioned(opened, records, path) for split, records in splits.items()}
+
+
+class _Source:
+    """Folder or zip archive with a folder of images."""
+
+    def __init__(self, source: str, folder: str) -> None:
+        self.root = resolve(source)
+        self.is_zip = self.root.suffix == ".zip"
+        self.top = zipfile.Path(open_zip(str(self.root), os.getpid())) if self.is_zip else self.root
+        self.folder = folder
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.folder else name
+
+    def has(self, name: str) -> bool:
+        return bool((self.top / self.path(name)).is_file())
+
+    def store(self, names: Sequence[str]) -> ImageStore:
+        paths = tuple(map(self.path, names))
+        open_store = ZipStore if self.is_zip else FileStore
+        return open_store(paths, np.zeros(len(paths)), None, str(self.root))
+
+    def image_names(self) -> list[str]:
+        """Return the names of the files in the folder of images that have a suffix of images."""
+        from torchvision.datasets.folder import IMG_EXTENSIONS
+
+        folder: Any = self.top / self.folder if self.folder else self.top
+        found = folder.iterdir() if folder.is_dir() else []
+        return sorted(f.name for f in found if f.name.lower().endswith(IMG_EXTENSIONS))
+
+
+def _captioned(opened: _Source, records: list[Record], path: str) -> CaptionedImages:
+    names, texts, lines = zip(*records, strict=True)
+    counts = np.array(list(map(len, texts)))
+    table = TextTable.from_columns([list(chain(*texts))], f"{path}:", np.repeat(lines, counts))
+    return CaptionedImages(opened.store(names), table, counts)
+
+
+def _read_json(path: str, columns: tuple[str, str, str]) -> dict[str, list[Record]]:
+    splits: dict[str, list[Record]] = defaultdict(list)
+    for line, record in read_json_lines(path):
+        location = f"{path}:{line}"
+        image, split = (get_column(record, column, location) for column in columns[:2])
+        if split not in SPLITS:
+            raise InputError(f"the split must be train, val or test, got {split!r}", file=location)
+        texts = record.get(columns[2])
+        texts = [texts] if isinstance(texts, str) else texts
+        is_list = isinstance(texts, list) and texts
+        if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
+            message = f"column {columns[2]!r} must be a text or a list of texts, got {texts!r}"
+            raise InputError(message, file=location)
+        splits[SPLITS[split]].append((image, texts, line))
+    return splits
+
+
+def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the line number, the name of the image and the caption of each line of a caption file.
+
+    Raises:
+        InputError: A line is in neither format of Flickr8k.
+    """
+    lines = read_lines(path)
+    if _NUMBERED.fullmatch(lines[0]):
+        for number, line in enumerate(lines, 1):
+            match = _NUMBERED.fullmatch(line)
+            if not match and line.strip():
+                message = f"the line must be IMAGE#NUMBER, a tab and a caption, got {line!r}"
+                raise InputError(message, file=path, line=number)
+            if match:
+                yield number, match[1], match[2].strip()
+        return
+    header, rows = [columns[0], "caption"], enumerate(read_csv(path), 1)
+    for number, row in rows:
+        if number == 1 and row != header:
+            message = f"the first line must be {','.join(header)}, or IMAGE#NUMBER, a tab and a"
+            raise InputError(f"{message} caption, got {lines[0]!r}", file=path, line=1)
+        if row and len(row) != len(header):
+            message = f"the row has {len(row)} columns instead of {len(header)}"
+            raise InputError(message, file=path, line=number)
+        if row and number > 1:
+            yield number, row[0], row[1].strip()
+
+
+def _read_flickr(
+    source: str, path: str, layout: CaptionLayout, opened: _Source
+) -> dict[str, list[Record]]:
+    """Read a caption file with a line for each caption, and divide its images into splits.
+
+    Raises:
+        InputError: A line is invalid, an image of a list has no caption, or, without lists, an
+            image in the folder has no caption.
+    """
+    records: dict[str, Record] = {}
+    for line, name, text in _flickr_lines(path, layout.columns):
+        if not text:
+            raise InputError(f"the image {name} has an empty caption", file=path, line=line)
+        records.setdefault(name, (name, [], line))[1].append(text)
+    splits = {}
+    for split, file in layout.split_files.items():
+        if split not in SPLITS:
+            raise InputError(
+                f"must name the splits train, val and test, got {split!r}",
+                option="data.split_files",
+            )
+        names = [line.strip() for line in read_lines(f"{source}/{file}") if line.strip()]
+        for number, name in enumerate(names, 1):
+            if name not in records:
+                message = f"the image {name} has no caption in {path}"
+                raise InputError(message, file=f"{source}/{file}", line=number)
+        splits[SPLITS[split]] = [records[name] for name in names]
+    if splits:
+        return splits
+    for name in opened.image_names():
+        if name not in records:
+            raise InputError(f"the image {opened.path(name)} has no caption", file=path)
+    return _hold_out(list(records.values()), layout, opened)
+
+
+def _hold_out(
+    records: list[Record], layout: CaptionLayout, opened: _Source
+) -> dict[str, list[Record]]:
+    """Hold out shares of the images for the splits val and test; copies of an image stay together.
+
+    Raises:
+        InputError: The shares are out of range.
+    """
+    for name, share in zip(("val", "test"), layout.fractions, strict=True):
+        check_range(f"data.{name}_fraction", share, minimum=0.0, below=1.0)
+    check_range("data.val_fraction + data.test_fraction", sum(layout.fractions), below=1.0)
+    names, splits = [name for name, _, _ in records], {}
+    if not all(map(opened.has, names)):
+        return {"train": records}  # `read_captions` reports the missing image
+    rest, left = opened.store(names), 1.0
+    for split, share in zip(("test", "val"), layout.fractions[::-1], strict=True):
+        if share:
+            rest, held_out = stratified_split(rest, share / left, layout.seed)
+            splits[split] = [records[row] for row in held_out.rows]
+            left -= share
+    return {"train": [records[row] for row in rest.rows], **splits}

