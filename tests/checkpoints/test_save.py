@@ -16,6 +16,8 @@ from fourfold.models import (
     CausalLMConfig,
     CompositeEncoderDecoder,
     ImageToTextConfig,
+    LadderLM,
+    LadderLMConfig,
     Model,
     RecurrentLM,
     RecurrentLMConfig,
@@ -31,13 +33,14 @@ TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 31, "max_len": 40}
 def native_models() -> dict[str, Model]:
     return {
         "resnet": ResNet(ResNetConfig(n_classes=3)),
+        "ladder": LadderLM(LadderLMConfig(**TEXT, rung="scaled")),
         "lstm": RecurrentLM(RecurrentLMConfig(d_model=16, n_layers=1, vocab_size=31)),
         "text to text": CompositeEncoderDecoder(TextToTextConfig(**TEXT)),
         "rms norm": CausalLM(CausalLMConfig(**TEXT, norm="rms")),
     }
 
 
-@pytest.mark.parametrize("name", ["lstm", "rms norm", "resnet"])
+@pytest.mark.parametrize("name", ["ladder", "lstm", "rms norm", "resnet"])
 def test_native_directory_restores_model_and_artifacts(name: str, tmp_path: Path) -> None:
     model: Any = native_models()[name]
     model.artifacts = {"class_names": ["a", "b", "c"]} if name == "resnet" else {}

@@ -1,4 +1,4 @@
-"""Tasks of LSTM models: gradient accumulation, checkpoints, generation."""
+"""Tasks of LSTM and ladder models: gradient accumulation, checkpoints, generation."""
 
 import io
 import sys
@@ -11,8 +11,15 @@ import torch
 from lightning import Trainer
 
 from fourfold.cli import main
-from fourfold.models import RecurrentClassifierConfig, RecurrentLMConfig
+from fourfold.models import (
+    LadderClassifierConfig,
+    LadderLMConfig,
+    RecurrentClassifierConfig,
+    RecurrentLMConfig,
+)
 from fourfold.tasks import (
+    LadderLanguageModeling,
+    LadderSequenceClassification,
     RecurrentLanguageModeling,
     RecurrentSequenceClassification,
     TokenClassification,
@@ -50,6 +57,28 @@ def features(texts: Path, **kwargs: Any) -> Any:
     return TokenClassification(config, SGD, FLAT), data
 
 
+def ladder_language(texts: Path, **kwargs: Any) -> Any:
+    """A language model of one unscaled head, which has no attention maps."""
+    task, data = causal(texts, **kwargs)
+    config = LadderLMConfig(**{**vars(task.config), "rung": "projections"})
+    return LadderLanguageModeling(config, SGD, FLAT), data
+
+
+def ladder_classes(texts: Path, **kwargs: Any) -> Any:
+    """A classifier of several heads without residual connections."""
+    config = LadderClassifierConfig(
+        **SMALL,
+        rung="heads",
+        attn_dropout=0.0,
+        head_dropout=0.0,
+        n_segments=0,
+        pool="mean",
+        vocab_size=None,
+        max_len=96,
+    )
+    return LadderSequenceClassification(config, SGD, FLAT), labelled(texts, "kind", **kwargs)
+
+
 def stepped(task: Any, data: Any, folder: Path) -> Trainer:
     trainer = Trainer(
         accelerator="cpu",
@@ -66,7 +95,7 @@ def stepped(task: Any, data: Any, folder: Path) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("make", [language, classes, features])
+@pytest.mark.parametrize("make", [language, classes, features, ladder_language, ladder_classes])
 def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_path: Path) -> None:
     n_rows = len(make(texts)[1].split("train"))
     whole = train(*make(texts, max_rows=2000), tmp_path)
@@ -77,7 +106,13 @@ def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("make", "samples"),
-    [(language, set()), (classes, {"samples"}), (features, {"samples", "attention"})],
+    [
+        (language, set()),
+        (classes, {"samples"}),
+        (features, {"samples", "attention"}),
+        (ladder_language, {"samples"}),
+        (ladder_classes, {"samples", "attention"}),
+    ],
 )
 def test_task_from_checkpoint_is_evaluated_and_has_samples(
     make: Any, samples: set[str], texts: Path, tmp_path: Path

@@ -1,6 +1,10 @@
 """Model classes and configs: the four transformer families, their heads, and the baselines."""
 
 from fourfold.models.base import Model as Model
+from fourfold.models.baselines.ladder import LadderClassifier as LadderClassifier
+from fourfold.models.baselines.ladder import LadderClassifierConfig as LadderClassifierConfig
+from fourfold.models.baselines.ladder import LadderLM as LadderLM
+from fourfold.models.baselines.ladder import LadderLMConfig as LadderLMConfig
 from fourfold.models.baselines.lstm import RecurrentClassifier as RecurrentClassifier
 from fourfold.models.baselines.lstm import RecurrentClassifierConfig as RecurrentClassifierConfig
 from fourfold.models.baselines.lstm import RecurrentLM as RecurrentLM
