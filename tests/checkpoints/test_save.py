@@ -18,6 +18,8 @@ from fourfold.models import (
     ConvolutionalLM,
     ConvolutionalLMConfig,
     ImageToTextConfig,
+    LadderLM,
+    LadderLMConfig,
     Model,
     RecurrentEncoderDecoder,
     RecurrentEncoderDecoderConfig,
@@ -35,6 +37,7 @@ TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 31, "max_len": 40}
 def native_models() -> dict[str, Model]:
     return {
         "resnet": ResNet(ResNetConfig(n_classes=3)),
+        "ladder": LadderLM(LadderLMConfig(**TEXT, rung="scaled")),
         "lstm": RecurrentLM(RecurrentLMConfig(d_model=16, n_layers=1, vocab_size=31)),
         "recurrent": RecurrentEncoderDecoder(
             RecurrentEncoderDecoderConfig(d_model=8, hidden_size=6, n_layers=1, vocab_size=31)
@@ -47,7 +50,9 @@ def native_models() -> dict[str, Model]:
     }
 
 
-@pytest.mark.parametrize("name", ["lstm", "recurrent", "convolution", "rms norm", "resnet"])
+@pytest.mark.parametrize(
+    "name", ["ladder", "lstm", "recurrent", "convolution", "rms norm", "resnet"]
+)
 def test_native_directory_restores_model_and_artifacts(name: str, tmp_path: Path) -> None:
     model: Any = native_models()[name]
     model.artifacts = {"class_names": ["a", "b", "c"]} if name == "resnet" else {}

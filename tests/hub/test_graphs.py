@@ -28,6 +28,8 @@ from fourfold.models import (
     CLIPConfig,
     CompositeEncoderDecoder,
     ImageToTextConfig,
+    LadderLM,
+    LadderLMConfig,
     RecurrentLM,
     RecurrentLMConfig,
     ResNet,
@@ -181,6 +183,9 @@ def test_models_without_graphs_are_rejected_in_one_line(tmp_path: Path, capsys: 
     tagger = TokenClassifier(TokenClassifierConfig(**CLASSES, lstm_width=4)).eval()
     with pytest.raises(InputError, match="lstm_width must be 0 for a graph"):
         make_graphs(tagger)
+    ladder = LadderLMConfig(rung="scaled", d_model=12, n_layers=1, vocab_size=9)
+    with pytest.raises(InputError, match="rung must be one of heads, residual"):
+        make_graphs(LadderLM(ladder))
 
 
 def test_missing_packages_and_wrong_graphs_are_reported(

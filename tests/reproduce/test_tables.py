@@ -22,6 +22,7 @@ PROMISED = {
     "vit2020": {"table1", "table8", "figure9", "figure4"},
     "beyer2022": {"table1"},
     "deit2020": {"table3", "table8"},
+    "bishop": {"ladder", "properties", "scores"},
     "fourfold": {"switches", "windows", "datasets", "gradients", "recurrence"},
 }
 

@@ -1,4 +1,4 @@
-"""Tasks of LSTMs and convolutions: gradient accumulation, checkpoints, generation."""
+"""Tasks of baselines: gradient accumulation, checkpoints, generation."""
 
 import io
 import sys
@@ -11,9 +11,17 @@ import torch
 from lightning import Trainer
 
 from fourfold.cli import main
-from fourfold.models import ConvolutionalLMConfig, RecurrentClassifierConfig, RecurrentLMConfig
+from fourfold.models import (
+    ConvolutionalLMConfig,
+    LadderClassifierConfig,
+    LadderLMConfig,
+    RecurrentClassifierConfig,
+    RecurrentLMConfig,
+)
 from fourfold.tasks import (
     ConvolutionalLanguageModeling,
+    LadderLanguageModeling,
+    LadderSequenceClassification,
     RecurrentLanguageModeling,
     RecurrentSequenceClassification,
     TokenClassification,
@@ -58,6 +66,28 @@ def features(texts: Path, **kwargs: Any) -> Any:
     return TokenClassification(config, SGD, FLAT), data
 
 
+def ladder_language(texts: Path, **kwargs: Any) -> Any:
+    """A language model of one unscaled head, which has no attention maps."""
+    task, data = causal(texts, **kwargs)
+    config = LadderLMConfig(**{**vars(task.config), "rung": "projections"})
+    return LadderLanguageModeling(config, SGD, FLAT), data
+
+
+def ladder_classes(texts: Path, **kwargs: Any) -> Any:
+    """A classifier of several heads without residual connections."""
+    config = LadderClassifierConfig(
+        **SMALL,
+        rung="heads",
+        attn_dropout=0.0,
+        head_dropout=0.0,
+        n_segments=0,
+        pool="mean",
+        vocab_size=None,
+        max_len=96,
+    )
+    return LadderSequenceClassification(config, SGD, FLAT), labelled(texts, "kind", **kwargs)
+
+
 def stepped(task: Any, data: Any, folder: Path) -> Trainer:
     trainer = Trainer(
         accelerator="cpu",
@@ -74,7 +104,9 @@ def stepped(task: Any, data: Any, folder: Path) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("make", [language, convolution, classes, features])
+@pytest.mark.parametrize(
+    "make", [language, convolution, classes, features, ladder_language, ladder_classes]
+)
 def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_path: Path) -> None:
     n_rows = len(make(texts)[1].split("train"))
     whole = train(*make(texts, max_rows=2000), tmp_path)
@@ -90,6 +122,8 @@ def test_gradient_accumulation_makes_the_same_step(make: Any, texts: Path, tmp_p
         (convolution, set()),
         (classes, {"samples"}),
         (features, {"samples", "attention"}),
+        (ladder_language, {"samples"}),
+        (ladder_classes, {"samples", "attention"}),
     ],
 )
 def test_task_from_checkpoint_is_evaluated_and_has_samples(

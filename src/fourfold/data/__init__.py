@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from fourfold.data.text.token_classification import TokenData as TokenData
     from fourfold.data.text.translation import TranslationData as TranslationData
+    from fourfold.data.text.trec import TrecData as TrecData
     from fourfold.data.vision.captioning import CaptionData as CaptionData
     from fourfold.data.vision.image_classification import ImageData as ImageData
 
@@ -34,6 +35,7 @@ _MODULES = {
     "SyntheticSequenceData": "text.synthetic_sequences",
     "TokenData": "text.token_classification",
     "TranslationData": "text.translation",
+    "TrecData": "text.trec",
 }
 __all__ = sorted(_MODULES)
 

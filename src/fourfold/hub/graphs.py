@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fourfold.core.kv_cache import KVCache, LayerCache
 from fourfold.errors import InputError
-from fourfold.models import CLIP, CausalClassifier, CausalLM, MaskedLM, ResNet, ViT
+from fourfold.models import CLIP, CausalClassifier, CausalLM, LadderLM, MaskedLM, ResNet, ViT
+from fourfold.models.baselines.ladder import WITH_ATTENTION
 from fourfold.models.classifiers import EncoderWithHead
 from fourfold.models.encoder_decoder import Seq2Seq
 
@@ -89,8 +90,12 @@ def make_graphs(model: Any) -> GraphSet:
     """Build the graphs of a model.
 
     Raises:
-        InputError: The model has a recurrent layer, or is of a class without graphs.
+        InputError: The model has a recurrent layer, is a language model on a rung of the ladder
+            without `Attention`, or is of a class without graphs.
     """
+    if isinstance(model, LadderLM) and model.config.rung not in WITH_ATTENTION:
+        message = f"must be one of {', '.join(WITH_ATTENTION)} for a graph with a cache, got"
+        raise InputError(f"{message} {model.config.rung}", option="rung")
     if isinstance(model, EncoderWithHead) and model.lstm is not None:
         raise InputError(
             f"must be 0 for a graph, which cannot skip padding in an LSTM, got"

@@ -3,6 +3,10 @@
 from fourfold.models.base import Model as Model
 from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
 from fourfold.models.baselines.convolution import ConvolutionalLMConfig as ConvolutionalLMConfig
+from fourfold.models.baselines.ladder import LadderClassifier as LadderClassifier
+from fourfold.models.baselines.ladder import LadderClassifierConfig as LadderClassifierConfig
+from fourfold.models.baselines.ladder import LadderLM as LadderLM
+from fourfold.models.baselines.ladder import LadderLMConfig as LadderLMConfig
 from fourfold.models.baselines.resnet import ResNet as ResNet
 from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
 from fourfold.models.causal_lm import CausalLM as CausalLM

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -58,6 +59,9 @@ class MaskedLM(Model):
     A call of the model takes the arguments of `encode` and returns the logits (B, T, V) of the
     token at each position.
 
+    Attributes:
+        stack_class: Class of the stack between embedding and head, built from the config.
+
     Example:
         >>> import torch
         >>> model = MaskedLM(MaskedLMConfig(n_layers=1)).eval()
@@ -66,6 +70,7 @@ class MaskedLM(Model):
     """
 
     causal = False
+    stack_class: ClassVar[type[Stack]] = Stack
     head: VocabularyHead
 
     def __init__(self, config: MaskedLMConfig) -> None:
@@ -73,7 +78,7 @@ class MaskedLM(Model):
         self.config = config
         # BERT normalises the embeddings; the blocks of a pre-norm stack do so themselves.
         self.embed = embedding_from_config(config, has_norm=config.norm_placement == "post")
-        self.stack = Stack(config)
+        self.stack = self.stack_class(config)
         if config.head:
             self.head = VocabularyHead(
                 self.embed.tokens,

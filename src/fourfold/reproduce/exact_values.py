@@ -1,4 +1,4 @@
-"""Computation of table cells without training: parameters, FLOPs, formulas, schedules, masks.
+"""Computation of table cells without training: parameters, FLOPs, formulas, schedules, attention.
 
 Each function of `EXACT` computes the cells of one column. The argument is the setup of a row (line)
 of the table: a mapping with the inputs of the function, such as `model` (a class of
@@ -9,7 +9,7 @@ as text. A multiply-add counts as two FLOPs.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Any
 
@@ -17,6 +17,12 @@ import torch
 
 from fourfold import models
 from fourfold.core.config import TransformerConfig
+from fourfold.models.analysis.attention_properties import (
+    LayerProperties,
+    ScoreStatistics,
+    layer_properties,
+    score_statistics,
+)
 from fourfold.models.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops
 from fourfold.models.analysis.flops import parameters as count
 from fourfold.models.analysis.gradient_norms import initial_gradient_norms
@@ -40,11 +46,11 @@ Setup = Mapping[str, Any]
 DISTANCES = (1, 5, 10, 20, 50, 100)  # between two tokens, for gradient norms
 
 
-def _model(setup: Setup) -> models.Model:
-    """Build the model of a setup on the meta device, without values of the weights."""
+def _model(setup: Setup, device: str = "meta") -> models.Model:
+    """Build the model of a setup, by default on the meta device, without values of the weights."""
     name = setup["model"]
     config = getattr(models, f"{name}Config")(**setup["config"])
-    with torch.device("meta"):
+    with torch.device(device):
         model: models.Model = getattr(models, name)(config)
     return model
 
@@ -130,6 +136,28 @@ def gradient_norm(of: str, distance: int, setup: Setup) -> float:
     return norms[DISTANCES.index(distance)]
 
 
+def score_statistic(name: str, setup: Setup) -> float:
+    """Measure a statistic of random attention scores, a field of `ScoreStatistics`.
+
+    The setup contains the `width` of queries and keys, and `scaled`, which is True for a factor of
+    1 / sqrt(width) on the scores.
+    """
+    width = setup["width"]
+    scale = width**-0.5 if setup["scaled"] else 1.0
+    return float(getattr(score_statistics(width, scale), name))
+
+
+def layer_property(name: str, setup: Setup) -> float:
+    """Measure a property of the layers of the setup's model, a field of `LayerProperties`.
+
+    The model, which has the attribute `stack`, is initialized with seed 0.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = _model(setup, "cpu").double().eval()
+    return float(getattr(layer_properties(model.stack, model.config.d_model), name))
+
+
 EXACT: dict[str, Callable[[Setup], float | str]] = {
     "parameters": parameters,
     "forward": forward,
@@ -156,6 +184,8 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
     },
     **{f"cache_{n}": partial(cache_bytes, position=n) for n in POSITIONS},
     "distinct_masks": lambda setup: distinct_masks(setup["masking"], setup["epochs"]),
+    **{f.name: partial(score_statistic, f.name) for f in fields(ScoreStatistics)},
+    **{f.name: partial(layer_property, f.name) for f in fields(LayerProperties)},
 }
 
 

@@ -6,6 +6,8 @@ from fourfold.tasks.baselines import ConvolutionalClassification as Convolutiona
 from fourfold.tasks.baselines import (
     ConvolutionalLanguageModeling as ConvolutionalLanguageModeling,
 )
+from fourfold.tasks.baselines import LadderLanguageModeling as LadderLanguageModeling
+from fourfold.tasks.baselines import LadderSequenceClassification as LadderSequenceClassification
 from fourfold.tasks.baselines import RecurrentLanguageModeling as RecurrentLanguageModeling
 from fourfold.tasks.baselines import (
     RecurrentSequenceClassification as RecurrentSequenceClassification,

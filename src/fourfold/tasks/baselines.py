@@ -1,14 +1,18 @@
-"""Tasks of the baselines: recurrent models, convolutional language models, ResNet classifiers."""
+"""Tasks of the baselines: recurrent, convolutional and ladder models, and ResNet."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fourfold.data.loading.batches import CausalBatch, SequenceBatch
-from fourfold.loggers.media import Media
+from fourfold.loggers.media import AttentionMaps, Media
 from fourfold.models import (
     ConvolutionalLM,
     ConvolutionalLMConfig,
+    LadderClassifier,
+    LadderClassifierConfig,
+    LadderLM,
+    LadderLMConfig,
     RecurrentClassifier,
     RecurrentClassifierConfig,
     RecurrentLM,
@@ -18,7 +22,10 @@ from fourfold.models import (
 )
 from fourfold.tasks.causal_lm import CausalLanguageModeling
 from fourfold.tasks.image_classification import ImageClassification
-from fourfold.tasks.sequence_classification import CausalSequenceClassification
+from fourfold.tasks.sequence_classification import (
+    CausalSequenceClassification,
+    SequenceClassification,
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -75,6 +82,47 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
         """Return the batch's texts with true and predicted labels, without attention maps."""
         return {"samples": super().sample_outputs(batch, split)["samples"]}
+
+
+@dataclass(eq=False, repr=False)
+class LadderLanguageModeling(CausalLanguageModeling):
+    """Causal language modelling on one rung of the ladder from no attention to the transformer.
+
+    Args:
+        config: Config of the model.
+        optimizer: See `CausalLanguageModeling`, also for all further arguments.
+    """
+
+    model_class = LadderLM
+
+    config: LadderLMConfig = LadderLMConfig()
+
+    def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
+        """Return beginnings of texts with continuations, and attention maps from rung heads on."""
+        return without_empty_maps(super().sample_outputs(batch, split))
+
+
+@dataclass(eq=False, repr=False)
+class LadderSequenceClassification(SequenceClassification):
+    """Classification or regression on one rung of the ladder from no attention to the transformer.
+
+    Args:
+        config: Config of the model.
+        optimizer: See `SequenceClassification`, also for all further arguments.
+    """
+
+    model_class = LadderClassifier
+
+    config: LadderClassifierConfig = LadderClassifierConfig()
+
+    def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
+        """Return texts with predicted labels, and attention maps from the rung heads on."""
+        return without_empty_maps(super().sample_outputs(batch, split))
+
+
+def without_empty_maps(media: dict[str, Media]) -> dict[str, Media]:
+    """Remove attention maps of a model without `Attention` from the samples of a task."""
+    return {k: x for k, x in media.items() if not isinstance(x, AttentionMaps) or x.maps}
 
 
 @dataclass(eq=False, repr=False)

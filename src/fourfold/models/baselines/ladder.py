@@ -1,0 +1,200 @@
+"""Language model and classifier on the way to the transformer, each rung with one more component.
+
+The order of the components is that of Bishop and Bishop 2024, section 12.1:
+
+    rung             map of a layer, for an input x (B, T, D)
+    none             x
+    parameter_free   softmax(x x^T) x
+    projections      softmax(q k^T) v, with q = W_q x, k = W_k x, v = W_v x
+    scaled           softmax(q k^T / sqrt(Dk)) v
+    heads            `Attention`: several heads and an output matrix
+    residual         x + attention(x)
+    norm             x + attention(norm(x)), or norm(x + attention(x))
+    full             `Block`: the MLP follows in the same form
+    mlp              `Block` without attention, a control with the tokens apart
+
+The model of the last rung, full, is `CausalLM` or `SequenceClassifier`. All rungs use the mask of
+the model. Shapes: B batch, T tokens, D model width, Dk width of a query and key.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from fourfold.core.attention import attend
+from fourfold.core.block import Block, Stack
+from fourfold.core.kv_cache import LayerCache
+from fourfold.core.masks import LoweredMask
+from fourfold.kernels.cpu_decoding import Linear
+from fourfold.models.causal_lm import CausalLM, CausalLMConfig
+from fourfold.models.classifiers import SequenceClassifier, SequenceClassifierConfig
+
+Rung = Literal[
+    "none", "parameter_free", "projections", "scaled", "heads", "residual", "norm", "full", "mlp"
+]
+SINGLE_HEAD = ("parameter_free", "projections", "scaled")
+WITHOUT_RESIDUAL = (*SINGLE_HEAD, "heads")
+WITHOUT_NORM = ("none", *WITHOUT_RESIDUAL, "residual")
+WITH_ATTENTION = ("heads", "residual", "norm", "full")
+
+
+@dataclass(frozen=True)
+class LadderLMConfig(CausalLMConfig):
+    """Config of a causal LM on one rung of the ladder.
+
+    Args:
+        rung: Components of a layer, see `fourfold.models.baselines.ladder`. Up to the rung scaled,
+            a layer has one head, whose queries and keys have the width `d_head`, or D if `d_head`
+            is None, and whose values have the width D.
+    """
+
+    rung: Rung = "full"
+
+
+@dataclass(frozen=True)
+class LadderClassifierConfig(SequenceClassifierConfig):
+    """Config of a sequence classifier on one rung of the ladder.
+
+    Args:
+        rung: See `LadderLMConfig`.
+    """
+
+    rung: Rung = "full"
+
+
+LadderConfig = LadderLMConfig | LadderClassifierConfig
+
+
+class SingleHead(nn.Module):
+    """Attention head without output matrix, for the rungs from parameter_free to scaled.
+
+    Args:
+        config: Config of the model.
+    """
+
+    def __init__(self, config: LadderConfig) -> None:
+        super().__init__()
+        width = config.d_model
+        self.scale = config.attn_scale if config.rung == "scaled" else 1.0
+        self.dropout = config.attn_dropout
+        is_free = config.rung == "parameter_free"
+
+        def projection(d_out: int) -> nn.Module:
+            return nn.Identity() if is_free else Linear(width, d_out, bias=config.bias)
+
+        self.q = projection(config.d_head or width)
+        self.k = projection(config.d_head or width)
+        self.v = projection(width)
+
+    def forward(self, x: Tensor, mask: LoweredMask, cache: LayerCache | None = None) -> Tensor:
+        """Attend from x (B, T, D) to itself, and with a cache to earlier tokens.
+
+        Args:
+            x: (B, T, D); with a cache, only the new tokens.
+            mask: Mask as returned by `lower_mask`.
+            cache: Keys and values of earlier tokens, extended in place.
+
+        Returns:
+            (B, T, D).
+        """
+        q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))  # (B, 1, T, Dk or D)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        dropout_p = self.dropout if self.training else 0.0
+        y = attend(
+            q, k, v, mask=mask.mask, causal=mask.causal, scale=self.scale, dropout_p=dropout_p
+        )
+        return y.squeeze(1)
+
+
+class LadderBlock(Block):
+    """Block that has only the components of its rung, for all rungs but full.
+
+    Args:
+        config: Config of the model.
+        drop_path: Probability that a layer with a residual connection is skipped in training.
+    """
+
+    def __init__(self, config: LadderConfig, drop_path: float) -> None:
+        super().__init__(config, drop_path=drop_path)
+        self.rung = config.rung
+        if self.rung == "mlp":
+            del self.attn_norm, self.attn
+        else:
+            del self.ff_norm, self.ff
+        if self.rung in WITHOUT_NORM:
+            self.attn_norm = nn.Identity()
+        if self.rung == "none" or self.rung in SINGLE_HEAD:
+            del self.attn
+        if self.rung in SINGLE_HEAD:
+            self.head = SingleHead(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: LoweredMask,
+        *,
+        bias: Tensor | None = None,
+        cache: LayerCache | None = None,
+        **memory: Any,
+    ) -> Tensor:
+        """Transform x (B, T, D) by the components of the rung. Arguments as for `Block.forward`.
+
+        The ladder has no cross-attention, so `memory` and `memory_mask` are ignored.
+        """
+        if self.rung == "none":
+            return x
+        if self.rung == "mlp":
+            return self._residual(x, self.ff_norm, self.ff)
+        if self.rung in SINGLE_HEAD:
+            return self.dropout(self.head(x, mask, cache))
+        if self.rung in WITHOUT_RESIDUAL:
+            return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache))
+        return self._residual(x, self.attn_norm, self.attn, mask=mask, bias=bias, cache=cache)
+
+
+class LadderStack(Stack):
+    """Stack whose blocks have the components of one rung.
+
+    Args:
+        config: Config of the model.
+    """
+
+    def __init__(self, config: LadderConfig) -> None:
+        super().__init__(config)
+        last = max(config.n_layers - 1, 1)
+        if config.rung != "full":
+            rates = [config.drop_path * i / last for i in range(config.n_layers)]
+            self.blocks = nn.ModuleList(LadderBlock(config, rate) for rate in rates)
+        if config.rung in WITHOUT_NORM:
+            self.norm = nn.Identity()
+
+
+class LadderLM(CausalLM):
+    """Causal language model on one rung of the ladder.
+
+    Example:
+        >>> import fourfold, torch
+        >>> config = LadderLMConfig(rung="parameter_free", n_layers=1, vocab_size=100)
+        >>> model = LadderLM(config).eval()
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        torch.Size([1, 8])
+    """
+
+    stack_class = LadderStack
+
+
+class LadderClassifier(SequenceClassifier):
+    """Sequence classifier on one rung of the ladder.
+
+    With ``rung="none"``, ``positions="none"`` and ``pool="mean"`` the classifier gets a bag of
+    embeddings. With post-norm, the embeddings are normalized at every rung, as in BERT.
+
+    Example:
+        >>> config = LadderClassifierConfig(rung="none", pool="mean", n_layers=1, n_classes=6)
+        >>> LadderClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
+        torch.Size([1, 6])
+    """
+
+    stack_class = LadderStack
