@@ -29,6 +29,7 @@ TINY: dict[str, tuple[str, ...]] = {
     "masked LM": ("bert/tiny", "--data.batch_size=8"),
     "causal LM": ("gpt2/tiny", "--data.batch_size=8"),
     "images": ("deit/tiny",),
+    "masked images": ("mae/tiny",),
     "text to text": ("t5/tiny", *PAIRS),
     "image and text": ("clip/tiny",),
     "joined": ("joined/tiny", *PAIRS),
