@@ -30,6 +30,7 @@ TINY: dict[str, tuple[str, ...]] = {
     "masked LM": ("bert/tiny", "--data.batch_size=8"),
     "causal LM": ("gpt2/tiny", "--data.batch_size=8"),
     "images": ("deit/tiny",),
+    "masked images": ("mae/tiny",),
     "text to text": ("t5/tiny", *PAIRS),
     "image and text": ("clip/tiny",),
     "recurrent": ("luong2015/tiny", *PAIRS, "--model.scheduled_sampling=0.3"),

@@ -16,6 +16,9 @@ import os
 import re
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ _READ_ERRORS = (
 # Only data that exceed both are rejected. Text is compressed 3 to 10 times.
 MIN_UNPACKED_LIMIT = 16 << 20
 MAX_RATIO = 100
+MAX_LINE_BYTES = 1 << 20  # of `iterate_lines`, which holds one line in memory
 
 
 def resolve(path: str) -> Path:
@@ -63,6 +67,35 @@ def read_bytes(path: str) -> bytes:
         InputError: The file is missing or corrupted; `path` is a folder or an archive without a
             member; or the data are more than `MAX_RATIO` times as large as the compressed data.
     """
+    with _opened(path) as (stream, n_packed):
+        return stream.read() if n_packed is None else _read_bounded(stream, n_packed, path)
+
+
+def iterate_lines(path: str) -> Iterator[bytes]:
+    r"""Yield the lines of a file of any size, one at a time, as bytes without the final "\n".
+
+    Args:
+        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
+
+    Raises:
+        InputError: The file cannot be read, or a line has more than `MAX_LINE_BYTES` bytes.
+    """
+    with _opened(path) as (stream, _):
+        lines = iter(partial(stream.readline, MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, 1):
+            if len(line) > MAX_LINE_BYTES:
+                message = f"the line has more than {MAX_LINE_BYTES} bytes"
+                raise InputError(message, file=path, line=number)
+            yield line.removesuffix(b"\n")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[Any, int | None]]:
+    """Open a file as a stream of decompressed bytes.
+
+    Yields:
+        The stream, and the number of compressed bytes; None if the file is not compressed.
+    """
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)
     if file.is_dir():
@@ -73,11 +106,10 @@ def read_bytes(path: str) -> bytes:
     try:
         if is_member:
             with zipfile.ZipFile(file) as opened, opened.open(member) as stream:
-                packed = min(opened.getinfo(member).compress_size, file.stat().st_size)
-                return _read_bounded(stream, packed, path)
-        with _OPENERS.get(file.suffix, open)(file, "rb") as stream:
-            is_packed = file.suffix in _OPENERS
-            return _read_bounded(stream, file.stat().st_size, path) if is_packed else stream.read()
+                yield stream, min(opened.getinfo(member).compress_size, file.stat().st_size)
+        else:
+            with _OPENERS.get(file.suffix, open)(file, "rb") as stream:
+                yield stream, file.stat().st_size if file.suffix in _OPENERS else None
     except _READ_ERRORS as error:
         raise InputError(f"the file cannot be read: {error}", file=path) from error
 

@@ -366,3 +366,25 @@ def test_invalid_seeds_are_rejected(
     result = run("seeds", *options, "--config", configs["classes"])
     assert result.code == 2
     assert message in result.err
+
+
+def test_word_vectors_are_needed_at_the_start_only(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    """Resume and test do not read the file again; frozen token vectors keep their values."""
+    file = here / "vectors.txt"
+    file.write_text("".join(f"{word} {' '.join([str(i)] * 16)}\n" for i, word in enumerate("neio")))
+    call = ["--config", configs["classes"], "--run_dir", here / "r", "--model.init_from", file]
+    call += ["--data.tokenizer.kind", "char", "--model.tuning.freeze", "tokens"]
+    untrained = run("test", *call)
+    assert untrained.code == 2, "word vectors alone are no model to evaluate"
+    result = run("fit", *call, "--trainer.max_steps", 1)
+    assert result.code == 0, result.err
+    assert "vectors for 4 of" in result.out
+    file.unlink()
+    for again in (run("fit", *call, "--trainer.max_steps", 2), run("test", *call)):
+        assert again.code == 0, again.err
+        assert "init_from" not in again.out
+    model: Any = fourfold.load(here / "r" / "checkpoints" / "last.ckpt")
+    table, ids = model.embed.tokens.weight, model.tokenizer.vocabulary
+    assert [table[ids[letter]].unique().tolist() for letter in "neio"] == [[0], [1], [2], [3]]

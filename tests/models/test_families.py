@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.attention import Attention
@@ -301,3 +302,27 @@ def test_embed_scale_multiplies_by_the_root_of_the_width() -> None:
     assert_same(model.src_embed(ids, slice(0, 3)), expected)
     model = build("causal", positions="none")
     assert_same(model.embed(ids, slice(0, 3)), model.embed.tokens.weight[ids])
+
+
+def test_convolutional_stem_follows_the_definition() -> None:
+    """Two convolutions of stride 2 reduce patches of 4 pixels; the first has half the width."""
+    model, images = build("vit", stem="convolutional", patch_size=4), torch.randn(2, 2, 8, 8)
+    images, x = images.double(), images.double()
+    convolutions = [m for m in model.embed.stem if isinstance(m, torch.nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [6, 12]
+    for i in (0, 3):
+        convolution, norm = model.embed.stem[i : i + 2]
+        x = F.conv2d(x, convolution.weight, stride=2, padding=1)
+        centered = (x - x.mean((1, 2, 3), keepdim=True)).flatten(1)
+        scale = (centered.square().mean(1, keepdim=True) + norm.eps).rsqrt()
+        x = (centered * scale).view_as(x)
+        x = (x * norm.weight[:, None, None] + norm.bias[:, None, None]).relu()
+    x = x.flatten(2).mT @ model.embed.patches.weight.flatten(1).T + model.embed.patches.bias
+    expected = torch.cat([model.embed.prefix.expand(2, -1, -1), x], 1)
+    assert_same(model.embed(images), expected + model.embed.positions.weight)
+
+
+@pytest.mark.parametrize(("patch_size", "width"), [(1, 12), (6, 12), (8, 6)])
+def test_impossible_convolutional_stems_are_rejected(patch_size: int, width: int) -> None:
+    with pytest.raises(InputError, match=rf"patch_size must be a power of 2 .* got {patch_size}"):
+        build("vit", stem="convolutional", image_size=24, patch_size=patch_size, d_model=width)

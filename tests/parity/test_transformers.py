@@ -11,7 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fourfold.models import CausalLM, CausalLMConfig, MaskedLM, MaskedLMConfig, ViT, ViTConfig
+from fourfold.data.loading.batches import MaskedImageBatch
+from fourfold.models import (
+    CausalLM,
+    CausalLMConfig,
+    MaskedAutoencoder,
+    MaskedAutoencoderConfig,
+    MaskedLM,
+    MaskedLMConfig,
+    ViT,
+    ViTConfig,
+)
+from fourfold.tasks import MaskedImageModeling
 
 transformers = pytest.importorskip("transformers")
 
@@ -222,3 +233,70 @@ def test_vit_equals_transformers() -> None:
         names |= both(f"{mine}.ff.down", f"{other}.mlp.fc2")
     images = torch.randn(2, 3, 12, 12, dtype=torch.float64)
     compare(ours, theirs, names, lambda: [(ours(images), theirs(images).logits)])
+
+
+def test_masked_autoencoder_equals_transformers() -> None:
+    """Predictions of all patches, and the loss of the masked patches, for the same noise."""
+    config = transformers.ViTMAEConfig(
+        **THEIR_SHAPE,
+        image_size=12,
+        patch_size=3,
+        decoder_hidden_size=20,
+        decoder_num_hidden_layers=2,
+        decoder_num_attention_heads=2,
+        decoder_intermediate_size=24,
+        norm_pix_loss=True,
+    )
+    theirs = transformers.ViTMAEForPreTraining(config).double().eval()
+    ours = MaskedAutoencoder(
+        MaskedAutoencoderConfig(
+            **SHAPE,
+            norm_eps=1e-12,
+            image_size=12,
+            patch_size=3,
+            decoder_d_model=20,
+            n_decoder_layers=2,
+            decoder_n_heads=2,
+            decoder_d_ff=24,
+        )
+    )
+    ours = ours.double().eval()
+    # Fixed positions are buffers; transformers has them as parameters without a gradient.
+    for table, module, name in (
+        (ours.embed.positions, theirs.vit.embeddings, "position_embeddings"),
+        (ours.decoder_positions, theirs.decoder, "decoder_pos_embed"),
+    ):
+        assert table is not None
+        delattr(module, name)
+        rows = torch.cat([torch.zeros_like(table.weight[:1]), table.weight])
+        module.register_buffer(name, rows[None])
+    names: Map = {
+        "embed.prefix": ("vit.embeddings.cls_token", lambda x: x[0]),
+        **both("embed.patches", "vit.embeddings.patch_embeddings.projection"),
+        **both("stack.norm", "vit.layernorm"),
+        **both("decoder_map", "decoder.decoder_embed"),
+        "mask_token": ("decoder.mask_token", lambda x: x[0, 0]),
+        **both("decoder_stack.norm", "decoder.decoder_norm"),
+        **both("pixels", "decoder.decoder_pred"),
+    }
+    stacks = (("stack", "vit.layers", 3), ("decoder_stack", "decoder.decoder_layers", 2))
+    for stack, layers, n_layers in stacks:
+        for i in range(n_layers):
+            mine, other = f"{stack}.blocks.{i}", f"{layers}.{i}"
+            for letter, word in zip(("q", "k", "v", "out"), "qkvo", strict=True):
+                names |= both(f"{mine}.attn.{letter}", f"{other}.attention.{word}_proj")
+            names |= both(f"{mine}.attn_norm", f"{other}.layernorm_before")
+            names |= both(f"{mine}.ff_norm", f"{other}.layernorm_after")
+            names |= both(f"{mine}.ff.up", f"{other}.mlp.fc1")
+            names |= both(f"{mine}.ff.down", f"{other}.mlp.fc2")
+    images, noise = torch.randn(3, 3, 12, 12, dtype=torch.float64), torch.rand(3, 16)
+    visible = noise.argsort(1)[:, :4].sort(1).values
+    task = MaskedImageModeling(ours.config)
+    task.model = ours
+
+    def run() -> list[tuple[Tensor, Tensor]]:
+        out = theirs(images, noise=noise)
+        loss, count = task.step(MaskedImageBatch(images, visible, torch.arange(3)))
+        return [(ours(images, visible), out.logits), (loss / count, out.loss)]
+
+    compare(ours, theirs, names, run)

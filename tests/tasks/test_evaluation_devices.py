@@ -12,6 +12,7 @@ from tests.fixtures.tiny_tasks import TASKS
 
 ROWS = {
     "images": 100,
+    "masked images": 100,
     "captions": 100,
     "recurrent captions": 100,
     "image and text": 100,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fourfold.checkpoints.classes import model_name
 from fourfold.checkpoints.load import read_model
+from fourfold.checkpoints.word_vectors import copy_vectors, is_vector_file
 from fourfold.errors import InputError, errors_in
 from fourfold.hub.directory import SourceModel
 from fourfold.models.base import Model
@@ -45,12 +46,13 @@ def initialize_from(
     interpolation: str,
     classes: tuple[type[Any] | str, ...] = (),
 ) -> str:
-    """Copy the matching weights of one or two source models into a model.
+    """Copy the matching weights of one or two source models, or word vectors, into a model.
 
     Args:
         model: The model whose weights are overwritten.
         init_from: Path of the source model, or a mapping from model part to the path of its source
-            model: {"encoder": PATH, "decoder": PATH}. None copies nothing.
+            model: {"encoder": PATH, "decoder": PATH}. A path may also be that of a text file of
+            word vectors for token embeddings (see `copy_vectors`). None copies nothing.
         tokenizer: Tokenizer of the data as JSON. If a source has another tokenizer, embeddings are
             copied only for the tokens that both vocabularies contain. The embedding of a token is
             copied to the row of its id in `tokenizer`. If `tokenizer` or the tokenizer of the
@@ -75,15 +77,15 @@ def initialize_from(
         init_from = {"" if hasattr(model, "tgt_embed") else "model": init_from}
     if "." in model_name(type(model)):
         classes = (*classes, type(model))
-    lines = list[str]()
+    lines, filled = _copy_word_vectors(model, init_from, tokenizer)
     reports = list[TransferReport]()
     for role, path in init_from.items():
+        if is_vector_file(path):
+            continue
         source = read_source(path, classes)
         lines += _describe(path, source, tokenizer)
         role = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
-        if role not in PREFIXES_BY_ROLE:
-            message = f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}"
-            raise InputError(message, option="init_from")
+        _check_role(role)
         with errors_in(path):
             report = transfer(
                 model,
@@ -96,11 +98,39 @@ def initialize_from(
         reports.append(report)
         lines += replace(report, new=[]).lines()
     read_source.cache_clear()
+    if not reports:
+        return "\n".join(lines)
     if len(reports) > 1:
         lines.append("init_from: tensors that no source has")
     # A tensor that one source lacks may have been loaded from the other source.
     new = [line for line in reports[0].new if all(line in report.new for report in reports)]
+    new = [line for line in new if line[0] not in filled]
     return "\n".join(lines + TransferReport(new=new).lines())
+
+
+def _copy_word_vectors(
+    model: Model, init_from: dict[str, str], tokenizer: str | None
+) -> tuple[list[str], set[str]]:
+    """Copy the word vectors among the sources of `initialize_from` into a model.
+
+    Returns:
+        A line about each file, and the names of the tensors that were overwritten.
+    """
+    lines, filled = list[str](), set[str]()
+    for role, path in init_from.items():
+        if is_vector_file(path):
+            _check_role(role or "model")
+            prefix = PREFIXES_BY_ROLE[role or "model"].get("embed.", "")
+            line, names = copy_vectors(model, path, tokenizer, prefix)
+            lines.append(line)
+            filled |= names
+    return lines, filled
+
+
+def _check_role(role: str) -> None:
+    if role not in PREFIXES_BY_ROLE:
+        message = f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}"
+        raise InputError(message, option="init_from")
 
 
 def _describe(path: str, source: SourceModel, tokenizer: str | None) -> list[str]:

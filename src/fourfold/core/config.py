@@ -20,9 +20,10 @@ Init = Literal["vaswani", "bert", "gpt", "gpt2", "vit", "t5"]
 _WIDTHS = ("d_model", "d_head", "d_value", "d_embed", "hidden_size", "representation_size")
 POSITIVE: dict[str, int] = {  # largest value by name
     **dict.fromkeys(("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"), 1024),
-    **dict.fromkeys(("n_heads", "image_n_heads", "n_channels"), 4096),
-    **dict.fromkeys((*_WIDTHS, "image_d_model", "n_buckets", "max_distance"), 2**20),
-    **dict.fromkeys(("d_ff", "image_d_ff", "max_len", "window"), 2**22),
+    **dict.fromkeys(("n_heads", "image_n_heads", "decoder_n_heads", "n_channels"), 4096),
+    **dict.fromkeys((*_WIDTHS, "image_d_model", "decoder_d_model"), 2**20),
+    **dict.fromkeys(("n_buckets", "max_distance"), 2**20),
+    **dict.fromkeys(("d_ff", "image_d_ff", "decoder_d_ff", "max_len", "window"), 2**22),
     **dict.fromkeys(("vocab_size", "n_classes"), 2**24),
     **dict.fromkeys(("image_size", "patch_size"), 2**14),
 }

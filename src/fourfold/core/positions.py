@@ -94,14 +94,17 @@ def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
     return PositionTable(torch.cat(_sines_and_cosines(n_rows, width), dim=-1), learned=False)
 
 
-def sincos2d(n_rows: int, width: int) -> PositionTable:
+def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> PositionTable:
     """Build sinusoidal positions of a square grid of patches (Beyer et al. 2022, after MoCo v3).
 
     The first half of the channels depends on the column of a patch, the second half on its row.
+    The wavelengths are geometric, from 2 pi to 10000 * 2 pi.
 
     Args:
         n_rows: Number of patches N.
         width: Width D of a vector.
+        n_steps: Number of steps between both ends of this range. None means width / 4 - 1, so that
+            the longest wavelength is that of the last channel.
 
     Raises:
         InputError: `n_rows` is not a square number, or `width` is not divisible by 4.
@@ -115,11 +118,20 @@ def sincos2d(n_rows: int, width: int) -> PositionTable:
         )
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     # Not torch.linspace, which transformers replaces by a version without the meta device.
-    steps = torch.arange(width // 4, dtype=torch.float64) / max(width // 4 - 1, 1)
+    steps = torch.arange(width // 4, dtype=torch.float64) / max(n_steps or width // 4 - 1, 1)
     omega = 10000.0**-steps
     angles = [axis.flatten()[:, None] * omega for axis in (x, y)]  # each (N, D/4)
     table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
     return PositionTable(table.float(), learned=False)
+
+
+def sincos2d_mae(n_rows: int, width: int) -> PositionTable:
+    """Build the positions of `sincos2d` with the wavelengths of MAE (He et al. 2021).
+
+    The range of wavelengths has width / 4 steps, so that no channel has the longest, as in
+    `sinusoidal`. Arguments and errors are those of `sincos2d`.
+    """
+    return sincos2d(n_rows, width, n_steps=width // 4)
 
 
 def _sines_and_cosines(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
@@ -137,6 +149,7 @@ POSITIONS: dict[str, Callable[[int, int], PositionTable] | None] = {
     "sinusoidal": sinusoidal,
     "sinusoidal_halves": sinusoidal_halves,
     "sincos2d": sincos2d,
+    "sincos2d_mae": sincos2d_mae,
 }
 
 

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from fourfold.data.text.trec import TrecData as TrecData
     from fourfold.data.vision.captioning import CaptionData as CaptionData
     from fourfold.data.vision.image_classification import ImageData as ImageData
+    from fourfold.data.vision.masked_images import MaskedImageData as MaskedImageData
 
 _MODULES = {
     "CaptionData": "vision.captioning",
     "CausalTextData": "text.causal_lm",
     "GlueData": "text.glue",
     "ImageData": "vision.image_classification",
+    "MaskedImageData": "vision.masked_images",
     "MaskedTextData": "text.masked_lm",
     "QuestionData": "text.question_answering",
     "RecallData": "text.recall",

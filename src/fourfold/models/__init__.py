@@ -26,6 +26,8 @@ from fourfold.models.composite import ImageToTextConfig as ImageToTextConfig
 from fourfold.models.composite import TextToTextConfig as TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
+from fourfold.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
+from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig as MaskedAutoencoderConfig
 from fourfold.models.masked_lm import MaskedLM as MaskedLM
 from fourfold.models.masked_lm import MaskedLMConfig as MaskedLMConfig
 from fourfold.models.recurrent.captioner import RecurrentCaptioner as RecurrentCaptioner

@@ -36,14 +36,18 @@ class ViTConfig(TransformerConfig):
             all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
         positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
-            and cosines of row and column); sinusoidal (sines and cosines of the position in the
-            sequence, which alternate); sinusoidal_halves (the same, all sines before all cosines);
-            or relative (a learned bias on the attention scores for each head and distance in the
-            sequence, shared by all layers). In Table 8 of Dosovitskiy et al. 2020, the relative
-            positions also depend on the query.
+            and cosines of row and column); sincos2d_mae (the same with the wavelengths of MAE);
+            sinusoidal (sines and cosines of the position in the sequence, which alternate);
+            sinusoidal_halves (the same, all sines before all cosines); or relative (a learned bias
+            on the attention scores for each head and distance in the sequence, shared by all
+            layers). In Table 8 of Dosovitskiy et al. 2020, the relative positions also depend on
+            the query.
         positions_at: Place where learned positions are added: stem (once, after the patch
             embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
             layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
+        stem: Embedding of a patch: linear (one matrix) or convolutional (3x3 convolutions with
+            stride 2, then one matrix; Xiao et al. 2021). For a convolutional stem, the patch size
+            is a power of 2.
         representation_size: Width of a tanh layer before the classifier, as in the pre-training of
             Dosovitskiy et al. 2020; None for no such layer.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
@@ -67,6 +71,7 @@ class ViTConfig(TransformerConfig):
     distillation: bool = False
     positions: ViTPositions = "learned"
     positions_at: Literal["stem", "layers", "layers_shared"] = "stem"
+    stem: Literal["linear", "convolutional"] = "linear"
     representation_size: int | None = None
     init: Init = "vit"
 
@@ -120,6 +125,7 @@ class ViT(Model):
             positions="none" if positions_in_stack else positions,
             n_prefix=self.n_prefix,
             dropout=config.dropout,
+            has_convolutions=config.stem == "convolutional",
         )
         if positions_in_stack:
             length = (config.image_size // config.patch_size) ** 2 + self.n_prefix

@@ -20,7 +20,14 @@ from fourfold.core.positions import PositionTable, make_positions
 from fourfold.errors import InputError
 
 ViTPositions = Literal[
-    "none", "learned", "sinusoidal", "sinusoidal_halves", "sincos2d", "learned2d", "relative"
+    "none",
+    "learned",
+    "sinusoidal",
+    "sinusoidal_halves",
+    "sincos2d",
+    "sincos2d_mae",
+    "learned2d",
+    "relative",
 ]
 Interpolation = Literal["bicubic_antialias", "bicubic", "bilinear", "zoom"]
 # Arguments of torch.nn.functional.interpolate.

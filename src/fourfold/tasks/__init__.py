@@ -18,6 +18,7 @@ from fourfold.tasks.causal_lm import CausalLanguageModeling as CausalLanguageMod
 from fourfold.tasks.contrastive import ContrastiveLearning as ContrastiveLearning
 from fourfold.tasks.image_classification import ImageClassification as ImageClassification
 from fourfold.tasks.loading import load_task as load_task
+from fourfold.tasks.masked_images import MaskedImageModeling as MaskedImageModeling
 from fourfold.tasks.masked_lm import MaskedLanguageModeling as MaskedLanguageModeling
 from fourfold.tasks.question_answering import QuestionAnswering as QuestionAnswering
 from fourfold.tasks.sequence_classification import (

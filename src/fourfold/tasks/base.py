@@ -73,7 +73,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         schedule: Options of the learning-rate schedule.
         init_from: Path of a model, in any format that `fourfold.load` accepts, whose weights
             initialize the model. For an encoder-decoder, two paths may be given as `{encoder: PATH,
-            decoder: PATH}`. A report of loaded, resized, new and unused tensors is printed.
+            decoder: PATH}`. A report of loaded, resized, new and unused tensors is printed. A path
+            with the suffix .txt or .vec is a file of word vectors for the token embeddings.
         tuning: Options of fine-tuning: freezing of layers, gradual unfreezing and LoRA.
 
     Attributes:

@@ -28,6 +28,28 @@ from fourfold.tasks.training.distillation import Teacher
 MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
 
 
+def check_image_options(task: Task[Any, Any], *names: str) -> None:
+    """Check fields of a task's config against the attributes of its DataModule, if there is one.
+
+    Args:
+        task: The task, before its model is built.
+        names: Names of the fields, such as image_size. A field or attribute that is missing or None
+            is not checked.
+
+    Raises:
+        InputError: A field has another value than the attribute of the same name.
+    """
+    data = task.datamodule if attached_trainer(task) is not None else None
+    for name in names:
+        given, needed = getattr(task.config, name, None), getattr(data, name, None)
+        if None not in (given, needed) and given != needed:
+            raise InputError(
+                f"is {given}, but the images of the data have {needed}; give"
+                f" --model.config.{name} {needed}",
+                option=f"model.config.{name}",
+            )
+
+
 @dataclass(eq=False, repr=False)
 class ImageClassification(Task[ViT, ImageBatch]):
     """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
@@ -85,15 +107,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
                 config; see also `Task`.
         """
         if self.model is None:
-            data = self.datamodule if attached_trainer(self) is not None else None
-            for name in ("image_size", "n_channels"):
-                given, needed = getattr(self.config, name, None), getattr(data, name, None)
-                if None not in (given, needed) and given != needed:
-                    raise InputError(
-                        f"is {given}, but the images of the data have {needed}; give"
-                        f" --model.config.{name} {needed}",
-                        option=f"model.config.{name}",
-                    )
+            check_image_options(self, "image_size", "n_channels")
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
             names = {"top1": 1, "top5": min(5, n_classes)}

@@ -366,3 +366,18 @@ def test_split_membership_of_published_results(data_dir: Path) -> None:
     source = str(data_dir / "images" / "cifar10_jpeg")
     few = ImageData(source, cache="none", n_train=500).split("train")
     assert content(few.images) == "500:7ff169929ec4"  # type: ignore[attr-defined]
+
+
+def test_classes_select_and_number_the_images() -> None:
+    every, some = ImageData("digits"), ImageData("digits", classes=["7", "2"])
+    assert some.class_names == ["7", "2"]
+    assert some.n_classes == 2
+    for split in ("train", "val", "test"):
+        images, kept = every.split(split).images, some.split(split).images
+        rows = [row for row in range(len(images)) if images.labels[row] in (2, 7)]
+        assert [kept.location(row) for row in range(len(kept))] == [*map(images.location, rows)]
+        assert kept.labels.tolist() == [int(images.labels[row] == 2) for row in rows]
+    with pytest.raises(InputError, match=r"data\.classes must be one of 0, 1, .* got 'seven'"):
+        ImageData("digits", classes=["seven", "2"]).setup()
+    with pytest.raises(InputError, match=r"data\.classes must not repeat a class, got 2, 2"):
+        ImageData("digits", classes=["2", "2"]).setup()

@@ -6,6 +6,7 @@ from typing import Any
 
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.init_from import read_source
+from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.hub import directory
 from fourfold.tokenization import pretrained
@@ -32,7 +33,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
 
     The settings are fields of the model's config, such as width and number of layers. Values that
     the user gives are kept. For an existing run, the settings are read from its config.yaml, so
-    that the run can be resumed after the model was deleted.
+    that the run can be resumed after the model was deleted. Word vectors have no settings.
 
     Args:
         config: The parsed config, which is changed in place.
@@ -45,7 +46,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     model = config["model"]["init_args"]
     path = model.get("init_from")
     classes = tuple(config["allow_class"])
-    if not isinstance(path, str):
+    if not isinstance(path, str) or is_vector_file(path):
         return
     recorded = _recorded_model(run, path) if run else {}
     shape = recorded.get("config") or vars(read_source(path, classes).model.config)

@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.callbacks.checkpointing.preemption import EXIT_CODE
+from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.changed_options import describe_changes
 from fourfold.commands.train.checks import check_interval, check_model
@@ -157,7 +158,8 @@ class FourfoldCLI(LightningCLI):
             return None
         if self.command == "fit":
             return directory.checkpoint_to_resume(config["resume"], ckpt_path)
-        has_weights = config["model"].get("init_args.init_from")
+        source = config["model"].get("init_args.init_from")
+        has_weights = source and not (isinstance(source, str) and is_vector_file(source))
         if has_weights and not ckpt_path and not directory.checkpoints.exists():
             return None
         return directory.find_checkpoint(ckpt_path)

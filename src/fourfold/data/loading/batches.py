@@ -104,6 +104,24 @@ class ImageBatch(NamedTuple):
     position: int = 0
 
 
+class MaskedImageBatch(NamedTuple):
+    """Images for masked image modelling.
+
+    Args:
+        images: (B, C, H, W) float.
+        visible: (B, V) long indices of the patches that the encoder sees, ascending. Patches are
+            numbered row by row.
+        rows: (B,) long indices of the examples in the split.
+        epoch, position: Position in the training data; see the docstring of the module.
+    """
+
+    images: Tensor
+    visible: Tensor
+    rows: Tensor
+    epoch: int = 0
+    position: int = 0
+
+
 class SequenceBatch(NamedTuple):
     """Sentences or sentence pairs, each with one label.
 

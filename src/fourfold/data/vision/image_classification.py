@@ -4,7 +4,7 @@ Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -194,6 +194,7 @@ class ImageData(ResumableDataModule):
             validation split.
         test_fraction: Share of each class that is held out for the test, if the source has neither
             a validation nor a test split.
+        classes: Names of the classes to keep, in the order of their indices; None keeps all.
         n_train: Approximate number of training images to keep after other splits are held out. The
             proportions of the classes are kept. None keeps all images.
         aug_repeats: Number of copies of each sampled training image in an epoch, each with its own
@@ -215,7 +216,7 @@ class ImageData(ResumableDataModule):
             or split. An image that cannot be decoded raises the error when the image is used.
     """
 
-    batch_class = ImageBatch
+    batch_class: ClassVar[type] = ImageBatch
 
     def __init__(
         self,
@@ -226,6 +227,7 @@ class ImageData(ResumableDataModule):
         n_channels: int | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
+        classes: list[str] | None = None,
         n_train: int | None = None,
         aug_repeats: int = 1,
         split_seed: int = 0,
@@ -246,6 +248,7 @@ class ImageData(ResumableDataModule):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.split_seed = split_seed
+        self.classes = classes
         self.n_train = n_train
         self.aug_repeats = aug_repeats
         self.transform = transform or TransformConfig()
@@ -266,6 +269,8 @@ class ImageData(ResumableDataModule):
                 class has no training images.
         """
         splits = open_source(*self.source_options)
+        if self.classes is not None:
+            splits = {name: store.with_classes(self.classes) for name, store in splits.items()}
         _check_classes(splits["train"])
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction

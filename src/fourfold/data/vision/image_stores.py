@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_choice, check_range
 from fourfold.errors import InputError
 
 MAX_PIXELS = 1 << 26  # of one image; decoding it needs up to 1 GB
@@ -140,6 +140,25 @@ class ImageStore:
         chosen = copy.copy(self)
         chosen.rows = self.rows[rows]
         chosen.labels = self.labels[torch.from_numpy(rows)]
+        return chosen
+
+    def with_classes(self, names: list[str]) -> "ImageStore":
+        """Return a store of the images of some classes, which are numbered in the order of `names`.
+
+        Raises:
+            InputError: A name is not that of a class, or occurs twice.
+        """
+        for name in names:
+            check_choice("data.classes", name, self.class_names)
+        if len(set(names)) < len(names):
+            message = f"must not repeat a class, got {', '.join(names)}"
+            raise InputError(message, option="data.classes")
+        new_labels = np.full(len(self.class_names), -1)
+        new_labels[[self.class_names.index(name) for name in names]] = np.arange(len(names))
+        labels = new_labels[self.labels.numpy()]
+        chosen = self.subset(np.flatnonzero(labels >= 0))
+        chosen.labels = torch.from_numpy(labels[labels >= 0])
+        chosen.class_names = list(names)
         return chosen
 
     def location(self, row: int) -> str:

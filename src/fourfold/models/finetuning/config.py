@@ -19,7 +19,8 @@ class TuningConfig:
             size: bicubic_antialias (timm), bicubic (DeiT), bilinear, or zoom (scipy.ndimage.zoom,
             as in Google's code).
         freeze: Number of lowest layers whose weights are frozen, together with the embeddings. 0
-            freezes nothing, and "all" trains the head only (linear probe).
+            freezes nothing, "all" trains the head only (linear probe), and "tokens" freezes the
+            token embeddings only, which is common for word vectors.
         gradual_unfreezing_epochs: Number of epochs between two steps of gradual unfreezing (Howard
             and Ruder 2018, section 3.3). Training starts with the head only, and each step
             unfreezes the next lower layer. None trains all layers from the start.
@@ -35,7 +36,7 @@ class TuningConfig:
     """
 
     pos_embed_interpolation: Interpolation = "bicubic_antialias"
-    freeze: int | Literal["all"] = 0
+    freeze: int | Literal["all", "tokens"] = 0
     gradual_unfreezing_epochs: int | None = None
     lora_rank: int = 0
     lora_alpha: float = 16.0

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_ids
@@ -16,10 +17,17 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
         tuning: Options of fine-tuning; the defaults change nothing.
 
     Raises:
-        InputError: The model has fewer layers than `tuning.freeze`, or no linear layer with a name
-            in `tuning.lora_targets`.
+        InputError: The model has fewer layers than `tuning.freeze`, no token embedding although
+            `tuning.freeze` is "tokens", or no linear layer with a name in `tuning.lora_targets`.
     """
-    if tuning.freeze:
+    if tuning.freeze == "tokens":
+        embeddings = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
+        if not embeddings:
+            message = f"must not be tokens: a {type(model).__name__} has no token embedding"
+            raise InputError(message, option="model.tuning.freeze")
+        for embedding in embeddings:
+            embedding.tokens.requires_grad_(False)
+    elif tuning.freeze:
         ids, head = layer_ids(model)
         n_layers = head - 1
         if tuning.freeze != "all" and tuning.freeze > n_layers:

@@ -1,0 +1,232 @@
+"""Initialization of token embeddings from text files of word2vec, GloVe and fastText.
+
+Each line of such a file holds a token and the d numbers of its vector, separated by single spaces.
+word2vec and fastText write a first line with the number of vectors and d, which GloVe omits.
+Shapes: V rows of an embedding, d width of a vector.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fourfold.core.token_embedding import TokenEmbedding
+from fourfold.errors import InputError
+from fourfold.text_files import iterate_lines
+from fourfold.tokenization.tokenizer import Tokenizer
+
+_NAME = re.compile(r"\.(txt|vec)(\.(gz|xz|bz2))?$")
+_N_CHECKED = 100  # lines, from which the width of the vectors is known if no first line gives it
+# Forms in which the tokens of a vocabulary are looked up, in order of preference.
+_FORMS = ("the token itself", "its text", "its text in lower case")
+
+
+class WordVectors(NamedTuple):
+    """Vectors of a file.
+
+    Args:
+        vectors: Vector (d,) float32 of each token, by its UTF-8 bytes.
+        n_duplicates: Number of lines for these tokens that repeat the token of an earlier line and
+            are ignored.
+    """
+
+    vectors: dict[bytes, np.ndarray]
+    n_duplicates: int
+
+
+def is_vector_file(path: str) -> bool:
+    """Return True if a path names word vectors: its suffix is .txt or .vec, perhaps compressed."""
+    return bool(_NAME.search(path)) and not Path(path).is_dir()
+
+
+def read_vectors(path: str, wanted: Collection[bytes], width: int) -> WordVectors:
+    """Read the vectors of the tokens in `wanted` from a text file of word2vec, GloVe or fastText.
+
+    A token may contain any bytes except a line feed, also spaces; the last `width` fields of a line
+    are its vector. The other lines are only checked for their number of fields.
+
+    Args:
+        path: Path of the file, which may be compressed, or archive.zip/member.
+        wanted: UTF-8 bytes of the tokens.
+        width: Width d of the vectors.
+
+    Raises:
+        InputError: The file cannot be read, has vectors of another width, has fewer vectors than
+            its first line says, or has a line that is not a token with a vector.
+    """
+    n_expected = _read_first_lines(path, width)
+    found: dict[bytes, np.ndarray] = {}
+    n_duplicates = n_vectors = 0
+    for number, line in islice(_lines(path), n_expected is not None, None):
+        token, *fields = line.rsplit(b" ", width)
+        if len(fields) < width:
+            raise InputError(_width_problem(len(fields), width), file=path, line=number)
+        n_vectors += 1
+        n_duplicates += token in found
+        if token in wanted and token not in found:
+            found[token] = _parse(fields, path, number)
+    if n_vectors < (n_expected or 0):
+        message = f"the file has {n_vectors} vectors, but its first line gives {n_expected}"
+        raise InputError(message, file=path, line=1)
+    return WordVectors(found, n_duplicates)
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of the lines that are not empty, without spaces at the end."""
+    for number, line in enumerate(iterate_lines(path), 1):
+        line = line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"")  # byte order mark
+        line = line.rstrip(b" \r")  # fastText ends a line with a space
+        if line:
+            yield number, line
+
+
+def _read_first_lines(path: str, width: int) -> int | None:
+    """Check the width of the vectors by the first lines of a file.
+
+    A first line of exactly two integers holds the number of vectors and their width. Otherwise the
+    width is the smallest count of numbers that a line ends with, since a token may contain numbers.
+
+    Returns:
+        The number of vectors in the first line, or None if the file begins with a vector.
+
+    Raises:
+        InputError: The file cannot be read, or the vectors have another width than `width`.
+    """
+    lines = list(islice(_lines(path), _N_CHECKED))
+    header = re.fullmatch(rb"(\d+) (\d+)", lines[0][1]) if lines else None
+    counts = {number: _count_numbers(line) for number, line in lines}
+    number, given = min(counts.items(), key=lambda item: item[1], default=(1, 0))
+    if header:
+        number, given = lines[0][0], int(header[2])
+    if given != width:
+        raise InputError(_width_problem(given, width), file=path, line=number)
+    return int(header[1]) if header else None
+
+
+def _count_numbers(line: bytes) -> int:
+    """Return the number of numbers at the end of a line, behind the first field."""
+    fields = line.split(b" ")[1:]
+    for count, field in enumerate(reversed(fields)):
+        try:
+            float(field)
+        except ValueError:
+            return count
+    return len(fields)
+
+
+def _parse(fields: list[bytes], path: str, line: int) -> np.ndarray:
+    """Return the vector (d,) float32 of a line; raise InputError if it is not finite."""
+    try:
+        vector = np.array([float(field) for field in fields], np.float32)
+    except ValueError as error:
+        message = "the line must end with numbers that are separated by single spaces"
+        raise InputError(message, file=path, line=line) from error
+    if not np.isfinite(vector).all():
+        raise InputError("the vector must be finite", file=path, line=line)
+    return vector
+
+
+def _width_problem(given: int, width: int) -> str:
+    return f"the vectors must have {width} numbers, the d_model of the model, got {given}"
+
+
+def copy_vectors(
+    model: nn.Module, path: str, tokenizer: str | None, prefix: str
+) -> tuple[str, set[str]]:
+    """Copy word vectors into the token embeddings of a model, in place.
+
+    The vector of a token of the vocabulary is that of the token itself, such as "▁the" or "##ing".
+    If the file does not have it, it is that of the token's text, such as "the" for "▁the" or
+    "Ġthe", or of this text in lower case. All other rows are drawn from a normal distribution with
+    mean 0 and the standard deviation of the copied vectors. The row of the padding token is kept.
+    If the model multiplies token vectors by a factor, such as sqrt(d_model), the rows are divided
+    by this factor, so that the multiplied rows are the vectors of the file.
+
+    Args:
+        model: The model.
+        path: The file, as for `read_vectors`.
+        tokenizer: Tokenizer of the data as JSON.
+        prefix: Prefix of the names of the embeddings to fill, such as "src_embed."; "" for all.
+
+    Returns:
+        A line that reports how many tokens have a vector, and the names of the tensors that were
+        overwritten.
+
+    Raises:
+        InputError: The file is not valid, there is no tokenizer or no such embedding, the widths
+            differ, or the file has no token of the vocabulary.
+    """
+    if tokenizer is None:
+        message = f"must be a model, since the data have no tokenizer, got the word vectors {path}"
+        raise InputError(message, option="init_from")
+    embeddings = _token_embeddings(model, prefix)
+    vocabulary = Tokenizer.from_str(tokenizer)
+    forms = _forms_of_tokens(vocabulary)
+    widths = {module.tokens.embedding_dim for module in embeddings.values()}
+    wanted = {form for of_token in forms.values() for form in of_token}
+    for width in widths:  # a file has one width, so that a second one raises the error
+        vectors, n_duplicates = read_vectors(path, wanted, width)
+    # Id: number of the form, and the form.
+    chosen = {
+        i: next((k, form) for k, form in enumerate(of_token) if form in vectors)
+        for i, of_token in forms.items()
+        if not vectors.keys().isdisjoint(of_token) and i != vocabulary.pad_id
+    }
+    if not chosen:
+        raise InputError("the file has no token of the vocabulary", file=path)
+    table = torch.from_numpy(np.stack([vectors[form] for _, form in chosen.values()]))  # (n, d)
+    std = float(table.std(correction=0))
+    for module in embeddings.values():
+        with torch.no_grad():
+            weight = module.tokens.weight  # (V, d)
+            padding = weight[vocabulary.pad_id].clone()
+            weight.normal_(std=std / module.scale)
+            weight[vocabulary.pad_id] = padding
+            weight[list(chosen)] = table.to(weight) / module.scale
+    counts = [sum(k == form for k, _ in chosen.values()) for form in range(len(_FORMS))]
+    parts = ", ".join(f"{n:,} by {form}" for n, form in zip(counts, _FORMS, strict=True) if n)
+    names = {f"{name}.tokens.weight" for name in embeddings}
+    line = (
+        f"init_from {path}: vectors for {len(chosen):,} of {len(forms):,} tokens"
+        f" ({len(chosen) / len(forms):.1%}; {parts}), {n_duplicates:,} duplicate lines ignored,"
+        f" other rows with standard deviation {std:.3g}, in {' and '.join(sorted(names))}"
+    )
+    return line, names
+
+
+def _token_embeddings(model: nn.Module, prefix: str) -> dict[str, TokenEmbedding]:
+    """Return the token embeddings whose names begin with `prefix`, by name.
+
+    Raises:
+        InputError: There is none.
+    """
+    embeddings = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, TokenEmbedding)
+        and "tokens" in dict(module.named_children())  # not shared with another embedding
+        and f"{name}.".startswith(prefix)
+    }
+    if not embeddings:
+        where = f" in {prefix.removesuffix('.')}" if prefix else ""
+        message = f"must be a model, since the {type(model).__name__} has no token embedding{where}"
+        raise InputError(message, option="init_from")
+    return embeddings
+
+
+def _forms_of_tokens(tokenizer: Tokenizer) -> dict[int, list[bytes]]:
+    """Return the forms in which each token is looked up, by id, in order of preference.
+
+    A form that equals an earlier one is kept, so that its index is that in `_FORMS`.
+    """
+    ids = tokenizer.vocabulary
+    texts = tokenizer.decode_batch([[i] for i in ids.values()])
+    return {
+        i: [form.encode() for form in (token, text.strip() or token, text.strip().lower() or token)]
+        for (token, i), text in zip(ids.items(), texts, strict=True)
+    }

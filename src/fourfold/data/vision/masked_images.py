@@ -1,0 +1,110 @@
+"""MaskedImageData: DataModule for masked image modelling, which chooses the visible patches.
+
+Shapes: B images of a batch, N patches of an image, V visible patches.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.core.validation import check_positive, check_range
+from fourfold.data.loading.batches import MaskedImageBatch
+from fourfold.data.loading.counter_rng import bits
+from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.vision.image_classification import ImageData, ImageDataset
+from fourfold.errors import InputError
+
+_STREAM = 1  # of the random numbers; the augmentation has stream 0
+
+
+@dataclass(eq=False)
+class MaskedImageDataset(ImageDataset):
+    """Dataset of images with random visible patches, without labels.
+
+    Args:
+        images: See `ImageDataset`, also for all further arguments.
+        n_patches: Number of patches N of an image.
+        n_visible: Number of visible patches V of an image.
+    """
+
+    n_patches: int = 0
+    n_visible: int = 0
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedImageBatch:
+        """Return a batch of transformed images with the indices of their visible patches.
+
+        The visible patches of an image are a function of the seed, the epoch and the row.
+
+        Args:
+            rows: (B,) indices of the images in the split, as for `ImageDataset.batch`.
+            epoch: Index of the epoch, from 0.
+            position: Number of batches of the epoch, summed over all ranks, that have been trained
+                after the optimizer step of this batch.
+        """
+        batch: Any = super().batch(rows, epoch, position)
+        noise = bits(self.seed, epoch, rows, self.n_patches, _STREAM)
+        visible = np.sort(noise.argsort(axis=1)[:, : self.n_visible], axis=1)
+        return MaskedImageBatch(
+            batch.images, torch.from_numpy(visible), batch.rows, epoch, position
+        )
+
+
+class MaskedImageData(ImageData):
+    """DataModule for images of which a model sees some patches only (MAE; He et al. 2021).
+
+    The labels of the source are not used, except for splits that keep the shares of the classes.
+
+    Args:
+        source: Source of the images, as for `ImageData`.
+        patch_size: Side of a patch in pixels, which must be that of the model.
+        mask_ratio: Share of the patches that are masked. The number of visible patches, which is
+            the remaining share of all patches, is rounded down.
+        options: Further arguments of `ImageData`.
+
+    Raises:
+        InputError: An option is out of range. `setup` raises the error if the source cannot be
+            read, if the side of the images is not divisible by `patch_size`, or if no patch or all
+            patches are masked.
+    """
+
+    batch_class = MaskedImageBatch
+
+    def __init__(
+        self,
+        source: str = "digits",
+        patch_size: int = 16,
+        mask_ratio: float = 0.75,
+        **options: Any,
+    ) -> None:
+        super().__init__(source, **options)
+        check_positive("data.patch_size", patch_size)
+        check_range("data.mask_ratio", mask_ratio, above=0.0, below=1.0)
+        self.patch_size = patch_size
+        self.mask_ratio = mask_ratio
+
+    def build(self) -> dict[str, BatchedDataset]:
+        """Open the source, and return the datasets of the splits "train", "val" and "test".
+
+        Raises:
+            InputError: See `MaskedImageData`.
+        """
+        datasets = super().build()
+        side, rest = divmod(self._evaluation.size, self.patch_size)
+        if rest:
+            size = self._evaluation.size
+            message = f"must divide the side of the images ({size}), got {self.patch_size}"
+            raise InputError(message, option="data.patch_size")
+        n_visible = int(side**2 * (1 - self.mask_ratio))
+        if not 0 < n_visible < side**2:
+            message = f"must leave at least one of {side**2} patches visible and one masked"
+            raise InputError(f"{message}, got {self.mask_ratio}", option="data.mask_ratio")
+        return {
+            split: MaskedImageDataset(
+                **{field.name: getattr(dataset, field.name) for field in fields(ImageDataset)},
+                n_patches=side**2,
+                n_visible=n_visible,
+            )
+            for split, dataset in datasets.items()
+        }
