@@ -1,11 +1,19 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from fourfold.loggers.media import AttentionMaps, ConfusionMatrix, ImageGrid, Table
+from fourfold.loggers.media import (
+    AttentionMaps,
+    ConfusionMatrix,
+    ImageGrid,
+    Table,
+    TintedDocument,
+    TintedText,
+)
 
 
 def test_table_keeps_special_characters(tmp_path: Path) -> None:
@@ -72,3 +80,19 @@ def test_attention_maps_are_drawn_over_the_image_with_a_scale(tmp_path: Path) ->
     large = {color for count, color in colors if count > 1000}
     assert (255, 0, 0) in large  # the image alone
     assert (102, 0, 1) in large  # weight 0 over the image: 0.4 red + 0.6 black of "inferno"
+
+
+def test_tint_of_a_word_is_its_weight_times_the_root_of_the_sentence(tmp_path: Path) -> None:
+    document = TintedDocument(
+        "a < b", [["<b>", "wo", "##rd"], ["end"]], [[0.5, 0.3, 0.2], [1.0]], [0.36, 0.64, 0.0]
+    )
+    (file,) = TintedText([document]).save(tmp_path, "attention")
+    page = file.read_text(encoding="utf-8")
+    # 0.6 * 0.5 = 0.3 for the first word; 0.8 for the last, which is the darkest.
+    tints = [float(x) for x in re.findall(r"rgba\(70,130,255,([\d.]+)\)", page)]
+    assert tints == [0.375, 0.225, 0.15, 1.0]
+    reds = [float(x) for x in re.findall(r"rgba\(255,70,70,([\d.]+)\)", page)]
+    assert reds == [0.562, 1.0]
+    assert "<h2>a &lt; b</h2>" in page
+    assert ">&lt;b&gt;</span> <span" in page
+    assert ">wo</span><span" in page  # no space within a word

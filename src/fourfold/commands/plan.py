@@ -28,6 +28,7 @@ from fourfold.models.baselines.lstm import RecurrentLMConfig
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.hierarchical import HierarchicalClassifierConfig
 from fourfold.models.vit import ViTConfig
 
 GIB = 2**30  # bytes
@@ -128,10 +129,11 @@ def row_length(recipe: Recipe) -> int:
         recipe: The recipe, whose config determines the kind of model.
 
     Raises:
-        InputError: The model is neither a transformer nor an LSTM.
+        InputError: The model is neither a transformer nor an LSTM, or it is hierarchical.
     """
     config = recipe.config
-    if not isinstance(config, TransformerConfig | RecurrentLMConfig):
+    is_known = isinstance(config, TransformerConfig | RecurrentLMConfig)
+    if not is_known or isinstance(config, HierarchicalClassifierConfig):
         raise InputError(
             f"must be a transformer: the cost of a {type(config).__name__} is not known",
             option="model",

@@ -1,4 +1,4 @@
-"""Model classes and configs: the four transformer families, their heads, and the baselines."""
+"""Model classes and configs: four transformer families, heads, other networks and baselines."""
 
 from fourfold.models.base import Model as Model
 from fourfold.models.baselines.lstm import RecurrentClassifier as RecurrentClassifier
@@ -24,6 +24,10 @@ from fourfold.models.composite import ImageToTextConfig as ImageToTextConfig
 from fourfold.models.composite import TextToTextConfig as TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
+from fourfold.models.hierarchical import HierarchicalClassifier as HierarchicalClassifier
+from fourfold.models.hierarchical import (
+    HierarchicalClassifierConfig as HierarchicalClassifierConfig,
+)
 from fourfold.models.masked_lm import MaskedLM as MaskedLM
 from fourfold.models.masked_lm import MaskedLMConfig as MaskedLMConfig
 from fourfold.models.registry import create as create

@@ -29,8 +29,8 @@ DESCRIPTIONS = {
     "generate": "Continue one prompt per line.",
     "fill": "Fill [MASK] or <mask> in each line.",
     "classify": "Image classifiers: one path per line, answered by path, class and probability.\n"
-    "Text classifiers: one sentence, or a pair separated by a tab, answered by class and\n"
-    "probability, or by the predicted value. Taggers: the tag of each word.",
+    "Text classifiers: one sentence, a pair separated by a tab, or a document, answered by class\n"
+    "and probability, or by the predicted value. Taggers: the tag of each word.",
 }
 EPILOG = """\
 One line is written for each line of standard input, in the same order; an empty line stays empty.
@@ -43,6 +43,7 @@ PROCESSORS = {
     "fill": {"MaskedLanguageModeling": "fill_mask:MaskFiller"},
     "classify": {
         "ImageClassification": "classify:ImageClassifier",
+        "DocumentClassification": "classify:DocumentClassifier",
         "SequenceClassification": "classify:TextClassifier",
         "TokenClassification": "classify:WordTagger",
     },

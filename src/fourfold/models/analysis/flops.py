@@ -23,6 +23,7 @@ from fourfold.models.baselines.lstm import LSTMStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.hierarchical import Level
 from fourfold.models.vit import ViTConfig
 
 # FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one
@@ -36,7 +37,7 @@ class CostBreakdown:
 
     Args:
         embeddings: Number in the embeddings of tokens or patches.
-        blocks: Number in the transformer blocks or LSTM layers.
+        blocks: Number in the transformer blocks or recurrent layers.
         head: Number in all other modules, such as output head and projections.
     """
 
@@ -126,7 +127,7 @@ def _section(child: nn.Module | nn.Parameter) -> str:
     """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
-    return "blocks" if isinstance(child, Stack | LSTMStack) else "head"
+    return "blocks" if isinstance(child, Stack | LSTMStack | Level) else "head"
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
