@@ -38,6 +38,7 @@ TINY: dict[str, tuple[str, ...]] = {
     "joined": ("joined/tiny", *PAIRS),
     "captions": ("captions/tiny",),
     "sequences": ("finetune/tiny", "--data.batch_size=8"),
+    "documents": ("yang2016/tiny", "--data.batch_size=8"),
 }
 SETTINGS: dict[str, tuple[str, ...]] = {
     "plain": (),

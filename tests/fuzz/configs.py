@@ -100,6 +100,7 @@ KNOWN = [
     "byte_bpe",
     "char",
     "unigram",
+    "word",
     "wordpiece",
     "truncate",
     "drop",

@@ -59,7 +59,7 @@ PIECES = [
     "{lang}",
 ]
 PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress, "": bytes}
-TOKENIZERS = ["bpe", "byte_bpe", "wordpiece", "unigram", "char"]
+TOKENIZERS = ["bpe", "byte_bpe", "wordpiece", "unigram", "word", "char"]
 
 line = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(" ".join)
 plain = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)

@@ -21,9 +21,10 @@ from fourfold.models.finetuning.lora import is_lora
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.tasks import load_task
 from fourfold.tasks.training.finetuning import apply_finetuning
-from tests.fixtures.tiny_tasks import DOWNSTREAM, causal, images, sequences
+from tests.fixtures.tiny_tasks import DOWNSTREAM, causal, documents, images, sequences
 
-tasks = pytest.mark.parametrize("name", DOWNSTREAM)
+MAKERS = {**DOWNSTREAM, "documents": documents}
+tasks = pytest.mark.parametrize("name", MAKERS)
 
 
 def trainer(folder: Path, **options: Any) -> Trainer:
@@ -43,7 +44,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 def built(name: str, texts: Path, **options: Any) -> tuple[Any, Any]:
     """Return a task with random weights in fp64, and its data."""
-    task, data = DOWNSTREAM[name](texts, **options)
+    task, data = MAKERS[name](texts, **options)
     found = {field: getattr(data, field) for field in task.inferred_from_data}
     task.config = type(task.config)(**{**vars(task.config), **found})
     task.configure_model()
@@ -60,7 +61,7 @@ def test_metrics_do_not_depend_on_batch_size(name: str, texts: Path, tmp_path: P
     found = []
     for rows in (1000, 3):
         torch.manual_seed(0)
-        task, data = DOWNSTREAM[name](texts, max_rows=rows)
+        task, data = MAKERS[name](texts, max_rows=rows)
         trainer(tmp_path).test(task, data, verbose=False)
         found.append(task.summary)
     assert found[0].keys() == found[1].keys()
@@ -73,7 +74,7 @@ def test_metrics_do_not_depend_on_batch_size(name: str, texts: Path, tmp_path: P
 
 @tasks
 def test_checkpoint_alone_restores_the_task(name: str, texts: Path, tmp_path: Path) -> None:
-    task, data = DOWNSTREAM[name](texts)
+    task, data = MAKERS[name](texts)
     fit = trainer(tmp_path, max_steps=1, limit_val_batches=0)
     fit.fit(task, data)
     fit.save_checkpoint(tmp_path / "a.ckpt")
@@ -104,6 +105,9 @@ def test_step_equals_the_plain_formula(name: str, texts: Path) -> None:
             logits = model.classifier(h[:, -1])
             language = F.cross_entropy(model.logits(h)[0, :-1], row[0, 1:])
             plain += F.cross_entropy(logits, label[None]) + 0.5 * language
+    elif name == "documents":
+        logits = model(batch.ids, batch.n_words, batch.n_sentences)
+        plain = F.cross_entropy(logits, batch.labels, reduction="sum")
     elif name == "words":
         logits = model(batch.ids, None, batch.mask)
         plain = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
@@ -112,7 +116,7 @@ def test_step_equals_the_plain_formula(name: str, texts: Path) -> None:
         logits = logits.masked_fill(~batch.mask[..., None], -torch.inf)
         halves = zip(logits.unbind(-1), (batch.starts, batch.ends), strict=True)
         plain = sum(F.cross_entropy(z, y, reduction="sum") for z, y in halves) / 2
-    rows = (batch.labels != -100).sum() if name == "words" else len(batch.ids)
+    rows = (batch.labels != -100).sum() if name == "words" else len(batch.rows)
     assert count == rows
     torch.testing.assert_close(total, plain)
 
@@ -293,6 +297,10 @@ def test_lora_is_restored_from_a_checkpoint(texts: Path, tmp_path: Path) -> None
 
 
 def test_every_weight_has_a_layer_id(texts: Path) -> None:
+    task, _ = built("documents", texts)
+    found, top = layer_ids(task.model)
+    assert top == 1
+    assert {name for name, depth in found.items() if depth} == {"head.weight", "head.bias"}
     for name in DOWNSTREAM:
         task, _ = built(name, texts)
         found, top = layer_ids(task.model)

@@ -21,7 +21,7 @@ TEXTS = [
     "a\tb\nc  d",
     "unhappy unhappily happily happy happiness",
 ] * 3
-KINDS: list[Kind] = ["bpe", "byte_bpe", "wordpiece", "unigram", "char"]
+KINDS: list[Kind] = ["bpe", "byte_bpe", "wordpiece", "unigram", "word", "char"]
 EXACT_KINDS = ["bpe", "byte_bpe", "unigram", "char"]
 LETTERS = "".join(sorted(set("".join(TEXTS))))
 
@@ -120,7 +120,7 @@ def test_batches_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(n <= 30 or n in map(len, texts) for n in batch_chars)
 
 
-@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece"])
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "word"])
 def test_training_on_a_split_text_gives_the_same_tokenizer(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,12 +152,13 @@ def test_special_tokens_are_omitted_from_decoded_text() -> None:
         ("unigram", ["unhappily", " dog", " over"]),
         ("byte_bpe", ["unhappily", " dog", " over"]),
         ("wordpiece", ["unhappily", "dog", ".", "over"]),
+        ("word", ["unhappily", "dog", ".", "over"]),
         ("char", ["unhappily", " dog", " over"]),
     ],
 )
 def test_word_starts_divide_ids_into_words(kind: Kind, words: list[str]) -> None:
     tokenizer = trained(kind, mask=True)
-    text = "".join(words) if kind != "wordpiece" else "unhappily dog.over"
+    text = "unhappily dog.over" if kind in ("wordpiece", "word") else "".join(words)
     ids = np.array([1, *tokenizer.encode(text), 2, 0])
     starts = tokenizer.word_starts(ids[None])[0]
     assert starts[[0, -2, -1]].all()

@@ -10,7 +10,7 @@ from fourfold.tokenization.training import Kind, TokenizerConfig, train_tokenize
 TEXTS = ["low lower lowest", "new newer newest wide wider widest", "Größe Nähe nah näher"] * 2
 
 
-@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "char"])
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "word", "char"])
 def test_training_is_deterministic(kind: Kind) -> None:
     # The library seeds its hash maps anew each time, so repetition shows any dependence on them.
     texts = [f"{a}{b}{c}" for a in "abcde" for b in "fghij" for c in "klmno"]
@@ -19,7 +19,7 @@ def test_training_is_deterministic(kind: Kind) -> None:
     assert others == [first] * 5
 
 
-@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "unigram", "char"])
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "unigram", "word", "char"])
 def test_lowercase_encodes_both_cases_equally(kind: Kind) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind, 300, lowercase=True), TEXTS, mask=False)
     assert tokenizer.encode("NEWER") == tokenizer.encode("newer")
@@ -68,6 +68,17 @@ def test_smaller_vocabulary_than_requested_is_logged(caplog: pytest.LogCaptureFi
 def test_characters_beyond_the_vocabulary_are_unknown() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("char", 5), ["aab"], mask=False)
     assert tokenizer.encode("ab") == [4, tokenizer.unk_id]
+
+
+def test_word_tokenizer_keeps_the_frequent_words() -> None:
+    texts = ["low, low newer", "low, newer wide"]
+    tokenizer = train_tokenizer(TokenizerConfig("word", 9, min_frequency=2), texts, mask=False)
+    words = sorted(tokenizer.vocabulary, key=tokenizer.vocabulary.__getitem__)
+    assert words[4:] == ["low", ",", "newer"]  # the more frequent first, then by character
+    assert tokenizer.encode("low wide, lower") == [4, tokenizer.unk_id, 5, tokenizer.unk_id]
+    assert tokenizer.decode(tokenizer.encode("low, newer")) == "low, newer"
+    small = train_tokenizer(TokenizerConfig("word", 5, min_frequency=2), texts, mask=False)
+    assert sorted(small.vocabulary) == sorted(["<pad>", "<s>", "</s>", "<unk>", "low"])
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from fourfold.models.analysis.memory import Memory, format_bytes, split_batch, t
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.hierarchical import HierarchicalClassifierConfig
 from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
@@ -129,11 +130,12 @@ def row_length(recipe: Recipe) -> int:
         recipe: The recipe, whose config determines the kind of model.
 
     Raises:
-        InputError: The model is neither a transformer nor an LSTM, or it is a masked autoencoder.
+        InputError: The model is neither a transformer nor an LSTM, or it is a masked autoencoder or
+            a hierarchical classifier.
     """
     config = recipe.config
     is_known = isinstance(config, TransformerConfig | RecurrentLMConfig)
-    if not is_known or isinstance(config, MaskedAutoencoderConfig):
+    if not is_known or isinstance(config, MaskedAutoencoderConfig | HierarchicalClassifierConfig):
         raise InputError(
             f"must be another one: the cost of a {type(config).__name__} is not known",
             option="model",

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from fourfold.data.streaming.datamodule import StreamedCausalTextData as StreamedCausalTextData
     from fourfold.data.streaming.datamodule import StreamedMaskedTextData as StreamedMaskedTextData
     from fourfold.data.text.causal_lm import CausalTextData as CausalTextData
+    from fourfold.data.text.document_classification import DocumentData as DocumentData
     from fourfold.data.text.glue import GlueData as GlueData
     from fourfold.data.text.masked_lm import MaskedTextData as MaskedTextData
     from fourfold.data.text.question_answering import QuestionData as QuestionData
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CaptionData": "vision.captioning",
     "CausalTextData": "text.causal_lm",
+    "DocumentData": "text.document_classification",
     "GlueData": "text.glue",
     "ImageData": "vision.image_classification",
     "MaskedImageData": "vision.masked_images",

@@ -15,7 +15,7 @@ from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
 from fourfold.hub.directory import CONFIG_FILE, write_json
-from fourfold.models import CLIP, CausalLM, MaskedLM
+from fourfold.models import CLIP, CausalLM, HierarchicalClassifier, MaskedLM
 from fourfold.models.base import Model
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.text_files import read_json
@@ -45,6 +45,7 @@ _TEMPLATES: dict[type[Model], tuple[str, str | None]] = {
     Seq2Seq: ("$A {eos}", None),
     CausalLM: ("$A", None),
     CLIP: ("{bos} $A {eos}", None),
+    HierarchicalClassifier: ("$A", None),
 }
 
 

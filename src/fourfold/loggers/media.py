@@ -1,6 +1,8 @@
-"""Media that a run saves as CSV and PNG: tables, confusion matrices, images, attention maps."""
+"""Media that a run saves as CSV, PNG and HTML: tables, matrices, images, attention, tinted text."""
 
 import csv
+import html
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,7 +165,73 @@ class AttentionMaps(NamedTuple):
         return _save(figure, path)
 
 
-Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps
+class TintedDocument(NamedTuple):
+    """Document of sentences with the weights of a hierarchical attention network.
+
+    Args:
+        title: Heading of the document.
+        sentences: Words of each sentence. The prefix `##` joins a token to the one before it.
+        word_weights: Weight p_w of each word of each sentence.
+        sentence_weights: Weight p_s of each sentence; further weights, of padding, are ignored.
+    """
+
+    title: str
+    sentences: Sequence[Sequence[str]]
+    word_weights: Sequence[Sequence[float]]
+    sentence_weights: Sequence[float]
+
+
+class TintedText(NamedTuple):
+    """Page of documents with red sentence weights and blue words (Yang et al. 2016, section 3.4).
+
+    The tint of a word is sqrt(p_s) p_w, so that important words of other sentences are visible. The
+    darkest sentence and the darkest word of each document have the full tint.
+
+    Args:
+        documents: The documents.
+    """
+
+    documents: Sequence[TintedDocument]
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Save the page as `name`.html in `folder`, and return a list with the path."""
+        parts = [
+            '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Attention weights</title>',
+            "<style>body{font:15px sans-serif;max-width:60em;margin:2em auto;color:#000}",
+            "td{padding:.2em .5em;vertical-align:top}span{padding:0 .1em}</style>",
+            *map(_document_page, self.documents),
+        ]
+        path = folder / f"{name}.html"
+        with atomic_path(path) as part:
+            part.write_text("\n".join([*parts, "</html>", ""]), encoding="utf-8")
+        return [path]
+
+
+Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps | TintedText
+
+
+def _document_page(document: TintedDocument) -> str:
+    """Return the HTML of a tinted document: a heading, and a table with a row for each sentence."""
+    weights = document.sentence_weights[: len(document.sentences)]
+    tints = [
+        [math.sqrt(share) * weight for weight in words]
+        for share, words in zip(weights, document.word_weights, strict=True)
+    ]
+    darkest = max(max(row) for row in tints), max(weights)
+    rows = []
+    for words, row, share, own in zip(
+        document.sentences, tints, weights, document.word_weights, strict=True
+    ):
+        spans = [
+            f"{'' if word.startswith('##') else ' '}"
+            f'<span style="background:rgba(70,130,255,{tint / darkest[0]:.3f})"'
+            f' title="{weight:.4f}">{html.escape(word.removeprefix("##") or word)}</span>'
+            for word, tint, weight in zip(words, row, own, strict=True)
+        ]
+        color = f"rgba(255,70,70,{share / darkest[1]:.3f})"
+        cell = f'<td style="background:{color}">{share:.3f}</td>'
+        rows.append(f"<tr>{cell}<td>{''.join(spans)}</td></tr>")
+    return f"<h2>{html.escape(document.title)}</h2>\n<table>\n" + "\n".join([*rows, "</table>"])
 
 
 def _pixels(image: Tensor) -> np.ndarray:

@@ -66,8 +66,8 @@ class WandbRunLogger(WandbLogger):
 
         Args:
             key: Name of the media in the W&B run.
-            media: Table, confusion matrix, images or attention maps.
-            files: Files to which the media were saved; PNG files are uploaded as images.
+            media: Table, confusion matrix, images, attention maps or tinted text.
+            files: Files to which the media were saved; PNG and HTML files are uploaded.
             step: Optimizer step.
         """
         import wandb
@@ -76,6 +76,8 @@ class WandbRunLogger(WandbLogger):
         for file in files:
             if file.suffix == ".png":
                 logged[key] = wandb.Image(str(file))
+            elif file.suffix == ".html":
+                logged[key] = wandb.Html(file.read_text(encoding="utf-8"))
         if isinstance(media, Table):
             rows = [[x if isinstance(x, int | float) else str(x) for x in r] for r in media.rows]
             logged[key] = wandb.Table(columns=[*media.columns], data=rows, allow_mixed_types=True)

@@ -1,4 +1,4 @@
-"""Model classes and configs: the transformer families, their heads, recurrent models, ResNet."""
+"""Model classes and configs: transformer families, recurrent and other models, baselines."""
 
 from fourfold.models.base import Model as Model
 from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
@@ -26,6 +26,10 @@ from fourfold.models.composite import ImageToTextConfig as ImageToTextConfig
 from fourfold.models.composite import TextToTextConfig as TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
+from fourfold.models.hierarchical import HierarchicalClassifier as HierarchicalClassifier
+from fourfold.models.hierarchical import (
+    HierarchicalClassifierConfig as HierarchicalClassifierConfig,
+)
 from fourfold.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
 from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig as MaskedAutoencoderConfig
 from fourfold.models.masked_lm import MaskedLM as MaskedLM

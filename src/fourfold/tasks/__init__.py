@@ -24,6 +24,7 @@ from fourfold.tasks.question_answering import QuestionAnswering as QuestionAnswe
 from fourfold.tasks.sequence_classification import (
     CausalSequenceClassification as CausalSequenceClassification,
 )
+from fourfold.tasks.sequence_classification import DocumentClassification as DocumentClassification
 from fourfold.tasks.sequence_classification import SequenceClassification as SequenceClassification
 from fourfold.tasks.token_classification import TokenClassification as TokenClassification
 from fourfold.tasks.translation import CompositeTranslation as CompositeTranslation

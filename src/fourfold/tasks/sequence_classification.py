@@ -1,23 +1,26 @@
-"""Classification or regression of sentences and pairs (GLUE), with an encoder or a causal LM.
+"""Classification or regression of sentences, pairs (GLUE) and documents, with any text model.
 
-Shapes: B sentences or pairs, T tokens, K classes, D width of the model.
+Shapes: B sentences, pairs or documents, T tokens, K classes, D width of the model.
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_range
-from fourfold.data.loading.batches import SequenceBatch
-from fourfold.loggers.media import Media, Table
-from fourfold.loggers.samples import prediction_rows, self_attention
+from fourfold.data.loading.batches import DocumentBatch, SequenceBatch
+from fourfold.loggers.media import Media, Table, TintedDocument, TintedText
+from fourfold.loggers.samples import prediction_rows, self_attention, token_names
 from fourfold.losses import IGNORE_INDEX, classification_loss, linear_cross_entropy, upcast_fp32
 from fourfold.metrics import ClassificationScores, Mean, RegressionScores
 from fourfold.models import (
     CausalClassifier,
     CausalClassifierConfig,
+    HierarchicalClassifier,
+    HierarchicalClassifierConfig,
     SequenceClassifier,
     SequenceClassifierConfig,
 )
@@ -79,7 +82,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         The loss is the cross-entropy, or the squared error if the model has one class.
         """
         loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
-        return loss, len(batch.ids)
+        return loss, len(batch.labels)
 
     def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the loss, summed over the batch, from logits (B, K) and labels (B,)."""
@@ -103,6 +106,11 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
         """Return texts with true and predicted labels, and attention maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
+        attention = self_attention(self, batch, self.logits)
+        return {"samples": self._table(texts, batch), "attention": attention}
+
+    def _table(self, texts: list[str], batch: Any) -> Table:
+        """Return a table of texts with true and predicted labels or values."""
         outputs = self.predict_step(batch, 0)
         columns = ["text", "true", "predicted"]
         if self.config.n_classes == 1:
@@ -111,9 +119,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         else:
             columns.append("probability")
             labels = prediction_rows(self.artifacts["class_names"], batch.labels, outputs)
-        rows = [[text, *row] for text, row in zip(texts, labels, strict=True)]
-        attention = self_attention(self, batch, self.logits)
-        return {"samples": Table(columns, rows), "attention": attention}
+        return Table(columns, [[text, *row] for text, row in zip(texts, labels, strict=True)])
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, K), or values (B, 1) if the model has one class."""
@@ -166,3 +172,49 @@ class CausalSequenceClassification(SequenceClassification):
             lm_loss = linear_cross_entropy(*output, weights=weights.flatten(), normalizer=1.0)
             loss = loss + self.lm_weight * lm_loss
         return loss, len(batch.ids)
+
+
+@dataclass(eq=False, repr=False)
+class DocumentClassification(SequenceClassification):
+    """Classification or regression of documents from the states of their sentences (Yang 2016).
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer. The paper trains by SGD with momentum, with a learning
+            rate from a grid search; the default is Adam.
+        schedule: Options of the schedule; the default is constant.
+        label_smoothing: See `SequenceClassification`, also for all further arguments.
+    """
+
+    model_class = HierarchicalClassifier  # type: ignore[assignment]
+    batch_class = DocumentBatch  # type: ignore[assignment]
+    model: HierarchicalClassifier = field(init=False)  # type: ignore[assignment]
+    config: HierarchicalClassifierConfig = HierarchicalClassifierConfig()  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=1e-3, weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(name="constant")
+
+    def logits(self, batch: DocumentBatch) -> Tensor:  # type: ignore[override]
+        """Return logits (B, K) in fp32."""
+        return upcast_fp32(self.model(batch.ids, batch.n_words, batch.n_sentences))
+
+    def sample_outputs(self, batch: DocumentBatch, split: str) -> dict[str, Media]:  # type: ignore[override]
+        """Return documents with true and predicted labels, and a page of tinted text."""
+        words, sentences = self.model.weights(batch.ids, batch.n_words, batch.n_sentences)
+        ids = [row[:n] for row, n in zip(batch.ids.tolist(), batch.n_words, strict=True)]
+        weights = [row[:n] for row, n in zip(words.tolist(), batch.n_words, strict=True)]
+        ends = accumulate(batch.n_sentences)
+        slices = [slice(end - n, end) for end, n in zip(ends, batch.n_sentences, strict=True)]
+        texts = [self.tokenizer.decode([i for row in ids[own] for i in row]) for own in slices]
+        table = self._table(texts, batch)
+        names = table.columns[1:]
+        titles = [
+            ", ".join(f"{name} {cell}" for name, cell in zip(names, row[1:], strict=True))
+            for row in table.rows
+        ]
+        documents = [
+            TintedDocument(
+                title, [token_names(self.tokenizer, row) for row in ids[own]], weights[own], tints
+            )
+            for title, own, tints in zip(titles, slices, sentences.tolist(), strict=True)
+        ]
+        return {"samples": table, "attention": TintedText(documents)}

@@ -92,9 +92,11 @@ class Tokenizer:
         self.prepended_id = self.bos_id if has_bos else None
         added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids = sorted(added | {i for i in ids.values() if i is not None})
-        self._is_wordpiece = description["model"]["type"] == "WordPiece"
-        self._is_metaspace = "Metaspace" in json.dumps(description["pre_tokenizer"])
-        self._is_byte_level = "ByteLevel" in json.dumps(description["pre_tokenizer"])
+        pre_tokenizer = json.dumps(description["pre_tokenizer"])
+        is_bert = "BertPreTokenizer" in pre_tokenizer  # as of the kinds wordpiece and word
+        self._is_wordpiece = description["model"]["type"] == "WordPiece" or is_bert
+        self._is_metaspace = "Metaspace" in pre_tokenizer
+        self._is_byte_level = "ByteLevel" in pre_tokenizer
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the backend, whose panics become InputErrors.
@@ -207,7 +209,8 @@ class Tokenizer:
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
         """Mark the tokens at which a word begins, for whole-word masking.
 
-        With WordPiece, a word begins at each token that does not begin with `##`. With other
+        With WordPiece, and with whole words as tokens, a word begins at each token that does not
+        begin with `##`. With other
         tokenizers, a word begins at each token that begins with white space, and at the token that
         follows a line break or tab. Each special token is a word. A word also begins at the first
         token of `ids`.

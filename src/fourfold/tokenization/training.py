@@ -1,4 +1,4 @@
-"""TokenizerConfig and tokenizer training: BPE, byte-level BPE, WordPiece, Unigram, characters."""
+"""TokenizerConfig and tokenizer training: BPE, WordPiece, Unigram, words, characters."""
 
 import logging
 from collections import Counter
@@ -17,7 +17,7 @@ from fourfold.tokenization.tokenizer import ROLES, Tokenizer, split_for_workers
 log = logging.getLogger(__name__)
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]
 
-Kind = Literal["bpe", "byte_bpe", "wordpiece", "unigram", "char"]
+Kind = Literal["bpe", "byte_bpe", "wordpiece", "unigram", "word", "char"]
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,19 @@ class TokenizerConfig:
 
     Args:
         kind: bpe (Sennrich et al. 2016, with spaces as "▁"), byte_bpe (Radford et al. 2019),
-            wordpiece (Devlin et al. 2019), unigram (Kudo 2018) or char. Decoding restores a text
-            exactly, unless the kind is wordpiece, the text is lower-cased, or the text contains
-            characters that did not occur in training.
+            wordpiece (Devlin et al. 2019), unigram (Kudo 2018), word (words and punctuation marks,
+            divided as for wordpiece; other words are unknown) or char. Decoding restores a text
+            exactly, unless the kind is wordpiece or word, the text is lower-cased, or the text
+            contains characters that did not occur in training.
         vocab_size: Size of the vocabulary with special tokens. The vocabulary may become smaller if
             the texts are small or the kind is char. If a vocabulary of bpe or wordpiece is too
             small for all characters of the texts, only the most frequent characters get entries,
             and about a quarter of the size is reserved for merged tokens. A vocabulary of byte_bpe
             always contains the 256 bytes.
         min_frequency: Minimum number of occurrences for a pair of tokens to be merged (bpe,
-            byte_bpe, wordpiece).
-        lowercase: Lower-case all text (wordpiece also strips accents, as BERT does). Among loaded
-            tokenizers, the option changes only those from a `vocab.txt`.
+            byte_bpe, wordpiece), or for a word to get an entry (word).
+        lowercase: Lower-case all text (wordpiece and word also strip accents, as BERT does). Among
+            loaded tokenizers, the option changes only those from a `vocab.txt`.
         file: Path of a tokenizer to load: a `tokenizer.json`, BERT's `vocab.txt`, GPT's
             `vocab.json` (with `merges`), or a fourfold checkpoint (.ckpt) with a tokenizer. If
             None, a tokenizer is trained.
@@ -87,7 +88,7 @@ def train_tokenizer(
         raise InputError(message, option="tokenizer.vocab_size")
     check_choice("tokenizer.kind", config.kind, list(_TRAINERS))
     # The library needs a hundred bytes for each byte of a single text.
-    if config.kind in ("bpe", "byte_bpe", "wordpiece"):
+    if config.kind in ("bpe", "byte_bpe", "wordpiece", "word"):
         is_bpe = config.kind == "bpe"
         texts = [chunk for text in texts for chunk in split_for_workers(text, metaspace=is_bpe)]
     backend = _TRAINERS[config.kind](config, texts, special)
@@ -250,6 +251,19 @@ def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: lis
     return wordpiece_backend(backend.get_vocab(), unk_token, special, config.lowercase)
 
 
+def _train_word(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+    model = models.WordLevel({}, unk_token=SPECIAL_TOKENS[3])
+    backend = bert_backend(model, decoders.WordPiece(), config.lowercase)
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=special,
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
 def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
     lowered = (text.lower() if config.lowercase else text for text in texts)
     characters = _characters(lowered)[: config.vocab_size - len(special)]
@@ -267,5 +281,6 @@ _TRAINERS: dict[str, Callable[[TokenizerConfig, Sequence[str], list[str]], Backe
     "byte_bpe": _train_bpe,
     "wordpiece": _train_wordpiece,
     "unigram": _train_unigram,
+    "word": _train_word,
     "char": _train_char,
 }

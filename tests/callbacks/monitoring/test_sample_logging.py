@@ -15,9 +15,15 @@ from fourfold.callbacks.monitoring.sample_logging import (
     collect_media,
     sample_rows,
 )
-from tests.fixtures.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, sentence_pairs
+from tests.fixtures.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, documents, sentence_pairs
 
-TASKS: dict[str, Any] = {**FAMILIES, **DOWNSTREAM, **JOINED, "sentence_pairs": sentence_pairs}
+TASKS: dict[str, Any] = {
+    **FAMILIES,
+    **DOWNSTREAM,
+    **JOINED,
+    "sentence_pairs": sentence_pairs,
+    "documents": documents,
+}
 SAMPLES = {"samples.csv", "attention.png"}
 CONFUSION = {"confusion.csv", "confusion.png"}
 MORE: dict[str, set[str]] = {
@@ -25,6 +31,7 @@ MORE: dict[str, set[str]] = {
     "sequences": CONFUSION,
     "causal_sequences": CONFUSION,
     "words": CONFUSION,
+    "documents": {"attention.html"} | CONFUSION,
 }
 
 
@@ -55,7 +62,7 @@ def test_files_of_each_task(
     make_trainer(tmp_path).test(task, data, verbose=False)
     assert "could not save samples" not in capsys.readouterr().out
     files = {file.name for file in (tmp_path / "test").iterdir()}
-    expected = {"samples.csv"} if name == "questions" else SAMPLES
+    expected = {"samples.csv"} if name in ("questions", "documents") else SAMPLES
     assert files == expected | MORE.get(name, set())
     head, *rows = rows_of(tmp_path / "test/samples.csv")
     n_samples = 10 if name in ("images", "captions") else N_SAMPLES  # digits

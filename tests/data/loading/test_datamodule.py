@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from fourfold.data import (
     CaptionData,
     CausalTextData,
+    DocumentData,
     ImageData,
     MaskedTextData,
     QuestionData,
@@ -205,6 +206,7 @@ def test_missing_split_is_named() -> None:
     "data_class",
     [
         CausalTextData,
+        DocumentData,
         MaskedTextData,
         QuestionData,
         SequenceData,
@@ -222,7 +224,7 @@ def test_tests_on_val_compares_the_sources(
 
 
 @pytest.mark.parametrize(
-    "data_class", [CaptionData, ImageData, QuestionData, SequenceData, TokenData]
+    "data_class", [CaptionData, DocumentData, ImageData, QuestionData, SequenceData, TokenData]
 )
 @pytest.mark.parametrize("option", ["batch_size", "eval_batch_size"])
 def test_empty_batches_are_rejected(data_class: Any, option: str) -> None:
@@ -232,7 +234,8 @@ def test_empty_batches_are_rejected(data_class: Any, option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data_class", [CaptionData, CausalTextData, ImageData, SequenceData, TranslationData]
+    "data_class",
+    [CaptionData, CausalTextData, DocumentData, ImageData, SequenceData, TranslationData],
 )
 def test_builtin_data_have_a_test_split(data_class: Any) -> None:
     data = data_class()

@@ -200,7 +200,7 @@ def test_slant_of_a_diagonal_stroke() -> None:
 
 
 def test_special_token_ids_of_trained_tokenizers(folder: Path) -> None:
-    for kind in ("bpe", "byte_bpe", "wordpiece", "unigram", "char"):
+    for kind in ("bpe", "byte_bpe", "wordpiece", "unigram", "word", "char"):
         tokenizer = train_tokenizer(
             TokenizerConfig(kind, 300, min_frequency=1),
             [t for e in make_records() for t in e["captions"]],

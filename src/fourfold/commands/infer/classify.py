@@ -1,4 +1,4 @@
-"""Line processors of `fourfold classify`, for image files, sentences, sentence pairs and words.
+"""Line processors of `fourfold classify`: image files, sentences, pairs, documents and words.
 
 Shapes: B lines of a batch, T tokens, K classes, C channels, H height, W width.
 """
@@ -13,8 +13,10 @@ from torch import Tensor
 
 from fourfold.commands.infer.base import LineProcessor, TextProcessor, escape
 from fourfold.commands.infer.line_io import Item
-from fourfold.data.loading.batches import SequenceBatch
+from fourfold.core.validation import MAX_SIZE
+from fourfold.data.loading.batches import DocumentBatch, SequenceBatch
 from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.text.document_classification import encode_documents
 from fourfold.data.text.segments import join_segments, n_special_tokens
 from fourfold.data.vision.transforms import eval_transform
 from fourfold.errors import InputError
@@ -97,10 +99,45 @@ class TextClassifier(TextProcessor):
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
         unused = torch.zeros(len(items), dtype=torch.long, device=self.device)
         batch = SequenceBatch(ids, unused, segments, mask, unused)
-        logits = self.task.logits(batch).float()  # (B, K)
+        return self.answers(self.task.logits(batch))
+
+    def answers(self, logits: Tensor) -> list[str]:
+        """Return a line for each row of logits (B, K): classes and probabilities, or the value."""
         if logits.shape[-1] == 1:
-            return [f"{number:.4f}" for number in logits.squeeze(-1).tolist()]
+            return [f"{number:.4f}" for number in logits.float().squeeze(-1).tolist()]
         return _format_classes(logits, self.names, self.options.top_k)
+
+
+class DocumentClassifier(TextClassifier):
+    """Line processor that classifies documents. Each line of input is a document."""
+
+    def prepare(self, line: str) -> Item:
+        """Return an item whose content is the list of the word ids of each sentence.
+
+        Raises:
+            InputError: The line has no sentence, or it has too many sentences and `--truncate` is
+                not given.
+        """
+        found = encode_documents([line], self.tokenizer, self.max_len or MAX_SIZE)
+        n_sentences, limit = len(found), self.model.config.max_sentences
+        limit = min(limit, self.task.artifacts.get("max_sentences", limit))
+        if n_sentences == 0:
+            raise InputError("must have at least one sentence, got none", option="the line")
+        if n_sentences > limit and not self.options.truncate:
+            raise InputError(
+                f"has {n_sentences} sentences, but the model reads {limit}; --truncate shortens it",
+                option="the text",
+            )
+        rows = [found.ids[i].tolist() for i in range(min(n_sentences, limit))]
+        return Item(rows, len(rows))
+
+    def run(self, items: list[Item]) -> list[str]:
+        """Return a line for each document. The lines are those of `TextClassifier`."""
+        ids, mask = self.pad([row for item in items for row in item.content])  # (N, T)
+        n_sentences = tuple(len(item.content) for item in items)
+        unused = torch.zeros(len(items), dtype=torch.long)
+        batch = DocumentBatch(ids, unused, tuple(mask.sum(1).tolist()), n_sentences, unused)
+        return self.answers(self.task.logits(batch))
 
 
 class WordTagger(TextProcessor):

@@ -29,8 +29,8 @@ DESCRIPTIONS = {
     "generate": "Continue one prompt per line.",
     "fill": "Fill [MASK] or <mask> in each line.",
     "classify": "Image classifiers: one path per line, answered by path, class and probability.\n"
-    "Text classifiers: one sentence, or a pair separated by a tab, answered by class and\n"
-    "probability, or by the predicted value. Taggers: the tag of each word.",
+    "Text classifiers: one sentence, a pair separated by a tab, or a document, answered by class\n"
+    "and probability, or by the predicted value. Taggers: the tag of each word.",
     "caption": "Describe images: one path per line, answered by path and caption.",
 }
 EPILOG = """\
@@ -44,6 +44,7 @@ PROCESSORS = {
     "fill": {"MaskedLanguageModeling": "fill_mask:MaskFiller"},
     "classify": {
         "ImageClassification": "classify:ImageClassifier",
+        "DocumentClassification": "classify:DocumentClassifier",
         "SequenceClassification": "classify:TextClassifier",
         "TokenClassification": "classify:WordTagger",
     },

@@ -207,3 +207,24 @@ class CaptionBatch(NamedTuple):
     rows: Tensor
     epoch: int = 0
     position: int = 0
+
+
+class DocumentBatch(NamedTuple):
+    """Documents of several sentences, each document with one label.
+
+    Args:
+        ids: (N, T) long word ids of the sentences of all documents, one document after the other.
+        labels: (B,) long class indices for classification, float targets for regression.
+        n_words: Number of words of each of the N sentences.
+        n_sentences: Number of sentences of each of the B documents.
+        rows: (B,) long indices of the examples in the split.
+        epoch, position: Position in the training data; see the docstring of the module.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    n_words: tuple[int, ...]
+    n_sentences: tuple[int, ...]
+    rows: Tensor
+    epoch: int = 0
+    position: int = 0

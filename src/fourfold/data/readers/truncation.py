@@ -24,6 +24,7 @@ def limit_lengths(
     split: str,
     *,
     option: str = "max_len",
+    unit: str = "tokens",
     lengths: np.ndarray | None = None,
 ) -> tuple[list[RaggedArray], TextTable]:
     """Truncate or drop examples with more than `limit` tokens, or raise an error.
@@ -39,6 +40,7 @@ def limit_lengths(
             "truncate" in "val" and "test", because a score must include all examples.
         split: Name of the split: "train", "val" or "test".
         option: Name of the option that sets the limit, for error messages.
+        unit: Unit of the lengths, for messages.
         lengths: (examples,) number of tokens of each example, which is compared with `limit`. None
             means the number of tokens of the example's longest text. If `lengths` are sums over
             several texts, a truncated example may remain longer than `limit`, and the caller must
@@ -60,17 +62,17 @@ def limit_lengths(
     if too_long == "error":
         first = too_long_rows[0]
         raise InputError(
-            f"the row has {lengths[first]} tokens, but {option} allows {limit}"
+            f"the row has {lengths[first]} {unit}, but {option} allows {limit}"
             f" ({len(too_long_rows)} such rows in {split}): set too_long to truncate or drop",
             file=table.location(first),
         )
     drops = too_long == "drop" and split == "train"
     action = "dropped" if drops else "truncated"
     counts = f"{len(too_long_rows)} of {len(table)}"
-    log.warning("%s: %s %s rows longer than %d tokens", split, action, counts, limit)
+    log.warning("%s: %s %s rows longer than %d %s", split, action, counts, limit, unit)
     if not drops:
         return [column.truncate(limit) for column in columns], table
     kept = np.flatnonzero(lengths <= limit)
     if len(kept) == 0:
-        raise InputError(f"all rows are longer than {limit} tokens", file=table.location(0))
+        raise InputError(f"all rows are longer than {limit} {unit}", file=table.location(0))
     return [column.take(kept) for column in columns], table.select(kept)

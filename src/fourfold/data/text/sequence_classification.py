@@ -139,7 +139,7 @@ class SequenceData(LabelledDataModule):
         """Read the examples of each split, as a table whose last column has the labels."""
         # Splits may share second sentences, since one such as "yes" is common.
         divide = partial(hold_out, n_columns=1)
-        raw = read_tables(self.source, self.split_sources, _builtin, self._read_split, divide)
+        raw = read_tables(self.source, self.split_sources, self.builtin, self._read_split, divide)
         labels = raw["train"].columns[-1]
         if not self.regression and self._class_names is None:
             self._class_names = find_classes(labels, raw["train"].location(0))
@@ -148,6 +148,22 @@ class SequenceData(LabelledDataModule):
             kept = stratified_subset(groups, self.train_rows, self.draw_seed)
             raw["train"] = raw["train"].select(kept)
         return raw
+
+    @staticmethod
+    def builtin() -> dict[str, TextTable]:
+        """Return a table of sentences and classes for each of the splits "train", "val" and "test".
+
+        The sentences are those of the built-in translation pairs. The class of a sentence is its
+        language.
+        """
+        splits = {}
+        for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
+            tables = [
+                replace(pairs, columns=[texts, [language] * len(texts)])
+                for language, texts in zip(BUILTIN_LANGUAGES, pairs.columns, strict=True)
+            ]
+            splits[name] = TextTable.concat(tables)
+        return splits
 
     def _read_split(self, names: list[str]) -> TextTable:
         columns = [*self.text_columns, self.label_column]
@@ -174,12 +190,15 @@ class SequenceData(LabelledDataModule):
         sizes += n_special_tokens(len(columns), self.n_separators)
         columns, raw = limit_lengths(columns, raw, self.max_len, self.too_long, name, lengths=sizes)
         rows, first_lengths = join_segments(columns, tokenizer, self.max_len, self.n_separators)
-        if self.regression:
-            labels = parse_floats(raw.columns[-1], raw)
-        else:
-            labels = encode_labels(raw.columns[-1], raw, self._class_names or [])
+        labels = self.encode_labels(raw)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_sizes[name])
         return SequenceDataset(rows, first_lengths, labels, tokenizer.pad_id, order)
+
+    def encode_labels(self, raw: TextTable) -> np.ndarray:
+        """Return the labels (examples,) of a split: int64 class indices, or float32 targets."""
+        if self.regression:
+            return parse_floats(raw.columns[-1], raw)
+        return encode_labels(raw.columns[-1], raw, self._class_names or [])
 
     @property
     def class_names(self) -> list[str]:
@@ -191,19 +210,3 @@ class SequenceData(LabelledDataModule):
     def n_classes(self) -> int:
         """Number of classes K; 1 for a regression."""
         return 1 if self.regression else len(self.class_names)
-
-
-def _builtin() -> dict[str, TextTable]:
-    """Return a table of sentences and classes for each of the splits "train", "val" and "test".
-
-    The sentences are those of the built-in translation pairs. The class of a sentence is its
-    language.
-    """
-    splits = {}
-    for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
-        tables = [
-            replace(pairs, columns=[texts, [language] * len(texts)])
-            for language, texts in zip(BUILTIN_LANGUAGES, pairs.columns, strict=True)
-        ]
-        splits[name] = TextTable.concat(tables)
-    return splits

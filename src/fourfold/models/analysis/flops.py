@@ -27,6 +27,7 @@ from fourfold.models.baselines.convolution import ConvolutionalStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.hierarchical import Level
 from fourfold.models.recurrent.cells import RecurrentStack
 from fourfold.models.recurrent.decoder import RecurrentDecoder
 from fourfold.models.recurrent.language_model import RecurrentLayers
@@ -164,7 +165,9 @@ def _section(child: nn.Module | nn.Parameter) -> str:
     """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
-    blocks = Stack | ConvolutionalStack | RecurrentLayers | RecurrentStack | RecurrentDecoder
+    blocks = (
+        Stack | ConvolutionalStack | Level | RecurrentLayers | RecurrentStack | RecurrentDecoder
+    )
     return "blocks" if isinstance(child, blocks) else "head"
 
 

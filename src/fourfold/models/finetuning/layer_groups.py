@@ -9,7 +9,7 @@ BLOCK = re.compile(r"\bblocks\.(\d+)\.|^net\.layer(\d)\.")
 EMBEDDING = re.compile(
     r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.|net\.(conv|bn)1\."
 )
-STACK = re.compile(r"(\w+_)?(stack|encoder|decoder)\.")
+STACK = re.compile(r"(\w+_)?(stack|encoder|decoder|words|sentences)\.")
 
 
 def layer_ids(model: nn.Module) -> tuple[dict[str, int], int]:
@@ -17,7 +17,7 @@ def layer_ids(model: nn.Module) -> tuple[dict[str, int], int]:
 
     The index is 0 for embeddings, i + 1 for block i, and the number of blocks + 1 for the head. A
     final norm has the index of the last block. The four stages of a ResNet count as blocks. An LSTM
-    has no blocks, so its parameters have the index 0 and its head has the index 1.
+    and a GRU have no blocks, so their parameters have the index 0 and the head has the index 1.
 
     Returns:
         A dict from parameter names to layer indices, and the layer index of the head.

@@ -1,0 +1,183 @@
+"""DocumentData: DataModule for the classification of documents that consist of sentences.
+
+Shapes: B documents, N sentences of these documents, T words of the longest sentence.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.core.validation import check_positive
+from fourfold.data.loading.batches import DocumentBatch
+from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
+from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.readers.splits import Source
+from fourfold.data.readers.synthetic_translation import synthetic_pairs
+from fourfold.data.readers.text_table import TextTable
+from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.text.packing import Sentences
+from fourfold.data.text.sequence_classification import BUILTIN_LANGUAGES, SequenceData
+from fourfold.errors import InputError
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
+
+_HTML_BREAK = re.compile(r"\s*<br\s*/?>\s*", re.IGNORECASE)
+_BUILTIN_DOCUMENTS = {"train": 1000, "val": 200, "test": 200}
+_BUILTIN_SENTENCES = (3, 8)  # smallest and largest number in a document
+
+
+def encode_documents(texts: Sequence[str], tokenizer: Tokenizer, max_len: int) -> Sentences:
+    """Divide documents into sentences, and encode the sentences.
+
+    A sentence ends at an empty line, at an HTML line break (`<br />`), and at white space after a
+    full stop, question or exclamation mark, which a quotation mark or a bracket may follow. A
+    sentence of more than `max_len` words is divided into several sentences. `Sentences.document`
+    does not count documents without a sentence.
+
+    Args:
+        texts: Texts of the documents.
+        tokenizer: Tokenizer of the sentences, whose tokens are called words.
+        max_len: Maximum number of words of a sentence.
+    """
+    texts = [_HTML_BREAK.sub("\n\n", text) for text in texts]
+    return Sentences.from_texts(texts, tokenizer, "punctuation", max_len)
+
+
+@dataclass(eq=False)
+class DocumentDataset(BatchedDataset):
+    """Dataset of labelled documents.
+
+    Args:
+        sentences: Word ids of each sentence of all documents.
+        documents: Indices in `sentences` of the sentences of each document.
+        labels: (documents,) int64 class indices, or float32 targets of a regression.
+        pad_id: Id of the padding token.
+        order: Division of the documents into batches.
+    """
+
+    sentences: RaggedArray
+    documents: RaggedArray
+    labels: np.ndarray
+    pad_id: int
+    order: LengthBucketedOrder
+
+    has_static_shape = False  # a batch is as long as its documents
+
+    @cached_property
+    def max_length(self) -> int:
+        """Number of words of the longest sentence."""
+        return int(self.sentences.lengths.max(initial=0))
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> DocumentBatch:
+        taken = self.documents.take(rows)
+        ids, mask = self.sentences.padded(taken.ids, self.pad_id)  # (N, T)
+        return DocumentBatch(
+            ids,
+            torch.from_numpy(self.labels[rows]),
+            tuple(mask.sum(1).tolist()),
+            tuple(taken.lengths.tolist()),
+            torch.from_numpy(rows),
+            epoch,
+            position,
+        )
+
+
+class DocumentData(SequenceData):
+    """DataModule for documents with one class or one number each.
+
+    Files are tables (.tsv, .csv or .jsonl), in which each row is a document. Documents with similar
+    numbers of sentences share a batch. See `encode_documents` for the division into sentences.
+
+    Args:
+        source: "builtin" (generated English sentences; the class is "mixed" if exactly one of them
+            is German, otherwise "english"), "files" or "hub".
+        max_len: Maximum number of words of a sentence. A longer sentence is divided.
+        max_sentences: Maximum number of sentences of a document.
+        tokenizer: Tokenizer of the words; by default the words that occur more than 5 times.
+        options: Arguments of `SequenceData`. `text` names one column. `too_long` is the treatment
+            of documents with more than `max_sentences` sentences.
+
+    Raises:
+        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
+            corrupted, if a label is invalid, or if a document has no sentence.
+    """
+
+    batch_class = DocumentBatch  # type: ignore[assignment]
+    artifact_names = ("max_len", "max_sentences", "class_names")  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        source: Source = "builtin",
+        *,
+        max_len: int = 50,
+        max_sentences: int = 30,
+        tokenizer: TokenizerConfig = TokenizerConfig(  # noqa: B008 (frozen)
+            kind="word", vocab_size=50_000, min_frequency=6, lowercase=True
+        ),
+        **options: Any,
+    ) -> None:
+        super().__init__(source, max_len=max_len, tokenizer=tokenizer, n_separators=1, **options)
+        check_positive("max_sentences", max_sentences)
+        if self.n_texts != 1:
+            message = f"must name one column for documents, got {self.n_texts}"
+            raise InputError(message, option="text")
+        self.max_sentences = max_sentences
+
+    @staticmethod
+    def builtin() -> dict[str, TextTable]:
+        """Return a table of generated documents and classes for each split."""
+        splits = {}
+        for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
+            rng = random.Random(name)
+            # Without sentences such as "5. März", which would be divided, and equal sentences.
+            sentences = [
+                pair
+                for pair in zip(*pairs.columns, strict=True)
+                if len(set(pair)) == 2 and not re.search(r"[.!?]\s", " ".join(pair))
+            ]
+            texts, labels = [], []
+            for number in range(_BUILTIN_DOCUMENTS[name]):
+                chosen = rng.sample(sentences, rng.randint(*_BUILTIN_SENTENCES))
+                languages = [0] * len(chosen)
+                languages[rng.randrange(len(chosen))] = number % 2
+                parts = [pair[k] for pair, k in zip(chosen, languages, strict=True)]
+                texts.append(" ".join(f"{part}." for part in parts))
+                labels.append(("english", "mixed")[number % 2])
+            source = f"built-in documents, {name}, row "
+            splits[name] = TextTable.from_columns([texts, labels], source)
+        return splits
+
+    def training_texts(self, raw: TextTable) -> Sequence[str]:
+        """Return the documents of the training split, on which the tokenizer is trained."""
+        return [_HTML_BREAK.sub("\n\n", text) for text in raw.columns[0]]
+
+    def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> DocumentDataset:  # type: ignore[override]
+        """Divide and encode the documents of one split, and return its dataset.
+
+        Args:
+            name: Name of the split: "train", "val" or "test".
+            raw: Documents and, in the last column, labels of the split.
+            tokenizer: Tokenizer of the words.
+        """
+        found = encode_documents(raw.columns[0], tokenizer, self.max_len)
+        if (found.document.max(initial=-1) + 1) < len(raw):
+            texts = enumerate(raw.columns[0])
+            empty = next(i for i, text in texts if not len(encode_documents([text], tokenizer, 1)))
+            raise InputError("the document has no sentence", file=raw.location(empty))
+        counts = np.bincount(found.document, minlength=len(raw))
+        documents = RaggedArray.from_lengths(np.arange(len(found)), counts)
+        limit = self.max_sentences
+        (documents,), raw = limit_lengths(
+            [documents], raw, limit, self.too_long, name, option="max_sentences", unit="sentences"
+        )
+        order = self.batch_order(name, documents.lengths, max_rows=self.batch_sizes[name])
+        return DocumentDataset(
+            found.ids, documents, self.encode_labels(raw), tokenizer.pad_id, order
+        )

@@ -1,0 +1,287 @@
+"""Hierarchical attention network (Yang et al. 2016): words to sentences to a document to a class.
+
+Each level encodes a sequence of vectors and pools it into one vector. The input is the list of all
+sentences of a batch, so that no sentence consists of padding. Shapes: N sentences of all documents,
+T words of the longest sentence, B documents, S sentences of the longest document, E width of the
+embedding, D width of an annotation (the output of an encoder), K classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from fourfold.core.block import Stack
+from fourfold.core.config import Init, TextPositions, TransformerConfig
+from fourfold.core.init import initialize
+from fourfold.core.masks import Mask
+from fourfold.core.positions import make_positions
+from fourfold.core.token_embedding import TokenEmbedding
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.kernels.dropout import Dropout
+from fourfold.models.base import Model
+
+Pool = Literal["mean", "max", "attention"]
+
+
+@dataclass(frozen=True)
+class HierarchicalClassifierConfig(TransformerConfig):
+    """Config of a hierarchical attention network; the defaults are the sizes of Yang et al. 2016.
+
+    The fields of `TransformerConfig` configure the blocks of `encoder: block`. A GRU has only
+    `d_model`, `n_layers` and `dropout`.
+
+    Args:
+        encoder: gru (bidirectional, `d_model` / 2 units in each direction) or block (transformer
+            blocks with full attention).
+        pool: mean (HN-AVE), max (HN-MAX) or attention (HN-ATT).
+        levels: 2 for words and sentences, or 1 for a flat model, which reads a document as one
+            sequence of words.
+        d_embed: Width E of the word embedding.
+        d_model: Width D of the annotations, and of the hidden layer and the context vector of the
+            attention.
+        n_layers: Number of layers of the encoder of each level.
+        dropout: Dropout probability of the embedding, between the layers of a GRU, and of the
+            sub-layers of a block.
+        head_dropout: Dropout probability of the document vector.
+        vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
+        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
+            is replaced by the number of classes of the data.
+        max_len: Largest number of words of a sentence.
+        max_sentences: Largest number of sentences of a document.
+        positions: Positions of blocks in each sequence; see `MaskedLMConfig`. A GRU has none.
+        init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`. A
+            GRU keeps torch's initialization, U(-1/sqrt(D/2), 1/sqrt(D/2)).
+
+    Raises:
+        InputError: A field has a value outside its choices or its range, or `d_model` is odd for a
+            GRU.
+    """
+
+    encoder: Literal["gru", "block"] = "gru"
+    pool: Pool = "attention"
+    levels: Literal[1, 2] = 2
+    d_embed: int = 200
+    d_model: int = 100
+    n_layers: int = 1
+    n_heads: int = 4
+    d_ff: int = 400
+    dropout: float = 0.0
+    head_dropout: float = 0.0
+    vocab_size: int | None = None
+    n_classes: int | None = None
+    max_len: int = 50
+    max_sentences: int = 30
+    positions: TextPositions = "sinusoidal"
+    init: Init = "vaswani"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("max_sentences", self.max_sentences, 2**22)
+        if self.encoder == "gru" and self.d_model % 2:
+            message = f"must be even for a bidirectional GRU, got {self.d_model}"
+            raise InputError(message, option="d_model")
+
+
+class Pooling(nn.Module):
+    """Weighted mean, or maximum, of the annotations of a sequence.
+
+    The weights of "attention" are softmax(tanh(W h + b) . u), where the context vector u is a
+    parameter (Yang et al. 2016, eqs. 5 to 7). The weights of "mean" are equal.
+
+    Args:
+        d_model: Width D of an annotation.
+        pool: mean, max or attention.
+    """
+
+    def __init__(self, d_model: int, pool: Pool) -> None:
+        super().__init__()
+        self.pool = pool
+        if pool == "attention":
+            self.project = nn.Linear(d_model, d_model)
+            self.context = nn.Parameter(torch.empty(d_model).normal_(std=d_model**-0.5))
+
+    def forward(self, h: Tensor, real: Tensor) -> Tensor:
+        """Pool annotations h (N, T, D) with a mask `real` (N, T) of real elements into (N, D)."""
+        if self.pool == "max":
+            return h.masked_fill(~real.unsqueeze(-1), -torch.inf).amax(1)
+        return (self.weights(h, real).unsqueeze(1) @ h).squeeze(1)
+
+    def weights(self, h: Tensor, real: Tensor) -> Tensor:
+        """Return the weights (N, T) of the elements of a sequence, which sum to 1.
+
+        The weight of an element is 0 at padding. For "max", it is the share of the D channels whose
+        maximum is at this element.
+        """
+        if self.pool == "max":
+            places = h.masked_fill(~real.unsqueeze(-1), -torch.inf).argmax(1)  # (N, D)
+            shares = torch.full_like(places, 1 / places.shape[1], dtype=h.dtype)
+            return h.new_zeros(real.shape).scatter_add_(1, places, shares)
+        scores = h.new_zeros(real.shape)
+        if self.pool == "attention":
+            scores = self.project(h).tanh() @ self.context  # (N, T)
+        return scores.masked_fill(~real, -torch.inf).softmax(-1)
+
+
+class Level(nn.Module):
+    """Encoder and pooling of one level: words of a sentence, or sentences of a document.
+
+    Args:
+        config: Config of the model.
+        d_in: Width of the input vectors.
+        max_len: Largest number of elements of a sequence, for the positions of blocks.
+    """
+
+    def __init__(self, config: HierarchicalClassifierConfig, d_in: int, max_len: int) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.gru = None
+        if config.encoder == "gru":
+            self.gru = nn.GRU(
+                d_in,
+                d_model // 2,
+                config.n_layers,
+                batch_first=True,
+                bidirectional=True,
+                dropout=config.dropout if config.n_layers > 1 else 0.0,
+            )
+        else:
+            self.project = nn.Identity() if d_in == d_model else nn.Linear(d_in, d_model)
+            self.positions = make_positions(config.positions, max_len, d_model)
+            self.stack = Stack(config)
+        self.pool = Pooling(d_model, config.pool)
+
+    def encode(self, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return annotations (N, T, D) of sequences x (N, T, width), and a mask of real elements.
+
+        Args:
+            x: Sequences with padding on the right.
+            lengths: Number of real elements of each of the N sequences, at least 1.
+        """
+        sizes = torch.tensor(lengths, device="cpu")
+        real = torch.arange(x.shape[1], device=x.device) < sizes.to(x.device).unsqueeze(1)  # (N, T)
+        if self.gru is not None:
+            packed = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
+            return pad_packed_sequence(self.gru(packed)[0], True, total_length=x.shape[1])[0], real
+        h = self.project(x)
+        if self.positions is not None:
+            h = h + self.positions(slice(0, x.shape[1]))
+        return self.stack(h, Mask(keys=real)), real
+
+    def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Encode and pool sequences x (N, T, width) into vectors (N, D). Arguments as `encode`."""
+        return self.pool(*self.encode(x, lengths))
+
+
+class HierarchicalClassifier(Model):
+    """Document classifier with two levels of encoders and poolings (Yang et al. 2016), or flat.
+
+    Example:
+        Two documents, of two sentences and of one sentence:
+
+        >>> config = HierarchicalClassifierConfig(vocab_size=9, n_classes=3)
+        >>> ids = torch.tensor([[5, 6, 7], [8, 5, 0], [6, 0, 0]])
+        >>> HierarchicalClassifier(config)(ids, [3, 2, 1], [2, 1]).shape
+        torch.Size([2, 3])
+    """
+
+    config: HierarchicalClassifierConfig
+
+    def __init__(self, config: HierarchicalClassifierConfig) -> None:
+        super().__init__()
+        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
+        self.config = config
+        self.embed = TokenEmbedding(
+            config.vocab_size, config.d_embed, max_len=0, positions="none", dropout=config.dropout
+        )
+        is_flat = config.levels == 1
+        longest = config.max_len * (config.max_sentences if is_flat else 1)
+        self.words = Level(config, config.d_embed, longest)
+        self.sentences = None if is_flat else Level(config, config.d_model, config.max_sentences)
+        self.dropout = Dropout(config.head_dropout)
+        self.head = nn.Linear(config.d_model, config.n_classes)
+        initialize(self, config.init)
+
+    def hidden(self, ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> Tensor:
+        """Compute the document vectors (B, D).
+
+        Args:
+            ids: Word ids (N, T) int64 of the sentences of all documents, one document after the
+                other, with padding on the right.
+            n_words: Number of words of each of the N sentences, at least 1.
+            n_sentences: Number of sentences of each of the B documents, at least 1.
+
+        Raises:
+            InputError: A document has no sentence, a sentence has no word, the numbers do not fit
+                to `ids`, or a sequence is too long for the positions of the blocks.
+        """
+        _check_sizes(ids, n_words, n_sentences)
+        if self.sentences is None:
+            ids, n_words, _ = _join_sentences(ids, n_words, n_sentences)
+        h = self.words(self.embed(ids, slice(0)), n_words)
+        if self.sentences is not None:
+            h = self.sentences(_divide(h, n_sentences), n_sentences)
+        return self.dropout(h)
+
+    def weights(
+        self, ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weights of words and sentences. Arguments as for `hidden`.
+
+        The weight that the paper displays for a word is sqrt(p_s) p_w, where p_w is the weight of
+        the word and p_s that of its sentence.
+
+        Returns:
+            Weights (N, T) of the words, which sum to 1 in each sentence, and weights (B, S) of the
+            sentences, which sum to 1 in each document. The weights of padding are 0. In a flat
+            model, the weights of the words sum to 1 in each document, and each sentence has the
+            weight 1.
+        """
+        _check_sizes(ids, n_words, n_sentences)
+        if self.sentences is None:
+            joined, sizes, places = _join_sentences(ids, n_words, n_sentences)
+            found = self.words.pool.weights(*self.words.encode(self.embed(joined, slice(0)), sizes))
+            words = found.new_zeros(ids.numel())
+            words.scatter_add_(0, places.flatten(), found.flatten())  # adds 0 at padding
+            return words.view(ids.shape), _divide(found.new_ones(len(n_words)), n_sentences)
+        annotations = self.words.encode(self.embed(ids, slice(0)), n_words)
+        vectors = _divide(self.words.pool(*annotations), n_sentences)
+        sentences = self.sentences.encode(vectors, n_sentences)
+        return self.words.pool.weights(*annotations), self.sentences.pool.weights(*sentences)
+
+
+def _divide(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Divide the rows of x (N, ...) into B groups of the given sizes, padded to (B, S, ...)."""
+    return pad_sequence(list(x.split(list(sizes))), batch_first=True)
+
+
+def _join_sentences(
+    ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]
+) -> tuple[Tensor, list[int], Tensor]:
+    """Join the sentences (N, T) of each document to one sequence.
+
+    Returns:
+        Word ids (B, words of the longest document), number of words of each document, and the
+        indices of these words in the flattened `ids`, with 0 at padding.
+    """
+    sizes = torch.tensor(n_words)
+    real = torch.arange(ids.shape[1]) < sizes.unsqueeze(1)  # (N, T)
+    totals = [int(part.sum()) for part in sizes.split(list(n_sentences))]
+    places = _divide(real.flatten().nonzero().squeeze(1), totals).to(ids.device)
+    return ids.flatten()[places], totals, places
+
+
+def _check_sizes(ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> None:
+    """Raise InputError if a document is empty or the sizes do not fit to `ids` (N, T)."""
+    for name, sizes in (("n_words", n_words), ("n_sentences", n_sentences)):
+        if min(sizes, default=0) < 1:
+            raise InputError(f"must be at least 1 everywhere, got {list(sizes)[:20]}", option=name)
+    if not len(n_words) == sum(n_sentences) == len(ids) or max(n_words) > ids.shape[1]:
+        message = f"must be the sizes of the sentences and documents in ids {tuple(ids.shape)}"
+        raise InputError(message, option="n_words and n_sentences")
