@@ -247,3 +247,41 @@ def test_export_of_a_window_is_refused(tmp_path: Path) -> None:
         timm.write_model(vit, tmp_path / "timm", {})
     fourfold.save(CausalLM(config), tmp_path / "own")
     assert fourfold.load(tmp_path / "own").config.window == 3
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_cache_of_a_window_is_bounded_and_changes_nothing(window: int) -> None:
+    torch.manual_seed(0)
+    model = build("causal", window=window)
+    ids = tokens(2, 30)
+    expected, cache = model(ids), model.new_cache()
+    for part in ids.split([9, 1, 1, 4, 1, 14], dim=1):
+        start = cache.length
+        assert_same(model(part, cache=cache), expected[:, start : cache.length])
+        assert max(layer.length for layer in cache.layers) < 2 * window
+    assert cache.length == 30
+    rows = torch.tensor([1, 0])
+    cache.reorder(rows)
+    more = tokens(2, 1)
+    whole = torch.cat([ids[rows], more], dim=1)
+    assert_same(model(more, cache=cache), model(whole)[:, -1:])
+    cached = fourfold.generate(model, ids[:, :5], 20)
+    assert torch.equal(cached, fourfold.generate(model, ids[:, :5], 20, use_cache=False))
+
+
+def test_cache_of_a_window_keeps_all_keys_of_padded_prompts() -> None:
+    torch.manual_seed(0)
+    model = build("causal", window=3)
+    ids, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.bool)
+    mask[0, 5:] = False
+    cache = model.new_cache()
+    model(ids, mask, cache=cache)
+    new = tokens(2, 1)
+    found = model(new, cache=cache)
+    alone = model(torch.cat([ids[:1, :5], new[:1]], dim=1))
+    assert_same(found[:1], alone[:, -1:])
+    assert cache.layers[0].length == 10
+    bounded = model.new_cache()
+    model(ids, cache=bounded)
+    with pytest.raises(InputError, match="mask must be given from the first call on"):
+        model(new, new >= 0, cache=bounded)

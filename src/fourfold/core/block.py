@@ -191,7 +191,7 @@ class Stack(nn.Module):
             (B, T, D).
         """
         q_len = x.shape[1]
-        k_len = cache.length if cache is not None else q_len
+        k_len = cache.n_keys(q_len) if cache is not None else q_len
         # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
         dropout = self.training and self.attn_dropout > 0.0
         dense = bias is not None or dropout or (self.has_narrow_heads and x.is_cuda)

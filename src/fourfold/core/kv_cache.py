@@ -110,6 +110,10 @@ class KVCache:
             self.documents = torch.cat([old, new], dim=1)
         self.length += ids.shape[1]
 
+    def n_keys(self, n_new: int) -> int:
+        """Return the number of keys that a layer gets for the last `n_new` tokens."""
+        return self.length
+
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Select elements of the batch in place, to reorder beams or drop finished sequences.
 

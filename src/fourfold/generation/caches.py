@@ -1,4 +1,4 @@
-"""BeamCache and StaticCache: key-value caches for beam search and for CUDA graphs.
+"""BeamCache, WindowCache and StaticCache: key-value caches for beam search, windows, CUDA graphs.
 
 Shapes: B sequences, K hypotheses of each sequence (1 at first), N = B K rows, H heads, P cache
 entries of a sequence, Dh head width.
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fourfold.core.attention import fold_beams_into_queries
 from fourfold.core.kv_cache import KVCache, LayerCache, is_identity
+from fourfold.errors import InputError
 
 
 class BeamLayer(LayerCache):
@@ -106,6 +107,71 @@ def beam_cache(model: Any) -> KVCache:
     """
     is_plain = model.has_relative_positions or model.is_recurrent
     return model.new_cache() if is_plain else BeamCache()
+
+
+class WindowLayer(LayerCache):
+    """Cache of one layer in a `WindowCache`; its `length` counts the tokens whose keys are stored.
+
+    Args:
+        window: Number W of tokens that a token attends to, itself included.
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the keys and values (B, H, t, Dh) of new tokens.
+
+        Returns:
+            Keys and values of the new tokens and of the W - 1 tokens before them, or of all tokens
+            if there are fewer.
+        """
+        keys, values = super().extend(k, v)
+        first = max(0, self.length - k.shape[2] - self.window + 1)
+        if self.length >= 2 * self.window:
+            start = self.length - self.window + 1  # of the tokens that the next token sees
+            self.buffers = keys[:, :, start:].clone(), values[:, :, start:].clone()
+            self.length = self.window - 1
+        return keys[:, :, first:], values[:, :, first:]
+
+
+class WindowCache(KVCache):
+    """Cache of a decoder with a window W, which stores fewer than 2 W tokens.
+
+    If there is padding or several documents, all tokens are stored, because the distance between
+    two tokens is then not the number of entries between them.
+
+    Args:
+        window: Number W of tokens that a token attends to, itself included.
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window: int | None = window
+
+    def layer(self, index: int) -> LayerCache:
+        """Return the cache of layer `index`, creating it at its first use."""
+        while len(self.layers) <= index:
+            self.layers.append(LayerCache() if self.window is None else WindowLayer(self.window))
+        return self.layers[index]
+
+    def n_keys(self, n_new: int) -> int:
+        """Return the number of keys that a layer gets for the last `n_new` tokens."""
+        return self.length if self.window is None else min(self.length, self.window + n_new - 1)
+
+    def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
+        """Add new tokens to `length`, `keys` and `documents`; arguments as for `KVCache.advance`.
+
+        Raises:
+            InputError: `keys` or `documents` is given for the first time after the first call.
+        """
+        if keys is not None or documents is not None:
+            if self.window is not None and self.length:
+                problem = "must be given from the first call on if attention has a window"
+                raise InputError(problem, option="documents" if keys is None else "mask")
+            self.window = None
+        super().advance(ids, keys, documents)
 
 
 class StaticCache(KVCache):

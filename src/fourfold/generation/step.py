@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
+from fourfold.generation.caches import WindowCache
 from fourfold.kernels.cpu_decoding import decode_layout
 
 
@@ -62,7 +63,7 @@ class CausalStep:
     @property
     def has_keys(self) -> bool:
         """True if there is a key-value cache, which a CUDA graph can replace by a static one."""
-        return isinstance(self.cache, KVCache)
+        return isinstance(self.cache, KVCache) and not isinstance(self.cache, WindowCache)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return logits (N, V) of the next token.

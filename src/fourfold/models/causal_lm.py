@@ -13,6 +13,7 @@ from fourfold.core.config import Activation, Init, TextPositions, TransformerCon
 from fourfold.core.init import initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
+from fourfold.generation.caches import WindowCache
 from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.output_heads import VocabularyHead
 
@@ -78,6 +79,11 @@ class CausalLM(Model):
         self.stack = self.stack_class(config)
         self.head = VocabularyHead(self.embed.tokens, tied=config.tie_embeddings)
         initialize(self, config.init)
+
+    def new_cache(self) -> KVCache:
+        """Build an empty cache, which is limited by the window of the config."""
+        window = self.config.window
+        return KVCache() if window is None else WindowCache(window)
 
     def forward(
         self,

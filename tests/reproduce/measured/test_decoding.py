@@ -11,28 +11,25 @@ from fourfold.reproduce.measured import decoding
 from fourfold.reproduce.measured.decoding import cache_bytes, growth, measure_decoding
 
 RECURRENT: Any = {"d_model": 8, "hidden_size": 12, "n_layers": 2, "vocab_size": 9, "max_len": 99}
+BLOCKS: Any = {"d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 8, "vocab_size": 9, "max_len": 99}
 SETUPS: dict[str, Any] = {
-    "transformer": {
-        "model": "CausalLM",
-        "config": {
-            "d_model": 8,
-            "n_layers": 2,
-            "n_heads": 2,
-            "d_ff": 8,
-            "vocab_size": 9,
-            "max_len": 99,
-        },
-    },
+    "transformer": {"model": "CausalLM", "config": BLOCKS},
+    "window": {"model": "CausalLM", "config": {**BLOCKS, "window": 5}},
     "lstm": {"model": "RecurrentLM", "config": RECURRENT},
     "gru": {"model": "RecurrentLM", "config": {**RECURRENT, "cell": "gru"}},
 }
 
 
 @pytest.mark.parametrize("position", [1, 40])
-def test_only_the_cache_of_a_transformer_grows(position: int) -> None:
+def test_only_the_cache_of_a_transformer_without_window_grows(position: int) -> None:
     found = {name: cache_bytes(setup, position) for name, setup in SETUPS.items()}
-    keys_and_values = 2 * 2 * 8 * position
-    assert found == {"transformer": 4 * keys_and_values, "lstm": 4 * 2 * 2 * 12, "gru": 4 * 2 * 12}
+    per_token = 4 * 2 * 2 * 8  # keys and values of two layers, in fp32
+    assert found == {
+        "transformer": position * per_token,
+        "window": min(position, 4) * per_token,
+        "lstm": 4 * 2 * 2 * 12,
+        "gru": 4 * 2 * 12,
+    }
 
 
 @pytest.mark.parametrize("name", SETUPS)
