@@ -23,6 +23,7 @@ PROMISED = {
     "beyer2022": {"table1"},
     "deit2020": {"table3", "table8"},
     "fourfold": {"switches"},
+    "xu2015": {"flickr8k", "flickr30k", "coco"},
 }
 
 SMALL = """
