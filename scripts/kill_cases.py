@@ -37,6 +37,7 @@ TINY: dict[str, tuple[str, ...]] = {
     "RNNsearch": ("bahdanau2015/tiny", *PAIRS),
     "joined": ("joined/tiny", *PAIRS),
     "captions": ("captions/tiny",),
+    "recurrent captions": ("xu2015/tiny",),
     "sequences": ("finetune/tiny", "--data.batch_size=8"),
     "documents": ("yang2016/tiny", "--data.batch_size=8"),
 }

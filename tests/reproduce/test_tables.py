@@ -24,6 +24,7 @@ PROMISED = {
     "deit2020": {"table3", "table8"},
     "bishop": {"ladder", "properties", "scores"},
     "fourfold": {"switches", "windows", "datasets", "gradients", "recurrence"},
+    "xu2015": {"flickr8k", "flickr30k", "coco"},
 }
 
 SMALL = """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
-from fourfold.core.init import initialize
+from fourfold.core.init import initialize, vaswani
 from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
@@ -59,7 +59,9 @@ class RecurrentCaptionerConfig(ModelConfig):
         encoder: Config of a ViT that encodes images, and is trained with the decoder; its places
             are the patches. None means that the inputs are feature maps (B, M, height, width).
         init: Weight initialization: xu2015 (standard deviation 0.01, orthogonal square and
-            recurrent matrices, biases 0), as in the released code.
+            recurrent matrices, biases 0), as in the released code; or vaswani (see
+            `fourfold.core.init`; the LSTM keeps torch's uniform distribution), with which small
+            models begin to learn much earlier.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
@@ -79,7 +81,7 @@ class RecurrentCaptionerConfig(ModelConfig):
     dropout: float = 0.5
     n_channels: int = 512
     encoder: ViTConfig | None = None
-    init: Literal["xu2015"] = "xu2015"
+    init: Literal["xu2015", "vaswani"] = "xu2015"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,4 +318,4 @@ def init_xu2015(model: nn.Module) -> None:
             module.add_forget_bias()
 
 
-INITS: dict[str, Callable[[nn.Module], None]] = {"xu2015": init_xu2015}
+INITS: dict[str, Callable[[nn.Module], None]] = {"xu2015": init_xu2015, "vaswani": vaswani}
