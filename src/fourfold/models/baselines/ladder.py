@@ -192,6 +192,7 @@ class LadderClassifier(SequenceClassifier):
     embeddings. With post-norm, the embeddings are normalized at every rung, as in BERT.
 
     Example:
+        >>> import torch
         >>> config = LadderClassifierConfig(rung="none", pool="mean", n_layers=1, n_classes=6)
         >>> LadderClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 6])
