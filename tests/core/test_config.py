@@ -117,10 +117,12 @@ def test_a_literal_field_lists_its_values() -> None:
 
 
 def test_a_literal_or_integer_field_rejects_other_values() -> None:
-    with pytest.raises(InputError, match="freeze must be one of all, got 'none'"):
+    with pytest.raises(InputError, match="freeze must be one of all, tokens, got 'none'"):
         TuningConfig(freeze="none")  # type: ignore[arg-type]
     for value in (True, 1.5):
-        with pytest.raises(InputError, match=f"freeze must be of type 'all' or int, got '{value}'"):
+        with pytest.raises(
+            InputError, match=f"freeze must be of type 'all' or 'tokens' or int, got '{value}'"
+        ):
             TuningConfig(freeze=value)  # type: ignore[arg-type]
     assert TuningConfig(freeze="all").freeze == "all"
 

@@ -349,6 +349,7 @@ def test_invalid_file_is_rejected_with_one_line(tmp_path: Path, capsys: Any) -> 
         ({"norm_placement": "post"}, "norm_placement=post"),
         ({"activation": "relu"}, "activation=relu"),
         ({"positions": "sincos2d"}, "does not support|pos_embed"),
+        ({"patch_embedding": "convolutional"}, "does not support|no tensor"),
         ({"bias": False}, "does not support|no tensor"),
     ],
 )

@@ -306,7 +306,10 @@ def test_embed_scale_multiplies_by_the_root_of_the_width() -> None:
 
 def test_convolutional_stem_follows_the_definition() -> None:
     """Two convolutions of stride 2 reduce patches of 4 pixels; the first has half the width."""
-    model, images = build("vit", stem="convolutional", patch_size=4), torch.randn(2, 2, 8, 8)
+    model, images = (
+        build("vit", patch_embedding="convolutional", patch_size=4),
+        torch.randn(2, 2, 8, 8),
+    )
     images, x = images.double(), images.double()
     convolutions = [m for m in model.embed.stem if isinstance(m, torch.nn.Conv2d)]
     assert [m.out_channels for m in convolutions] == [6, 12]
@@ -325,4 +328,10 @@ def test_convolutional_stem_follows_the_definition() -> None:
 @pytest.mark.parametrize(("patch_size", "width"), [(1, 12), (6, 12), (8, 6)])
 def test_impossible_convolutional_stems_are_rejected(patch_size: int, width: int) -> None:
     with pytest.raises(InputError, match=rf"patch_size must be a power of 2 .* got {patch_size}"):
-        build("vit", stem="convolutional", image_size=24, patch_size=patch_size, d_model=width)
+        build(
+            "vit",
+            patch_embedding="convolutional",
+            image_size=24,
+            patch_size=patch_size,
+            d_model=width,
+        )

@@ -45,9 +45,9 @@ class ViTConfig(TransformerConfig):
         positions_at: Place where learned positions are added: stem (once, after the patch
             embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
             layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
-        stem: Embedding of a patch: linear (one matrix) or convolutional (3x3 convolutions with
-            stride 2, then one matrix; Xiao et al. 2021). For a convolutional stem, the patch size
-            is a power of 2.
+        patch_embedding: linear (one matrix for the pixels of a patch) or convolutional (3x3
+            convolutions with stride 2, then one matrix; Xiao et al. 2021), for which the patch size
+            must be a power of 2.
         representation_size: Width of a tanh layer before the classifier, as in the pre-training of
             Dosovitskiy et al. 2020; None for no such layer.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
@@ -71,7 +71,7 @@ class ViTConfig(TransformerConfig):
     distillation: bool = False
     positions: ViTPositions = "learned"
     positions_at: Literal["stem", "layers", "layers_shared"] = "stem"
-    stem: Literal["linear", "convolutional"] = "linear"
+    patch_embedding: Literal["linear", "convolutional"] = "linear"
     representation_size: int | None = None
     init: Init = "vit"
 
@@ -125,7 +125,7 @@ class ViT(Model):
             positions="none" if positions_in_stack else positions,
             n_prefix=self.n_prefix,
             dropout=config.dropout,
-            has_convolutions=config.stem == "convolutional",
+            has_convolutions=config.patch_embedding == "convolutional",
         )
         if positions_in_stack:
             length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
