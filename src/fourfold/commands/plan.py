@@ -27,8 +27,8 @@ from fourfold.models.analysis.memory import Memory, format_bytes, split_batch, t
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
-from fourfold.models.hierarchical import HierarchicalClassifierConfig
 from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig
+from fourfold.models.recurrent.hierarchical import HierarchicalClassifierConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
 

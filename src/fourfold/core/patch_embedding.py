@@ -21,35 +21,6 @@ def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
         raise InputError(message, option="images")
 
 
-def convolutional_stem(patch_size: int, n_channels: int, d_model: int) -> nn.Sequential:
-    """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
-
-    Each 3x3 convolution halves the side of the image. The last one has D output channels, and each
-    earlier one half as many as the next. A GroupNorm of one group and a ReLU follow. The paper has
-    a batch norm, with which an optimizer step would depend on the division of the batch.
-
-    Args:
-        patch_size: Side of a patch in pixels, a power of 2.
-        n_channels: Number of image channels C.
-        d_model: Model width D.
-
-    Raises:
-        InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by
-            `patch_size` / 2.
-    """
-    n_layers = patch_size.bit_length() - 1
-    if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):
-        message = "must be a power of 2 for a convolutional stem, and half of it a divisor of"
-        raise InputError(f"{message} d_model ({d_model}), got {patch_size}", option="patch_size")
-    layers: list[nn.Module] = []
-    for i in reversed(range(n_layers)):
-        width = d_model // 2**i
-        layers.append(nn.Conv2d(n_channels, width, 3, stride=2, padding=1, bias=False))
-        layers += [nn.GroupNorm(1, width), nn.ReLU()]
-        n_channels = width
-    return nn.Sequential(*layers)
-
-
 class PatchEmbedding(nn.Module):
     """Patch embedding of images, with learned prefix tokens (Dosovitskiy et al. 2020, eq. 1).
 
@@ -64,12 +35,13 @@ class PatchEmbedding(nn.Module):
         n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
             distillation token.
         dropout: Dropout probability of the embedded tokens.
-        has_convolutions: Embed the output of `convolutional_stem` by a linear map of each position,
-            instead of the pixels of each patch.
+        stem: Module that maps images (B, C, side, side) to one feature vector of width D for each
+            patch, (B, D, rows, columns), which replaces the pixels of the patch. None means no
+            stem.
 
     Raises:
-        InputError: `image_size` is not divisible by `patch_size`, the name of the positions is
-            unknown, or `convolutional_stem` does not support the sizes.
+        InputError: `image_size` is not divisible by `patch_size`, or the name of the positions is
+            unknown.
 
     Example:
         >>> embed = PatchEmbedding(32, 8, 3, 16)
@@ -87,7 +59,7 @@ class PatchEmbedding(nn.Module):
         positions: str | Callable[[int, int], PositionTable] = "learned",
         n_prefix: int = 1,
         dropout: float = 0.0,
-        has_convolutions: bool = False,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
@@ -95,12 +67,9 @@ class PatchEmbedding(nn.Module):
             raise InputError(message, option="image_size")
         self.image_size = image_size
         self.n_channels = n_channels
-        self.stem: nn.Module = nn.Identity()
-        if has_convolutions:
-            self.stem = convolutional_stem(patch_size, n_channels, d_model)
-            self.patches = nn.Conv2d(d_model, d_model, 1)
-        else:
-            self.patches = nn.Conv2d(n_channels, d_model, patch_size, stride=patch_size)
+        self.stem = nn.Identity() if stem is None else stem
+        shape = (n_channels, d_model, patch_size) if stem is None else (d_model, d_model, 1)
+        self.patches = nn.Conv2d(*shape, stride=shape[2])
         n_patches = (image_size // patch_size) ** 2
         # A sinusoidal grid has no row for prefix tokens, so they get no position (big_vision).
         self.prefix_has_position = positions not in ("sincos2d", "sincos2d_mae")

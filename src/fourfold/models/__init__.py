@@ -26,10 +26,6 @@ from fourfold.models.composite import ImageToTextConfig as ImageToTextConfig
 from fourfold.models.composite import TextToTextConfig as TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
-from fourfold.models.hierarchical import HierarchicalClassifier as HierarchicalClassifier
-from fourfold.models.hierarchical import (
-    HierarchicalClassifierConfig as HierarchicalClassifierConfig,
-)
 from fourfold.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
 from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig as MaskedAutoencoderConfig
 from fourfold.models.masked_lm import MaskedLM as MaskedLM
@@ -43,6 +39,10 @@ from fourfold.models.recurrent.encoder_decoder import (
 )
 from fourfold.models.recurrent.encoder_decoder import (
     RecurrentEncoderDecoderConfig as RecurrentEncoderDecoderConfig,
+)
+from fourfold.models.recurrent.hierarchical import HierarchicalClassifier as HierarchicalClassifier
+from fourfold.models.recurrent.hierarchical import (
+    HierarchicalClassifierConfig as HierarchicalClassifierConfig,
 )
 from fourfold.models.recurrent.language_model import RecurrentClassifier as RecurrentClassifier
 from fourfold.models.recurrent.language_model import (

@@ -91,6 +91,31 @@ class ViTConfig(TransformerConfig):
         return (self.pool == "cls") + self.distillation
 
 
+def convolutional_stem(config: ViTConfig) -> nn.Sequential:
+    """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
+
+    Each 3x3 convolution halves the side of the image. The last one has D output channels, and each
+    earlier one half as many as the next. A GroupNorm of one group and a ReLU follow. The paper has
+    a batch norm, with which an optimizer step would depend on the division of the batch.
+
+    Raises:
+        InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by
+            `patch_size` / 2.
+    """
+    patch_size, n_channels, d_model = config.patch_size, config.n_channels, config.d_model
+    n_layers = patch_size.bit_length() - 1
+    if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):
+        message = "must be a power of 2 for a convolutional stem, and half of it a divisor of"
+        raise InputError(f"{message} d_model ({d_model}), got {patch_size}", option="patch_size")
+    layers: list[nn.Module] = []
+    for i in reversed(range(n_layers)):
+        width = d_model // 2**i
+        layers.append(nn.Conv2d(n_channels, width, 3, stride=2, padding=1, bias=False))
+        layers += [nn.GroupNorm(1, width), nn.ReLU()]
+        n_channels = width
+    return nn.Sequential(*layers)
+
+
 class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
@@ -125,7 +150,7 @@ class ViT(Model):
             positions="none" if positions_in_stack else positions,
             n_prefix=self.n_prefix,
             dropout=config.dropout,
-            has_convolutions=config.patch_embedding == "convolutional",
+            stem=convolutional_stem(config) if config.patch_embedding == "convolutional" else None,
         )
         if positions_in_stack:
             length = (config.image_size // config.patch_size) ** 2 + self.n_prefix

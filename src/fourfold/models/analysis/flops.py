@@ -27,9 +27,9 @@ from fourfold.models.baselines.convolution import ConvolutionalStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.hierarchical import Level
 from fourfold.models.recurrent.cells import RecurrentStack
 from fourfold.models.recurrent.decoder import RecurrentDecoder
+from fourfold.models.recurrent.hierarchical import Level
 from fourfold.models.recurrent.language_model import RecurrentLayers
 from fourfold.models.vit import ViTConfig
 
