@@ -1,4 +1,4 @@
-"""SequenceData and TrecData: DataModules for classification and regression of sentences and sentence pairs.
+"""SequenceData and TrecData: DataModules for classification and regression of sentences and pairs.
 
 Shapes: B examples (sentences or sentence pairs), T tokens of the longest example.
 """
