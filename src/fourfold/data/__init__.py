@@ -32,14 +32,14 @@ _MODULES = {
     "MaskedImageData": "vision.masked_images",
     "MaskedTextData": "text.masked_lm",
     "QuestionData": "text.question_answering",
-    "RecallData": "text.recall",
+    "RecallData": "text.synthetic_sequences",
     "SequenceData": "text.sequence_classification",
     "StreamedCausalTextData": "streaming.datamodule",
     "StreamedMaskedTextData": "streaming.datamodule",
     "SyntheticSequenceData": "text.synthetic_sequences",
     "TokenData": "text.token_classification",
     "TranslationData": "text.translation",
-    "TrecData": "text.trec",
+    "TrecData": "text.sequence_classification",
 }
 __all__ = sorted(_MODULES)
 
