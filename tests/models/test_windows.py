@@ -9,8 +9,7 @@ from torch import Tensor
 
 import fourfold
 from fourfold.cli import main
-from fourfold.core import attention
-from fourfold.core.attention import attend, attention_backend, can_slice, lower_mask
+from fourfold.core.attention import attend, attention_backend, lower_mask
 from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.kv_cache import KVCache
@@ -18,6 +17,7 @@ from fourfold.core.masks import Mask
 from fourfold.errors import InputError
 from fourfold.hub import timm, transformers_format
 from fourfold.kernels import cpu_attention
+from fourfold.kernels.cpu_attention import window_is_faster
 from fourfold.models import CausalLM, CausalLMConfig, ViT, ViTConfig
 from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.models.analysis.flops import forward_flops
@@ -27,8 +27,8 @@ from tests.fixtures.tiny_models import V, assert_same, build, tokens
 @pytest.fixture
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU kernel skip keys at any length, with two queries in each slice."""
-    monkeypatch.setattr(attention, "MIN_SLICED_KEYS", 1)
-    monkeypatch.setattr(attention, "MIN_KEYS_PER_WINDOW", 1)
+    monkeypatch.setattr(cpu_attention, "MIN_SLICED_KEYS", 1)
+    monkeypatch.setattr(cpu_attention, "MIN_KEYS_PER_WINDOW", 1)
     monkeypatch.setattr(cpu_attention, "WINDOW_SLICE", 2)
 
 
@@ -176,9 +176,8 @@ def test_columns_measure_distances_only_where_they_equal_positions() -> None:
         (right, 4, True),
         (right, 1, False),  # the query has another position than the last column
     ):
-        assert can_slice(Mask(keys=keys, window=2), q_len, 4) is expected
-    assert not can_slice(Mask(window=2, n_global=1), 4, 4)
-    assert not can_slice(Mask(), 4, 4)
+        assert window_is_faster(2, keys, q_len, 4) is expected
+    assert not window_is_faster(None, None, 4, 4)
 
 
 def test_time_and_memory_do_not_depend_on_keys_outside_the_window() -> None:

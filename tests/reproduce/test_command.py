@@ -543,7 +543,7 @@ def test_changes_become_options() -> None:
 
 def local_data(given: dict[str, Any]) -> set[str]:
     """Files and directories that a config's data are read from, but for what runs leave."""
-    if "task" in given:  # GLUE's, by their directory
+    if "task" in given and "folder" in given:  # GLUE's, by their directory
         found = {f"{given['folder']}/{given['task']}"}
     elif given.get("source") == "hub":
         found = set()

@@ -23,13 +23,14 @@ from fourfold.core.config import head_width
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
 from fourfold.core.validation import check_choice
-from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster
+from fourfold.kernels.cpu_attention import (
+    attend_by_products,
+    products_are_faster,
+    window_is_faster,
+)
 from fourfold.kernels.cpu_decoding import Linear
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
-# A window is applied slice by slice from this number of keys, also relative to the window.
-MIN_SLICED_KEYS = 256
-MIN_KEYS_PER_WINDOW = 4
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 
 
@@ -72,34 +73,13 @@ def lower_mask(
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
-    if backend == "auto" and like.device.type == "cpu" and can_slice(mask, q_len, k_len):
+    on_cpu = backend == "auto" and like.device.type == "cpu" and not mask.n_global
+    if on_cpu and window_is_faster(mask.window, mask.keys, q_len, k_len):
         rest = replace(mask, causal=False, window=None).lower(q_len, k_len, like.device)
         return LoweredMask(rest.mask, mask.causal and q_len > 1, mask.window)
     # The search for the visible blocks takes longer than attention with a single query.
     flex = backend == "flex" or (backend == "auto" and like.is_cuda and sparse and q_len > 1)
     return mask.lower(q_len, k_len, like.device, flex=flex and not dense)
-
-
-def can_slice(mask: Mask, q_len: int, k_len: int) -> bool:
-    """Return True if the CPU kernel can apply the window of a mask, and is faster with it.
-
-    The kernel measures distances in columns. In each row of the mask, the real tokens must
-    therefore be consecutive, up to the last column if there are fewer queries than keys.
-
-    Args:
-        mask: The attention pattern, with or without a window.
-        q_len: Number of queries Tq.
-        k_len: Number of keys Tk.
-    """
-    if mask.window is None or mask.n_global or torch.compiler.is_compiling():
-        return False
-    if k_len < MIN_SLICED_KEYS or k_len < MIN_KEYS_PER_WINDOW * mask.window or q_len > k_len:
-        return False
-    if mask.keys is None:
-        return True
-    starts = mask.keys[:, 0] + (mask.keys[:, 1:] & ~mask.keys[:, :-1]).sum(1)  # of real tokens
-    at_end = q_len == k_len or bool(mask.keys[:, -1].all())
-    return at_end and bool((starts <= 1).all())
 
 
 def softmax(scores: Tensor) -> Tensor:

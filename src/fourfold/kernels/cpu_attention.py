@@ -29,6 +29,9 @@ from fourfold.kernels.dropout import keep_mask
 CAUSAL_SLICE = 128  # queries; small enough to skip many hidden keys, large enough to be fast
 WINDOW_SLICE = 32  # queries; few keys outside the windows of these queries are read
 MAX_SLICE_SCORES = 2**22  # attention scores of a slice without a causal mask
+# A window is applied slice by slice from this number of keys, also relative to the window.
+MIN_SLICED_KEYS = 256
+MIN_KEYS_PER_WINDOW = 4
 # Attention weights of one head that are saved. More weights are recomputed in the backward pass.
 MAX_SAVED_WEIGHTS = 2**18
 
@@ -193,6 +196,29 @@ def products_are_faster(q: Tensor, k_len: int, dropout_p: float) -> bool:
     if q.shape[2] > 8:
         return low and math.prod(q.shape[:3]) * k_len >= 2**15
     return q.shape[0] > 1 and q.shape[2] <= (8 if low and k_len <= 32 else 1)
+
+
+def window_is_faster(window: int | None, keys: Tensor | None, q_len: int, k_len: int) -> bool:
+    """Return True if `attend_by_products` supports a window with these keys, and is faster with it.
+
+    The kernel measures distances in columns. In each row of the mask, the real tokens must
+    therefore be consecutive, up to the last column if there are fewer queries than keys.
+
+    Args:
+        window: Window of the attention pattern, or None.
+        keys: (B, Tk) bool, True = real token; None means that all tokens are real.
+        q_len: Number of queries Tq.
+        k_len: Number of keys Tk.
+    """
+    if window is None or torch.compiler.is_compiling():
+        return False
+    if k_len < MIN_SLICED_KEYS or k_len < MIN_KEYS_PER_WINDOW * window or q_len > k_len:
+        return False
+    if keys is None:
+        return True
+    starts = keys[:, 0] + (keys[:, 1:] & ~keys[:, :-1]).sum(1)  # of real tokens
+    at_end = q_len == k_len or bool(keys[:, -1].all())
+    return at_end and bool((starts <= 1).all())
 
 
 def attend_by_products(

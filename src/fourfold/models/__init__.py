@@ -1,12 +1,12 @@
-"""Model classes and configs: transformer families, recurrent and other models, baselines."""
+"""Model classes and configs: transformer families, recurrent and other models, baselines.
+
+Recurrent models and some others are imported when they are first accessed.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from fourfold.models.base import Model as Model
-from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
-from fourfold.models.baselines.convolution import ConvolutionalLMConfig as ConvolutionalLMConfig
-from fourfold.models.baselines.ladder import LadderClassifier as LadderClassifier
-from fourfold.models.baselines.ladder import LadderClassifierConfig as LadderClassifierConfig
-from fourfold.models.baselines.ladder import LadderLM as LadderLM
-from fourfold.models.baselines.ladder import LadderLMConfig as LadderLMConfig
 from fourfold.models.baselines.resnet import ResNet as ResNet
 from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
 from fourfold.models.causal_lm import CausalLM as CausalLM
@@ -26,33 +26,72 @@ from fourfold.models.composite import ImageToTextConfig as ImageToTextConfig
 from fourfold.models.composite import TextToTextConfig as TextToTextConfig
 from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
-from fourfold.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
-from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig as MaskedAutoencoderConfig
 from fourfold.models.masked_lm import MaskedLM as MaskedLM
 from fourfold.models.masked_lm import MaskedLMConfig as MaskedLMConfig
-from fourfold.models.recurrent.captioner import RecurrentCaptioner as RecurrentCaptioner
-from fourfold.models.recurrent.captioner import (
-    RecurrentCaptionerConfig as RecurrentCaptionerConfig,
-)
-from fourfold.models.recurrent.encoder_decoder import (
-    RecurrentEncoderDecoder as RecurrentEncoderDecoder,
-)
-from fourfold.models.recurrent.encoder_decoder import (
-    RecurrentEncoderDecoderConfig as RecurrentEncoderDecoderConfig,
-)
-from fourfold.models.recurrent.hierarchical import HierarchicalClassifier as HierarchicalClassifier
-from fourfold.models.recurrent.hierarchical import (
-    HierarchicalClassifierConfig as HierarchicalClassifierConfig,
-)
-from fourfold.models.recurrent.language_model import RecurrentClassifier as RecurrentClassifier
-from fourfold.models.recurrent.language_model import (
-    RecurrentClassifierConfig as RecurrentClassifierConfig,
-)
-from fourfold.models.recurrent.language_model import RecurrentLM as RecurrentLM
-from fourfold.models.recurrent.language_model import RecurrentLMConfig as RecurrentLMConfig
 from fourfold.models.registry import create as create
 from fourfold.models.registry import list_models as list_models
 from fourfold.models.t5 import T5 as T5
 from fourfold.models.t5 import T5Config as T5Config
 from fourfold.models.vit import ViT as ViT
 from fourfold.models.vit import ViTConfig as ViTConfig
+
+if TYPE_CHECKING:
+    from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
+    from fourfold.models.baselines.convolution import ConvolutionalLMConfig as ConvolutionalLMConfig
+    from fourfold.models.baselines.ladder import LadderClassifier as LadderClassifier
+    from fourfold.models.baselines.ladder import LadderClassifierConfig as LadderClassifierConfig
+    from fourfold.models.baselines.ladder import LadderLM as LadderLM
+    from fourfold.models.baselines.ladder import LadderLMConfig as LadderLMConfig
+    from fourfold.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
+    from fourfold.models.masked_autoencoder import (
+        MaskedAutoencoderConfig as MaskedAutoencoderConfig,
+    )
+    from fourfold.models.recurrent.captioner import RecurrentCaptioner as RecurrentCaptioner
+    from fourfold.models.recurrent.captioner import (
+        RecurrentCaptionerConfig as RecurrentCaptionerConfig,
+    )
+    from fourfold.models.recurrent.encoder_decoder import (
+        RecurrentEncoderDecoder as RecurrentEncoderDecoder,
+    )
+    from fourfold.models.recurrent.encoder_decoder import (
+        RecurrentEncoderDecoderConfig as RecurrentEncoderDecoderConfig,
+    )
+    from fourfold.models.recurrent.hierarchical import (
+        HierarchicalClassifier as HierarchicalClassifier,
+    )
+    from fourfold.models.recurrent.hierarchical import (
+        HierarchicalClassifierConfig as HierarchicalClassifierConfig,
+    )
+    from fourfold.models.recurrent.language_model import RecurrentClassifier as RecurrentClassifier
+    from fourfold.models.recurrent.language_model import (
+        RecurrentClassifierConfig as RecurrentClassifierConfig,
+    )
+    from fourfold.models.recurrent.language_model import RecurrentLM as RecurrentLM
+    from fourfold.models.recurrent.language_model import RecurrentLMConfig as RecurrentLMConfig
+
+_LAZY_MODULES = {
+    "ConvolutionalLM": "baselines.convolution",
+    "ConvolutionalLMConfig": "baselines.convolution",
+    "LadderClassifier": "baselines.ladder",
+    "LadderClassifierConfig": "baselines.ladder",
+    "LadderLM": "baselines.ladder",
+    "LadderLMConfig": "baselines.ladder",
+    "MaskedAutoencoder": "masked_autoencoder",
+    "MaskedAutoencoderConfig": "masked_autoencoder",
+    "RecurrentCaptioner": "recurrent.captioner",
+    "RecurrentCaptionerConfig": "recurrent.captioner",
+    "RecurrentEncoderDecoder": "recurrent.encoder_decoder",
+    "RecurrentEncoderDecoderConfig": "recurrent.encoder_decoder",
+    "HierarchicalClassifier": "recurrent.hierarchical",
+    "HierarchicalClassifierConfig": "recurrent.hierarchical",
+    "RecurrentClassifier": "recurrent.language_model",
+    "RecurrentClassifierConfig": "recurrent.language_model",
+    "RecurrentLM": "recurrent.language_model",
+    "RecurrentLMConfig": "recurrent.language_model",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY_MODULES:
+        raise AttributeError(f"module 'fourfold.models' has no attribute {name!r}")
+    return getattr(import_module(f"fourfold.models.{_LAZY_MODULES[name]}"), name)

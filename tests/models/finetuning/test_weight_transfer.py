@@ -184,7 +184,7 @@ def test_layers_are_compared_in_every_field_except_depth_and_dropout() -> None:
     names = {field.name for field in fields(TransformerConfig)}
     dropout = {"dropout", "attn_dropout", "ff_dropout", "drop_path"}
     # head_width and value_width stand for d_head and d_value.
-    assert names - set(LAYER_FIELDS) == {"n_layers", "d_head", "d_value", *dropout}
+    assert names - set(LAYER_FIELDS) == {"n_layers", "d_head", "d_value", "window", *dropout}
 
 
 def test_fewer_layers_take_the_lowest_layers() -> None:

@@ -23,6 +23,7 @@ from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
+CHARACTERS = TokenizerConfig(kind="char")
 QUESTION = "?"  # before the answer of `RecallData`
 N_COPIED = 10  # symbols of a sequence of the copy task
 SYMBOLS, BLANK, DELIMITER = "abcdefgh", "-", ":"
@@ -273,6 +274,7 @@ class RecallData(TextDataModule):
         train_rows: Number of training examples.
         eval_rows: Number of examples of the validation split, and of the test split.
         batch_size: Number of examples in a batch.
+        tokenizer: Options of the tokenizer, whose kind must be char.
         options: Arguments of `TextDataModule`. The examples depend on `seed`.
 
     Raises:
@@ -288,9 +290,10 @@ class RecallData(TextDataModule):
         train_rows: int = 8192,
         eval_rows: int = 512,
         batch_size: int = 32,
+        tokenizer: TokenizerConfig = CHARACTERS,
         **options: Any,
     ) -> None:
-        super().__init__(**{"tokenizer": TokenizerConfig(kind="char"), **options})
+        super().__init__(tokenizer=tokenizer, **options)
         check_choice("data.tokenizer.kind", self._tokenizer_config.kind, ("char",))
         check_positive("distance", distance)
         check_positive("n_letters", n_letters, len(ascii_lowercase))
