@@ -5,7 +5,8 @@
 torch's profiler records the steps of the benchmark workloads, after a warm-up. The time of an
 operation does not contain the operations that it calls. The rest of the time is spent in Python and
 between operations. A matrix product also has its rate, as a share of the rate of torch.mm at the
-shape of the feed-forward layer, which is measured before and after. The profiler slows down steps
+shape of the feed-forward layer, which is measured before and after. As in `fourfold fit`, freed
+memory stays in the process. The profiler slows down steps
 with many small operations, so the times are compared with each other, not with other benchmarks.
 Writes OUT.csv with all operations and OUT.md with those that make up 95 % of the time.
 """
@@ -25,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fourfold.callbacks.runtime.malloc import disable_malloc_trim
 from fourfold.environment import commit, processor
 from scripts.benchmarks.contenders import DTYPES, fourfold_contender, training_step
 from scripts.benchmarks.decoding import greedy_cases
@@ -146,6 +148,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
+    disable_malloc_trim()
     families = [family for family in options.family if family in SIZES[options.size]]
     settings = Settings(size=options.size, precision="fp32", device="cpu", peers=())
     rows: list[Row] = []
