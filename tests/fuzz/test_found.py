@@ -109,6 +109,7 @@ def test_lone_surrogate_in_a_config(world: World, refused: Refused) -> None:
 OPTIONS = {
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches must be at least 1, got 0",
     "trainer.devices=-1": "should be an int > 0",
+    "trainer.fast_dev_run=é\u2028": "trainer.fast_dev_run must be one of int, bool, got é",
     "trainer.devices=99999": "trainer.devices must be a number from 1 to",
     "model.config.d_model=1000000000": "d_model must be at most 1048576, got 1000000000",
     "model.config.d_ff=1000000000000000000": "d_ff must be at most 4194304",

@@ -204,7 +204,9 @@ def _invalid_value(key: str, details: str, cause: BaseException | None) -> Input
         )
     pattern = r"(?:Given value:|Got value:|load config) ?['\"]?(.*?)['\"]?(?: - Parser key.*)?$"
     given = re.search(pattern, details)
-    value = given[1][:MAX_QUOTED] if given else ""
+    # A line separator in the value moves the end of the message to the same line.
+    value = re.split(r" - Expected a| Given value type:", given[1])[0] if given else ""
+    value = value[:MAX_QUOTED]
     if nested_value := re.match(r"NestedArg\(key='(.+)', val='?(.*?)'?\)", value):
         key = f"{key}.{nested_value[1]}"
         value = nested_value[2]

@@ -73,6 +73,9 @@ class Masking:
         self.is_special = np.zeros(tokenizer.vocab_size, bool)
         self.is_special[tokenizer.special_ids] = True
         self.ordinary_ids = np.flatnonzero(~self.is_special)
+        if not len(self.ordinary_ids):
+            message = f"must be larger, since all {tokenizer.vocab_size} tokens are special tokens"
+            raise InputError(message, option="data.tokenizer.vocab_size")
 
     def mask_epoch(self, epoch: int) -> int:
         """Return the index of the epoch whose masks are used in `epoch`.
