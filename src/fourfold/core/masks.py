@@ -105,7 +105,7 @@ class Mask:
         if plain and (not causal or q_len == k_len):
             return LoweredMask(None, causal)
         offset = k_len - q_len
-        places = None if keys is None else keys.long().cumsum(dim=1)
+        positions = None if keys is None else keys.long().cumsum(dim=1)
         q_documents = self.query_documents
         if documents is not None and q_documents is None:
             q_documents = documents[:, -q_len:]
@@ -116,7 +116,7 @@ class Mask:
             if causal:
                 ok = ok & (k <= q + offset)
             if window is not None:
-                ok = ok & _is_near(window, n_global, places, b, q + offset, k)
+                ok = ok & _is_near(window, n_global, positions, b, q + offset, k)
             if keys is not None:
                 ok = ok & keys[b, k]
             if documents is not None and q_documents is not None:
@@ -136,20 +136,20 @@ class Mask:
 
 
 def _is_near(
-    window: int, n_global: int, places: Tensor | None, b: Tensor, q: Tensor, k: Tensor
+    window: int, n_global: int, positions: Tensor | None, b: Tensor, q: Tensor, k: Tensor
 ) -> Tensor:
     """Return True where a window allows the pair of the columns q and k in row b.
 
     Args:
         window: Smallest distance that is not allowed.
         n_global: Number of the first columns that the window does not concern.
-        places: Positions (B, Tk) of the columns, whose differences are the distances. None means
+        positions: Positions (B, Tk) of the columns, whose differences are the distances. None means
             that the columns are the positions.
         b: Row of the batch.
         q: Column of the query.
         k: Column of the key.
     """
-    distance = q - k if places is None else places[b, q] - places[b, k]
+    distance = q - k if positions is None else positions[b, q] - positions[b, k]
     return (distance.abs() < window) | (q < n_global) | (k < n_global)
 
 

@@ -1,6 +1,6 @@
 """Image captioning tasks: image encoder and text decoder, or recurrent decoder with attention.
 
-Shapes: B images, T target tokens, S places of an image.
+Shapes: B images, T target tokens, S locations of an image.
 """
 
 import math
@@ -41,8 +41,8 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     first caption in evaluation. A generated caption is compared with all captions of the image.
 
     The encoder is a ViT. For frozen features of a convolutional network (`data.features`), its
-    patches are the places of the feature map: `image_size` is the side of the map, `patch_size` is
-    1 and `n_channels` is the number of channels of the features.
+    patches are the locations of the feature map: `image_size` is the side of the map, `patch_size`
+    is 1 and `n_channels` is the number of channels of the features.
 
     Args:
         config: Config of the model.
@@ -118,8 +118,8 @@ def doubly_stochastic_loss(alpha: Tensor, counts: Tensor) -> Tensor:
     """Compute sum_i (1 - sum_t alpha_ti)^2 of each caption, summed over the batch (Xu et al. 2015).
 
     With the loss of the tokens also summed over the batch, the ratio of both terms is that of the
-    paper. The released code takes the mean over the places i and the sum over the batch, which is
-    B / S times this term, and a widely used tutorial takes both means (1 / S times this term).
+    paper. The released code takes the mean over the locations i and the sum over the batch, which
+    is B / S times this term, and a widely used tutorial takes both means (1 / S times this term).
 
     Args:
         alpha: Attention weights (B, T, S).
@@ -136,8 +136,8 @@ class RecurrentCaptioning(HardAttention, Captioning):
     The training loss includes the doubly stochastic term, but the validation loss does not.
     With attention, the metrics also contain attention_entropy (mean entropy of the weights of a
     token, in nats) and attention_change (mean total variation, from 0 to 1, between the weights of
-    successive tokens), which is near 0 if the maps do not depend on the word. The random places of
-    hard attention depend only on the seed of the data, the epoch and the image.
+    successive tokens), which is near 0 if the maps do not depend on the word. The random locations
+    of hard attention depend only on the seed of the data, the epoch and the image.
 
     Args:
         config: Config of the model.
@@ -184,8 +184,8 @@ class RecurrentCaptioning(HardAttention, Captioning):
         if self.attention.draws:
             encoder = self.config.encoder
             height, width = batch.images.shape[2:]
-            places = height * width if encoder is None else (height // encoder.patch_size) ** 2
-            noise = self.attention_noise(batch.rows, batch.epoch, batch.ids.shape[1], places)
+            locations = height * width if encoder is None else (height // encoder.patch_size) ** 2
+            noise = self.attention_noise(batch.rows, batch.epoch, batch.ids.shape[1], locations)
         with self.attention.recording(noise) as calls:
             output = self._teacher_forced(self.as_pairs(batch))
         counts = (output[-1] != IGNORE_INDEX).view(len(batch.ids), -1)  # (B, T)

@@ -47,7 +47,7 @@ class FeatureConfig:
 
     Args:
         layer: "block10" (the output of block 10 of 0 to 15, 112 x 14 x 14) or "final" (the features
-            before the average pooling, 1280 x 7 x 7). The vector of each place is normalized to
+            before the average pooling, 1280 x 7 x 7). The vector of each location is normalized to
             mean 0 and variance 1, since the standard deviation of block 10 is about 7, and stored
             in half precision.
         cache: File that stores the features. It is written if it does not exist. Features of

@@ -1,8 +1,8 @@
 """RecurrentCaptioner: LSTM captioner with or without visual attention.
 
 Show and tell (Vinyals et al. 2015) and Show, attend and tell (Xu et al. 2015). Shapes: B images, N
-rows (N is a multiple of B), S places of an image, M width of a place's vector, T tokens, D width of
-the embedding, H units of the LSTM, V vocabulary.
+rows (N is a multiple of B), S locations of an image, M width of a location's vector, T tokens, D
+width of the embedding, H units of the LSTM, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -45,18 +45,18 @@ class RecurrentCaptionerConfig(ModelConfig):
         hidden_size: Number of units H of the LSTM.
         image: Use of the image: attention (at every step), once (as the input of the LSTM before
             the first token; Vinyals et al. 2015) or none (a language model, for comparison).
-        attention: soft (the mean of all places, with their weights), hard_sample (one place, drawn
-            at random in training; the task adds the REINFORCE gradient) or hard_gumbel (one place,
-            straight-through Gumbel estimator). In evaluation, hard attention takes the place with
-            the largest weight.
-        attn_score: Score of a state and a place: dot, general, concat, additive or scaled.
+        attention: soft (the mean of all locations, with their weights), hard_sample (one location,
+            drawn at random in training; the task adds the REINFORCE gradient) or hard_gumbel (one
+            location, straight-through Gumbel estimator). In evaluation, hard attention takes the
+            location with the largest weight.
+        attn_score: Score of a state and a location: dot, general, concat, additive or scaled.
         d_attn: Width of the hidden layer of the scores additive and concat; None means M.
         attn_temperature: Temperature of hard_gumbel.
         gate: Multiply the context by a scalar sigmoid(w h + b) of the previous state h.
         forget_bias: Number that is added to the initial bias of the forget gate.
         dropout: Dropout probability of the state before the deep output, and of the deep output.
         n_channels: Number of channels M of feature maps; not used with an encoder.
-        encoder: Config of a ViT that encodes images, and is trained with the decoder; its places
+        encoder: Config of a ViT that encodes images, and is trained with the decoder; its locations
             are the patches. None means that the inputs are feature maps (B, M, height, width).
         init: Weight initialization: xu2015 (standard deviation 0.01, orthogonal square and
             recurrent matrices, biases 0), as in the released code; or vaswani (see
@@ -89,25 +89,27 @@ class RecurrentCaptionerConfig(ModelConfig):
         check_range("attn_temperature", self.attn_temperature, above=0.0)
         check_range("forget_bias", self.forget_bias, minimum=-100.0, maximum=100.0)
         if self.attn_score == "location":
-            message = "must be a score of contents, since places have two coordinates, got location"
+            message = (
+                "must be a score of contents, since locations have two coordinates, got location"
+            )
             raise InputError(message, option="attn_score")
 
 
 class CaptionDecoder(nn.Module):
     """LSTM decoder with visual attention and deep output (Xu et al. 2015).
 
-    At each step, the previous state h attends to the places of the image. The input of the LSTM is
-    the embedded previous token and the context z, which the gate has multiplied. The output is
+    At each step, the previous state h attends to the locations of the image. The input of the LSTM
+    is the embedded previous token and the context z, which the gate has multiplied. The output is
     tanh(L_h h' + E y + L_z z) with the new state h'. State and cell of the first step are tanh maps
-    of a common tanh layer of the mean vector of all places. Without attention, the output has no
+    of a common tanh layer of the mean vector of all locations. Without attention, the output has no
     context.
 
     Args:
         config: Config of the model.
-        memory_size: Width M of a place's vector.
+        memory_size: Width M of a location's vector.
 
     Attributes:
-        cross_attn: Attention to the places; None without attention.
+        cross_attn: Attention to the locations; None without attention.
     """
 
     def __init__(self, config: RecurrentCaptionerConfig, memory_size: int) -> None:
@@ -138,14 +140,14 @@ class CaptionDecoder(nn.Module):
             self.initial_state = Linear(memory_size, hidden)
             self.initial_cell = Linear(memory_size, hidden)
 
-    def memory(self, places: Tensor) -> RecurrentMemory:
-        """Return the memory of the decoder, with its initial state, for places (B, S, M)."""
-        mean = places.mean(1)
+    def memory(self, locations: Tensor) -> RecurrentMemory:
+        """Return the memory of the decoder, with its initial state, for locations (B, S, M)."""
+        mean = locations.mean(1)
         if self.cross_attn is not None:
             summary = self.summary(mean).tanh()
             maps = (self.initial_state, self.initial_cell)
             state = tuple(linear(summary).tanh()[None] for linear in maps)
-            return RecurrentMemory(places, None, state, self.cross_attn.project(places))
+            return RecurrentMemory(locations, None, state, self.cross_attn.project(locations))
         if self.from_image is not None:
             _, state = self.stack(self.from_image(mean)[:, None])
         else:
@@ -244,7 +246,7 @@ class RecurrentCaptioner(Seq2Seq):
     def encode(  # type: ignore[override]
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> RecurrentMemory:
-        """Compute the memory of the decoder: the vectors (B, S, M) of the places of each image.
+        """Compute the memory of the decoder: the vectors (B, S, M) of the locations of each image.
 
         Args:
             src: Images (B, C, side, side), or feature maps (B, M, height, width).
@@ -255,15 +257,15 @@ class RecurrentCaptioner(Seq2Seq):
             InputError: The images or feature maps do not have the size or channels of the config.
         """
         if self.config.encoder is not None:
-            places = self.encoder(self.src_embed(src))[:, self.n_prefix :]
+            locations = self.encoder(self.src_embed(src))[:, self.n_prefix :]
         elif src.shape[1] != self.config.n_channels:
             message = f"must be the number of channels of the features, {src.shape[1]}"
             raise InputError(
                 f"{message}, got {self.config.n_channels}", option="model.config.n_channels"
             )
         else:
-            places = src.flatten(2).mT
-        memory: RecurrentMemory = self.decoder.memory(places)  # type: ignore[operator]
+            locations = src.flatten(2).mT
+        memory: RecurrentMemory = self.decoder.memory(locations)  # type: ignore[operator]
         return memory
 
     def decode(  # type: ignore[override]
