@@ -1,6 +1,7 @@
 """CaptionScores: corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with intervals."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,18 +49,9 @@ class CaptionScores(TranslationScores):
         - n_distinct: number of different captions.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
-        bleu = BLEU(tokenize="none", effective_order=True)  # only to count n-grams and lengths
-        counts = []
-        for hypothesis, references in pairs:
-            several = [references] if isinstance(references, str) else references
-            texts = [" ".join(caption_tokens(text)) for text in (hypothesis, *several)]
-            score = bleu.sentence_score(texts[0], texts[1:])
-            counts.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
-        table = np.array(counts, dtype=np.float64)  # (images, 10)
+        table = caption_counts(pairs)
         scores = super().compute(language)
-        n = len(table)
-        draws = np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)
-        sums, resampled = table.sum(0), bleu_of_counts(draws @ table)
+        sums, resampled = table.sum(0), bleu_of_counts(resamples(len(table)) @ table)
         for order, value in enumerate(bleu_of_counts(sums), start=1):
             low, high = np.percentile(resampled[:, order - 1], PERCENTILES)
             names = (f"bleu{order}", f"bleu{order}_low", f"bleu{order}_high")
@@ -67,6 +59,27 @@ class CaptionScores(TranslationScores):
         scores["length_ratio"] = float(sums[8] / max(1, sums[9]))
         scores["n_distinct"] = len({hypothesis for hypothesis, _ in pairs})
         return scores
+
+
+def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
+    """Return the counts (images, 10) of `bleu_of_counts` for each image.
+
+    Args:
+        pairs: The generated caption and the reference, or list of references, of each image.
+    """
+    bleu = BLEU(tokenize="none", effective_order=True)  # only to count n-grams and lengths
+    counts = []
+    for hypothesis, references in pairs:
+        several = [references] if isinstance(references, str) else references
+        texts = [" ".join(caption_tokens(text)) for text in (hypothesis, *several)]
+        score = bleu.sentence_score(texts[0], texts[1:])
+        counts.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
+    return np.array(counts, dtype=np.float64)
+
+
+def resamples(n: int) -> np.ndarray:
+    """Return how often each of n images is drawn (N_RESAMPLES, n); always the same numbers."""
+    return np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)
 
 
 def bleu_of_counts(counts: np.ndarray) -> np.ndarray:

@@ -1,0 +1,112 @@
+"""Differences of BLEU-4 between captioners, with the intervals of a paired bootstrap over images.
+
+    python scripts/caption_differences.py SOURCE BASE ROW ... [--runs DIR] [--split val]
+        [--out FILE]
+
+SOURCE holds the captioned images, such as captions/flickr8k_900_short224.zip. BASE and ROW are rows
+of `fourfold reproduce xu2015/flickr8k`, whose runs lie in DIR/ROW/seed_*. `fourfold predict
+--run_dir DIR/ROW/seed_0 --ckpt_path last` writes the captions of a run, which must be there. Only
+the seeds that BASE and ROW share are used. In each resample, the same images are drawn for both,
+and the BLEU-4 of a row is the mean over its seeds.
+"""
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from fourfold.atomic_files import write_atomically
+from fourfold.data.vision.caption_files import CaptionLayout, read_captions
+from fourfold.errors import InputError
+from fourfold.metrics.captions import PERCENTILES, bleu_of_counts, caption_counts, resamples
+from fourfold.text_files import read_lines
+
+RUNS = Path("runs/reproduce/xu2015/flickr8k/laptop")
+HEADINGS = ("row", "base", "seeds", "bleu4", "base_bleu4", "difference", "low", "high")
+
+
+def read_references(source: str, split: str) -> list[list[str]]:
+    """Return the captions of each image of a split of SOURCE."""
+    images = read_captions(source, CaptionLayout())[split]
+    texts = iter(images.texts.columns[0])
+    return [list(islice(texts, count)) for count in images.counts]
+
+
+def read_counts(row: Path, references: Sequence[list[str]]) -> dict[str, np.ndarray]:
+    """Return the n-gram counts (images, 10) of the captions of each seed that were written.
+
+    Raises:
+        InputError: A file does not have a caption for each image, or no seed has captions.
+    """
+    found = {}
+    for file in sorted(row.glob("seed_*/predictions.txt")):
+        captions = read_lines(str(file))
+        if len(captions) != len(references):
+            message = f"the file has {len(captions)} captions for {len(references)} images"
+            raise InputError(message, file=str(file))
+        found[file.parent.name] = caption_counts(list(zip(captions, references, strict=True)))
+    if not found:
+        raise InputError("there is no seed_*/predictions.txt in the directory", file=str(row))
+    return found
+
+
+def compare(row: dict[str, np.ndarray], base: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the BLEU-4 of a row and of its base, their difference, and its 95 % interval.
+
+    Args:
+        row: Counts (images, 10) by seed.
+        base: The same for the base.
+
+    Raises:
+        InputError: The two have no seed in common.
+    """
+    seeds = sorted(row.keys() & base.keys())
+    if not seeds:
+        message = f"have no seed in common: {', '.join(row)} and {', '.join(base)}"
+        raise InputError(message, option="BASE and ROW")
+    draws = resamples(len(row[seeds[0]]))
+    draws = np.concatenate([np.ones_like(draws[:1]), draws])  # first all images, each once
+    scores = [
+        np.mean([bleu_of_counts(draws @ counts[seed])[:, 3] for seed in seeds], axis=0)
+        for counts in (row, base)
+    ]
+    low, high = np.percentile((scores[0] - scores[1])[1:], PERCENTILES)
+    values = (len(seeds), scores[0][0], scores[1][0], scores[0][0] - scores[1][0], low, high)
+    return dict(zip(HEADINGS[2:], map(float, values), strict=True))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("source", help="folder or zip archive of the captioned images")
+    parser.add_argument("base", help="row with which the others are compared")
+    parser.add_argument("rows", nargs="+", help="rows that are compared with BASE")
+    parser.add_argument("--runs", type=Path, default=RUNS, help=f"directory of the rows ({RUNS})")
+    parser.add_argument("--split", default="val", help="split of the captions (val)")
+    parser.add_argument("--out", type=Path, help="CSV file of the table")
+    given = parser.parse_args(arguments)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(HEADINGS)
+    try:
+        references = read_references(given.source, given.split)
+        base = read_counts(given.runs / given.base, references)
+        for row in given.rows:
+            n_seeds, *scores = compare(read_counts(given.runs / row, references), base).values()
+            cells = [f"{score:.2f}" for score in scores]
+            writer.writerow([row, given.base, int(n_seeds), *cells])
+        if given.out:
+            write_atomically(given.out, table.getvalue())
+    except InputError as error:
+        print(f"caption_differences: {error}", file=sys.stderr)
+        return 2
+    print(table.getvalue(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
