@@ -1,6 +1,6 @@
 """Norm of the gradient at each training step of a tanh RNN, with and without clipping.
 
-    python scripts/clipping_curves.py OUT [--length 100] [--max_steps 300] [--lr 0.2]
+    python -m scripts.clipping_curves OUT [--length 100] [--max_steps 300] [--lr 0.2]
 
 An RNN whose recurrent matrix is 1.5 times an orthogonal matrix learns the copy task of Arjovsky et
 al. 2016 by SGD, once without clipping and once with the norm of the gradient clipped to 1 (Pascanu
