@@ -183,7 +183,13 @@ def system(name: str, configs: dict[str, Path], here: Path, monkeypatch: Any) ->
 
 @pytest.mark.parametrize(
     ("name", "stride"),
-    [("recurrent", 50), *(pytest.param(n, 3, marks=pytest.mark.slow) for n in SYSTEMS)],
+    [
+        ("recurrent", 50),
+        *(
+            pytest.param(name, 3, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+            for name in SYSTEMS
+        ),
+    ],
 )
 def test_disk_that_fails_during_the_training_of_other_systems(
     name: str,
