@@ -8,6 +8,7 @@ finished rounds.
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -220,4 +221,7 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main, sys.argv[1:]))
+    code_ = run_main(main, sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code_)  # torch's thousands of modules need seconds to be freed on a busy machine

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fourfold.callbacks.runtime.compile_blocks import compile_blocks
 from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViTConfig
 from fourfold.models.analysis.flops import forward_flops
+from fourfold.models.base import on_meta
 from fourfold.reproduce.interleaved_timing import Call
 from fourfold.tasks import (
     CausalLanguageModeling,
@@ -188,7 +189,7 @@ TASKS: dict[str, Callable[[Shape, float], Task]] = {
 def batch_flops(family: str, shape: Shape, batch: Any) -> int:
     """Return the FLOPs of fourfold's forward pass over a batch, without those of padding."""
     task = TASKS[family](shape, 0.0)
-    with torch.device("meta"):
+    with on_meta():
         task.configure_model()
     model = task.model
     if family == "encoder_decoder":

@@ -5,6 +5,7 @@ never produce the end-of-text token, so all rows have the maximum length.
 Shapes: B rows, T prompt tokens, N new tokens.
 """
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -85,6 +86,7 @@ def measure_decoding(
     except PeerUnavailable as error:
         unavailable = str(error)
     with_peer = TRANSFORMERS in settings.peers and not unavailable
+    print(f"{workload}: {family}, building the models", file=sys.stderr, flush=True)
     copy, copied_bytes = copying(device)
     for case in CASES[workload](settings, shape, device, with_peer):
         note = f"{100 * case.equal_rows():.0f} % of the rows are equal" if with_peer else ""

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from fourfold.callbacks.runtime.malloc import disable_malloc_trim
-from fourfold.reproduce.interleaved_timing import interleave
 from scripts.benchmarks.contenders import training_step
+from scripts.benchmarks.measurements import Rounds
 from scripts.benchmarks.peers.registry import (
     PeerUnavailable,
     build_contender,
@@ -91,6 +91,9 @@ def _measure_peaks(
         try:
             if name != FOURFOLD:
                 check_available(name, settings)
+            where = f"{template.case} {template.axis_value or ''}".strip()
+            title = ", ".join(filter(None, (template.family, where, name)))
+            print(f"{template.workload}: {title}, measuring memory", file=sys.stderr, flush=True)
             peak = peak_memory(name, template.family, shape, settings)
         except (PeerUnavailable, MeasurementFailed) as error:
             yield replace(template, contender=name, note=str(error))
@@ -107,7 +110,11 @@ def _measure_time(
     uncompiled = replace(settings, compile=False)
     with worker_processes() as workers:
         started, _ = start_workers("train", template.family, shape, uncompiled, names, workers)
-        seconds = interleave(started, settings.rounds, warm=1, device=device)
+        if not started:
+            return
+        title = f"{template.workload}: {template.family}, {template.case} {template.axis_value}"
+        rounds = Rounds(title, started, settings.rounds, 1, device)
+    seconds = rounds.seconds
     relative = relative_to_fourfold(seconds) if FOURFOLD in seconds else {}
     for name, values in seconds.items():
         yield replace(
@@ -117,6 +124,7 @@ def _measure_time(
             ratios=relative.get(name, []),
             n_parameters=started[name].n_parameters,
         )
+    rounds.end()
 
 
 def peak_memory(contender: str, family: str, shape: Shape, settings: Settings) -> int:

@@ -1,6 +1,7 @@
 """Full and failing disks: one line, the exit code, complete files only, and an exact resume."""
 
 import errno
+import io
 import resource
 import sys
 from collections.abc import Callable
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from lightning import Callback
+from PIL import Image
 
 from fourfold.checkpoints.files import read_file
 from fourfold.errors import DiskError
 from scripts.kill_test import difference
 from tests.fixtures.failing_disk import FailingDisk
+from tests.fixtures.fake_network import use_fake_network
 
 Run = Callable[..., Any]
 OPTIONS = (
@@ -63,16 +67,34 @@ def test_disk_that_fails_at_the_nth_write(
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    fail_writes(run, configs["mt"], here, monkeypatch, first, STRIDE, OPTIONS, *more)
+
+
+def fail_writes(
+    run: Run,
+    config: Path,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    stride: int,
+    options: tuple[str, ...],
+    *more: str,
+) -> None:
+    """Check runs of a recipe in which every `stride`-th write fails, and their continuations."""
     disk = FailingDisk(here, monkeypatch)
-    assert fit(run, configs, here / "whole", *more).code == 0
+
+    def train(folder: Path) -> Any:
+        return run("fit", "--config", config, "--run_dir", folder, *options, *more)
+
+    assert train(here / "whole").code == 0
     n_writes = disk.count
     assert n_writes > 20
     codes = set()
-    for number in range(first, n_writes + 1, STRIDE):
+    for number in range(first, n_writes + 1, stride):
         folder = here / f"run{number}"
         is_full = number % 2 == 0
         disk.fail_at(number, errno.ENOSPC if is_full else errno.EIO, stays=is_full)
-        result = fit(run, configs, folder, *more)
+        result = train(folder)
         disk.fail_at(0)
         codes.add(result.code)
         if result.code == 0:  # a link was replaced by a copy, or only samples were not saved
@@ -81,9 +103,135 @@ def test_disk_that_fails_at_the_nth_write(
             continue
         check(result, folder)
         if result.code == 75:
-            assert fit(run, configs, folder, *more).code == 0
+            assert train(folder).code == 0
             assert difference(here / "whole", folder) == ""
     assert 75 in codes
+
+
+SMALL = {"d_model": 16, "n_heads": 2, "d_ff": 32}
+# Model and data of systems beside the four families.
+SYSTEMS: dict[str, Any] = {
+    "recurrent": (
+        "RecurrentTranslation",
+        {"d_model": 16, "hidden_size": 16, "n_layers": 1, "vocab_size": None, "max_len": 32},
+        None,  # the data of the encoder-decoder
+        {},
+    ),
+    "masked images": (
+        "MaskedImageModeling",
+        {
+            **SMALL,
+            "n_layers": 1,
+            "image_size": 8,
+            "patch_size": 2,
+            "n_channels": 1,
+            "decoder_d_model": 16,
+            "n_decoder_layers": 1,
+            "decoder_n_heads": 2,
+            "decoder_d_ff": 32,
+        },
+        "MaskedImageData",
+        {"source": "digits", "batch_size": 256, "patch_size": 2},
+    ),
+    "captions": (
+        "RecurrentCaptioning",
+        {
+            "d_model": 16,
+            "hidden_size": 16,
+            "d_attn": 16,
+            "vocab_size": None,
+            "max_len": 30,
+            "n_channels": 112,
+        },
+        "CaptionData",
+        {
+            "source": "images",
+            "captions": "captions.csv",
+            "features": {"layer": "block10"},
+            "batch_size": 2,
+            "max_len": 30,
+            "tokenizer": {"kind": "char"},
+            "val_fraction": 0.2,
+            "test_fraction": 0.2,
+        },
+    ),
+}
+
+
+def system(name: str, configs: dict[str, Path], here: Path, monkeypatch: Any) -> Path:
+    """Write the config and the data of a system, and return the config's path."""
+    tree = yaml.safe_load(configs["mt"].read_text())
+    task, config, data, arguments = SYSTEMS[name]
+    tree["model"] = {"class_path": f"fourfold.tasks.{task}", "init_args": {"config": config}}
+    if data is not None:
+        tree["data"] = {"class_path": f"fourfold.data.{data}", "init_args": arguments}
+    if name == "captions":
+        use_fake_network(monkeypatch)
+        folder = here.with_name("pictures")
+        (folder / "images").mkdir(parents=True)
+        lines = ["image,caption"]
+        for k in range(10):
+            Image.new("RGB", (12, 10), (20 * k, 9, 99)).save(folder / f"images/{k}.png")
+            lines.append(f"{k}.png,picture {k}")
+        (folder / "captions.csv").write_text("\n".join(lines) + "\n")
+        arguments = {**arguments, "source": str(folder)}
+        tree["data"]["init_args"] = arguments
+    file = here.with_name("system.yaml")
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [
+        ("recurrent", 50),
+        *(
+            pytest.param(name, 3, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+            for name in SYSTEMS
+        ),
+    ],
+)
+def test_disk_that_fails_during_the_training_of_other_systems(
+    name: str,
+    stride: int,
+    run: Run,
+    configs: dict[str, Path],
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = system(name, configs, here, monkeypatch)
+    options = tuple(o for o in OPTIONS if "beams" not in o)
+    options += () if name == "masked images" else ("--model.val_num_beams=0",)
+    fail_writes(run, config, here, monkeypatch, 2, stride, options, *ALL_FILES)
+
+
+def test_full_disk_while_features_are_stored(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library in Rust writes the features, and is not affected by `FailingDisk`."""
+    config = system("captions", configs, here, monkeypatch)
+    cache = f"--data.features.cache={here}/cache/f.safetensors"
+    command = ("fit", "--config", config, "--run_dir", here / "r", "--trainer.max_steps=1", cache)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+    try:
+        result = run(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.code == 2
+    assert "cache/f.safetensors cannot be written: File too large (" in result.err
+    assert "Traceback" not in result.err
+    assert files(here) == ["cache"]
+    assert run(*command).code == 0
+    # The captions cannot be printed, either.
+    lines = "\n".join(str(path) for path in sorted(here.with_name("pictures").rglob("*.png")))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        result = run("caption", "--checkpoint", here / "r")
+    assert result.code == 2
+    assert "the standard output: No space left on device" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_start_on_a_full_disk_names_file_and_bytes(

@@ -9,6 +9,7 @@ import lzma
 import struct
 import zipfile
 import zlib
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ LEFT_ALONE = {
     *("limit_test_batches", "limit_predict_batches", "warmup_steps", "overfit_batches"),
 }
 INFERENCE = ("batch-size", "beam", "max-new", "n-best", "top-k", "seed", "temperature", "top-p")
+STREAM_BYTES = 18 << 20  # of a compressed stream, uncompressed
 SLOW_PATTERNS = (
     *(r"(a+)+$", r"(\w|\w)*$", r"(.*)*x", r"(?:a?){30}a{30}", r".*.*.*.*.*x", r"(\w+\s?)*$"),
     *(
@@ -277,22 +279,29 @@ def directories(draw: Draw, world: "World") -> Case:
     return Case(("import", "d", "out.ckpt"), files)
 
 
+@cache
+def packed(unit: bytes, suffix: str) -> bytes:
+    """Return one compressed stream; the decompressors accept any number of them in a file."""
+    data = unit * (STREAM_BYTES // len(unit))
+    if suffix == ".gz":
+        return gzip.compress(data, 1)
+    return bz2.compress(data) if suffix == ".bz2" else lzma.compress(data, preset=0)
+
+
 @st.composite
 def archives(draw: Draw, world: "World") -> Case:
     """Training on a small file that is large once it is decompressed."""
     family = draw(st.sampled_from(("mt", "lm", "mlm", "classes", "tags")))
     unit = draw(st.sampled_from((b"\n", b"\x00", b"one two three\n", b"a")))
-    data = unit * (draw(st.sampled_from((18 << 20, 300 << 20))) // len(unit))
+    n_streams = draw(st.sampled_from((1, 16)))  # of 18 MiB
     suffix = draw(st.sampled_from((".gz", ".bz2", ".xz", ".zip")))
     if suffix == ".zip":
         out = io.BytesIO()
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("f.txt", data)
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("f.txt", unit * (n_streams * STREAM_BYTES // len(unit)))
         content, name = out.getvalue(), "f.zip/f.txt"
     else:
-        packers = {".gz": lambda x: gzip.compress(x, 1), ".bz2": bz2.compress}
-        packers[".xz"] = lambda x: lzma.compress(x, preset=0)
-        content, name = packers[suffix](data), f"f.txt{suffix}"
+        content, name = packed(unit, suffix) * n_streams, f"f.txt{suffix}"
     value = f"[{name}, {name}]" if family == "mt" else name
     fit = ("fit", "--config", str(world.configs[family]), "--run_dir", "r")
     return Case((*fit, f"--data.train={value}"), {name.partition("/")[0]: content})
@@ -317,7 +326,7 @@ def images(draw: Draw, world: "World") -> Case:
 
 
 def cases(world: "World") -> st.SearchStrategy[Any]:
-    """Return the strategy of all inputs; archives are slow to make and therefore rare."""
+    """Return the strategy of all inputs; archives are slow to read and therefore rare."""
     kinds = (recipes, recipes, recipes, asking, tokenizers, tokenizers, checkpoints, checkpoints)
     more = (directories, directories, images)
     kind = st.sampled_from((*kinds, *more) * 4 + (archives,))

@@ -117,6 +117,8 @@ OPTIONS = {
     "model.label_smoothing=2": "label_smoothing must be at least 0 and below 1, got 2.0",
     "model.val_num_beams=-1": "val_num_beams must be at least 0 and at most 1024, got -1",
     "model.num_beams=0": "num_beams must be at least 1, got 0",
+    "data.tokenizer.vocab_size=1000000000": "tokenizer.vocab_size must be at most 16777216, got",
+    "data.tokenizer.min_frequency=-1": "tokenizer.min_frequency must be at least 0 and at most",
 }
 
 

@@ -66,6 +66,8 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
     def one(case: Any) -> None:
         if sum(counts.values()) == n:
             return
+        if os.environ.get("FOURFOLD_FUZZ_SHOW"):
+            print(f"\n{case!r:.1200}", flush=True)  # before it can end this process
         outcome = run(case, folder / "here")
         spent = outcome.seconds, outcome.n_bytes
         costs[:] = map(max, costs, spent)
@@ -74,7 +76,7 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
         kinds = {0: "works", 1: "stopped", FOREIGN_ERROR: "foreign"}
         counts[kinds.get(outcome.code, "rejected")] += 1
         if os.environ.get("FOURFOLD_FUZZ_SHOW"):
-            print(f"\n{case!r:.1200}\n -> {outcome.code} {outcome.error[:600]}")
+            print(f" -> {outcome.code} {outcome.error[:600]}")
             print(f" {outcome.seconds:.1f} s, {outcome.n_bytes >> 20} MiB {outcome.faults}")
         if outcome.faults:
             faults.append(f"{case!r}\n -> {outcome.code} " + "\n -> ".join(outcome.faults))

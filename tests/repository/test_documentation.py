@@ -193,6 +193,8 @@ def test_no_command_hides_in_an_unmarked_block() -> None:
     for block in ALL:
         assert block.language in RUN + SHOWN, f"{block.page}:{block.line} is {block.language!r}"
         assert block.tag in TAGS, f"{block.page}:{block.line} has the tag {block.tag!r}"
+        if block.language == "python":
+            compile(block.text, f"{block.page}:{block.line}", "exec")
 
 
 @pytest.mark.parametrize("page", PAGES)

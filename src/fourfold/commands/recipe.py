@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
-import torch
 from jsonargparse import ActionConfigFile
 from lightning import LightningDataModule, Trainer
 
@@ -24,6 +23,7 @@ from fourfold.core.precision import resolve_precision
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
 from fourfold.models.analysis.flops import parameters
+from fourfold.models.base import on_meta
 from fourfold.tasks import Task
 from fourfold.tasks.training.total_steps import count_steps
 
@@ -200,7 +200,7 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
     for field in task.inferred_from_data:
         if getattr(task.config, field) is None:
             task.config = replace(task.config, **{field: getattr(data, field)})
-    with torch.device("meta"):
+    with on_meta():
         task.configure_model()
     arguments = config["data"]["init_args"].as_dict()
     keys = [key for key in BATCH_KEYS if arguments.get(key) is not None]

@@ -16,7 +16,7 @@ from torch import Tensor
 from fourfold.core.validation import check_stored
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
-from fourfold.models.base import Model
+from fourfold.models.base import Model, on_meta
 from fourfold.text_files import read_json
 
 CONFIG_FILE = "config.json"
@@ -156,7 +156,7 @@ def build_on_meta(
     """
     check_layers(config, tensors)
     try:
-        with torch.device("meta"):
+        with on_meta():
             model = build()
     except RuntimeError as error:  # torch cannot count so many elements
         raise InputError("describes a model that is too large", option="the config") from error

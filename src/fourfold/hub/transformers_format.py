@@ -25,7 +25,7 @@ from fourfold.hub.directory import (
     write_directory,
 )
 from fourfold.models import EncoderDecoder
-from fourfold.models.base import Model
+from fourfold.models.base import Model, on_meta
 from fourfold.text_files import read_json
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
@@ -176,7 +176,7 @@ def export_problem(model: Model) -> str | None:
     """
     config: Any = model.config
     if isinstance(model, EncoderDecoder) and config.positions == "sinusoidal":
-        with torch.device("meta"):  # as `deinterleave_positions`, which copies the weights
+        with on_meta():  # as `deinterleave_positions`, which copies the weights
             model = EncoderDecoder(replace(config, positions="sinusoidal_halves"))
     try:
         _choose_architecture(model)

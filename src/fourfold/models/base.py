@@ -1,10 +1,13 @@
-"""Base class of all models (hidden states, logits, capability flags), and their token embedding."""
+"""Base class of all models, their token embedding, and models without memory for weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fourfold.core.block import norm_from_config
 from fourfold.core.kv_cache import KVCache
@@ -92,3 +95,30 @@ def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedd
         norm=norm_from_config(config) if has_norm else None,
         dropout=config.dropout,
     )
+
+
+class _SkipRandomFills(TorchFunctionMode):
+    """Mode in which `normal_` and `uniform_` leave their tensor unchanged."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__.endswith(("normal_", "uniform_")):  # of Tensor and of torch.nn.init
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Build the models of the block on the device "meta", without memory for their weights.
+
+    Random fills are skipped: on this device they change nothing, but torch imports its compiler for
+    them, and needs milliseconds for each.
+    """
+    with torch.device("meta"), _SkipRandomFills():
+        yield

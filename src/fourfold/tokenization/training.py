@@ -10,7 +10,8 @@ from typing import Literal
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from fourfold.core.validation import check_choice
+from fourfold.core.config import POSITIVE
+from fourfold.core.validation import MAX_SIZE, check_choice, check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer, split_for_workers
 
@@ -73,8 +74,9 @@ def train_tokenizer(
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:
-        InputError: If the kind is unknown, or if `vocab_size` is too small: it must exceed the
-            number of special tokens and, for unigram, suffice for the characters of the texts.
+        InputError: If the kind is unknown, or if `vocab_size` is above the limit of a model or too
+            small: it must exceed the number of special tokens and, for unigram, suffice for the
+            characters of the texts; or if `min_frequency` is negative or above 2^31.
 
     Example:
         >>> texts = ["low lower lowest"] * 4
@@ -86,6 +88,9 @@ def train_tokenizer(
     if config.vocab_size <= len(special):
         message = f"must exceed the {len(special)} special tokens, got {config.vocab_size}"
         raise InputError(message, option="tokenizer.vocab_size")
+    # The library allocates the vocabulary at once, and aborts the process if it cannot.
+    check_positive("tokenizer.vocab_size", config.vocab_size, POSITIVE["vocab_size"])
+    check_range("tokenizer.min_frequency", config.min_frequency, minimum=0, maximum=MAX_SIZE)
     check_choice("tokenizer.kind", config.kind, list(_TRAINERS))
     # The library needs a hundred bytes for each byte of a single text.
     if config.kind in ("bpe", "byte_bpe", "wordpiece", "word"):

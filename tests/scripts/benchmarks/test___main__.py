@@ -247,6 +247,29 @@ def test_growth_stops_measuring_a_contender_that_runs_out_of_memory() -> None:
     assert measurements[1].ratios == [3.0]
 
 
+@pytest.mark.usefixtures("fixed_peak_memory", "in_process")
+def test_interrupted_growth_reports_its_finished_rounds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def step(worker: InProcessWorker) -> None:
+        calls.append(worker)
+        if len(calls) == 4:  # one call is not measured
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcessWorker, "__call__", step)
+    settings = replace(TINY, workloads=("growth",), growth_axes=("length",), peers=(), rounds=9)
+    measurements = measure(settings)
+    peak, time = next(measurements), next(measurements)
+    with pytest.raises(KeyboardInterrupt):
+        next(measurements)
+    assert (peak.unit, len(peak.values)) == ("MiB", 1)
+    assert (time.unit, len(time.values)) == ("ms per step", 2)
+    progress = capsys.readouterr().err
+    assert "growth: causal_lm, length 8, round 2 of 9" in progress
+
+
 @pytest.mark.parametrize(("speedup", "chosen"), [("0.02", "fp32"), ("2", "bf16")])
 def test_default_precision_is_the_fast_one(
     speedup: str,

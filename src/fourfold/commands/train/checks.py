@@ -12,6 +12,7 @@ from fourfold.environment import available_memory
 from fourfold.errors import InputError
 from fourfold.hub.transformers_format import export_problem
 from fourfold.models.analysis.memory import format_bytes, state_memory
+from fourfold.models.base import on_meta
 from fourfold.tasks import Task
 from fourfold.tasks.training.finetuning import apply_finetuning
 
@@ -58,7 +59,7 @@ def check_model(
     if None in values.values() or is_sharded or not is_shipped:
         return
     try:
-        with torch.device("meta"):
+        with on_meta():
             model = build_model(task.model_class, replace(task.config, **values))
         problem = export_problem(model)
         apply_finetuning(model, task.tuning)

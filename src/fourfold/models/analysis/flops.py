@@ -22,7 +22,7 @@ from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
-from fourfold.models.base import Model
+from fourfold.models.base import Model, on_meta
 from fourfold.models.baselines.convolution import ConvolutionalStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
@@ -180,7 +180,7 @@ def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tenso
     if length and max_len and length > max_len:
         raise InputError(f"must be at most max_len ({max_len}), got {length}", option="length")
     inputs: list[Tensor] = []
-    with torch.device("meta"):
+    with on_meta():
         if model.accepts_images:
             shape = (1, encoder.n_channels, encoder.image_size, encoder.image_size)
             inputs.append(torch.empty(shape, dtype=next(model.parameters()).dtype))
