@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fourfold.checkpoints.load import load
     from fourfold.checkpoints.save import save
+    from fourfold.explorer.write import look
     from fourfold.generation import beam_search, generate
     from fourfold.models.analysis.attention_maps import attention
     from fourfold.models.registry import create, list_models
@@ -23,7 +24,7 @@ __all__ = [
     "generate",
     "list_models",
     "load",
-   
+    "look",
     "save",
 ]
 
@@ -34,6 +35,7 @@ _MODULES = {
     "generate": "fourfold.generation",
     "list_models": "fourfold.models.registry",
     "load": "fourfold.checkpoints.load",
+    "look": "fourfold.explorer.write",
     "save": "fourfold.checkpoints.save",
 }
 
