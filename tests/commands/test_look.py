@@ -54,6 +54,19 @@ def test_the_page_of_a_run_shows_rows_of_its_test_data(
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_test_writes_the_page_with_look(
+    trained: Callable[[str], Path], run: Callable[..., Any]
+) -> None:
+    folder = trained("lm")
+    result = run("test", "--run_dir", folder, "--look", "true")
+    assert result.code == 0, result.err
+    out = folder / "test" / "look.html"
+    assert f"{out}: " in result.out
+    found = read_document(out)
+    assert found["family"] == "causal_lm"
+    assert all(row["steps"] for row in found["rows"])
+
+
 def test_texts_with_masks_are_shown(
     trained: Callable[[str], Path], run: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ statistics beside those of uniform attention, and predictions. It opens without 
 EPILOG = """\
 Without --text, --source and --image, the inputs are the first rows of the test data of the
 checkpoint's run directory. Layers and heads are counted from 0."""
+DEFAULT_ROWS = 8
 MAX_ROWS = 1000
 
 
@@ -39,7 +40,13 @@ def make_parser() -> OptionParser:
     )
     add("--compare", metavar="OTHER", help="second checkpoint of the same family and tokens")
     add("--layers", metavar="L,...", help="layers, such as 0,3,last (default: all that fit)")
-    add("--rows", type=int, default=8, metavar="N", help="rows of the test data (%(default)s)")
+    add(
+        "--rows",
+        type=int,
+        default=DEFAULT_ROWS,
+        metavar="N",
+        help="rows of the test data (%(default)s)",
+    )
     add("--out", default="look.html", metavar="FILE", help="file to write (%(default)s)")
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--precision", type=int, default=8, choices=(8, 16), help="bits of a weight (%(default)s)")
@@ -106,13 +113,45 @@ def main(argv: Sequence[str]) -> int:
         examples = test_examples(view, path, options.rows)
     page = make_page(model, examples, settings, other)
     page.save(out, overwrite=options.overwrite)
-    rows = page.document["rows"]
-    n_maps = sum(len(row["maps"]) for row in rows)
-    size = out.stat().st_size / 1e6
-    print(f"{out}: {size:.2f} MB, {len(rows)} inputs and {n_maps} maps of {type(model).__name__}")
+    print(describe(page, out))
     if options.open:
         webbrowser.open(out.absolute().as_uri())
     return 0
+
+
+def write_page(
+    checkpoint: Path, data: Any, out: Path, classes: Sequence[str] = (), command: str = ""
+) -> str:
+    """Write the page of the first rows of test data, and return a line that describes it.
+
+    Args:
+        checkpoint: The checkpoint file.
+        data: DataModule with the test split.
+        out: File of the page, which is replaced if it exists.
+        classes: Import paths of the user's classes that the checkpoint may name.
+        command: Command that the page shows.
+
+    Raises:
+        InputError: The model has no attention, or there is no page for its family.
+    """
+    from fourfold.checkpoints.load import load
+    from fourfold.explorer.document import Settings, make_view
+    from fourfold.explorer.write import make_page
+
+    model = load(checkpoint, classes=tuple(classes))
+    settings = Settings(command=command, checkpoint=checkpoint.name)
+    examples = first_examples(make_view(model, settings), data, DEFAULT_ROWS)
+    page = make_page(model, examples, settings)
+    page.save(out, overwrite=True)
+    return describe(page, out)
+
+
+def describe(page: Any, out: Path) -> str:
+    """Return a line with path, size and content of a page that was written to a file."""
+    rows, model = page.document["rows"], page.document["provenance"]["model"]
+    n_maps = sum(len(row["maps"]) for row in rows)
+    size = out.stat().st_size / 1e6
+    return f"{out}: {size:.2f} MB, {len(rows)} inputs and {n_maps} maps of {model}"
 
 
 def shown_command(argv: Sequence[str]) -> str:
@@ -135,12 +174,17 @@ def test_examples(view: Any, checkpoint: Path, n_rows: int) -> list[Any]:
     if not config.is_file():
         problem = "is in no run directory whose test data can be shown; give --text, --source or"
         raise InputError(f"{problem} --image", option=str(checkpoint))
-    import numpy as np
-
     from fourfold.commands.recipe import make_parser, parse, read_recipe
 
     parser = make_parser("fourfold look")
     data = read_recipe(parser, parse(parser, ["--config", str(config)])).data
+    return first_examples(view, data, n_rows)
+
+
+def first_examples(view: Any, data: Any, n_rows: int) -> list[Any]:
+    """Return the examples of the first rows of the test split of a DataModule."""
+    import numpy as np
+
     dataset: Any = data.split("test")
     dataset.prepare()
     batch = dataset.batch(np.arange(min(n_rows, len(dataset))), 0, 0)

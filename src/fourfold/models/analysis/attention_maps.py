@@ -138,9 +138,9 @@ def _recording(module: RecurrentAttention) -> Iterator[list[tuple[Tensor, Tensor
     """Record weights (B, T, S), allowed pairs and centres (B, T) of each call of an attention."""
     calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
-    def hook(attn: RecurrentAttention, args: Any, kwargs: dict[str, Any], output: object) -> None:
+    def hook(attn: RecurrentAttention, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         query, memory, mask = args
-        weights = records[-1][1]
+        weights = output[1]
         centers = None
         allowed = weights > 0
         if not attn.weighting.startswith("local"):
@@ -151,7 +151,7 @@ def _recording(module: RecurrentAttention) -> Iterator[list[tuple[Tensor, Tensor
             centers = attn.centers(query, n_real).squeeze(-1)
         calls.append((weights, allowed, centers))
 
-    with module.recording() as records:
+    with module.recording():  # else a fused kernel returns no weights
         handle = module.register_forward_hook(hook, with_kwargs=True)
         try:
             yield calls
