@@ -221,7 +221,7 @@ def test_slider_of_a_generation_shows_alternatives_and_the_least_sure_step(visit
     assert page.locator("#alternatives li").all_inner_texts()[1].split() == ["␣dog", "0.25"]
     worst = int(np.argmax([step["entropy"] for step in steps]))
     assert f"Least sure: step {worst + 1} " in page.inner_text("#step-text")
-    assert "Ranks: 500, 3, 1." in page.inner_text("#lens")
+    assert "Ranks: 501, 3, 1." in page.inner_text("#lens")
     page.locator("#play").click()
     page.wait_for_selector("#step[aria-valuetext^='4 of 4']")
     page.wait_for_selector("#play:text-is('Play')")

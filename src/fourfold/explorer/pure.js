@@ -103,8 +103,26 @@ function visible(token) {
 
 /** Word made of pieces: without the marks of word beginnings and continuations. */
 function joinPieces(pieces) {
-  if (pieces.length === 1) return visible(pieces[0].replace(/^[ Ġ▁](?=.)/u, ""));
-  return visible(pieces.map((one, i) => (i ? one.replace(/^##/, "") : one)).join("").replace(/^[ Ġ▁](?=.)/u, ""));
+  const text = pieces.map((one, i) => (i ? one.replace(/^##/, "") : one)).join("");
+  return visible(text.replace(/^[ Ġ▁](?=.)/u, ""));
+}
+
+/** What stands between the pieces of a text: white space before a word, else a place where a line may break. */
+function gaps(tokens) {
+  const isMarked = tokens.some((token) => /^[ ▁Ġ]/.test(token));
+  return tokens.map((_, i) => {
+    const next = tokens[i + 1] || "";
+    return (isMarked ? /^[ ▁Ġ]/.test(next) : !next.startsWith("##")) ? " " : "\u200b";
+  });
+}
+
+/** Piece without the mark of a word beginning or continuation, with visible white space. */
+const plainPiece = (token) => visible(token.replace(/^(##|[ ▁Ġ])(?=[^ ▁Ġ])/u, ""));
+
+/** Text of some pieces. */
+function readable(tokens) {
+  const between = gaps(tokens);
+  return tokens.map((token, i) => plainPiece(token) + between[i]).join("").replaceAll("\u200b", "").trim();
 }
 
 /** Number with two significant digits. */
@@ -148,5 +166,5 @@ function writeHash(state, defaults) {
 
 if (typeof document === "undefined") {
   module.exports = { decodeBase64, inflate, half, expand, average, groupTokens, mergeMap, topK, ramp, diverge, visible,
-    joinPieces, digits, csvText, readHash, writeHash };
+    joinPieces, gaps, readable, digits, csvText, readHash, writeHash };
 }
