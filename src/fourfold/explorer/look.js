@@ -9,7 +9,7 @@ const DEFAULTS = {
 };
 const TITLES = {
   self: "self-attention", cross: "attention to the source (cross-attention)", encoder: "self-attention of the encoder",
-  decoder: "self-attention of the decoder", rollout: "rollout (all layers up to this one together)",
+  decoder: "self-attention of the decoder", rollout: "rollout (layers 0 to this one together)",
   relevance: "relevance for the class (attention times gradient)", "alpha sum": "attention, sum over all words", alpha: "attention to the source",
   position: "similarity of positions", positions: "similarity of positions",
 };
@@ -144,10 +144,7 @@ const indexOf = (groups, token) => Math.max(0, groups.findIndex((group) => group
 const rowOf = (view, t) => view.data.subarray(t * view.columns, (t + 1) * view.columns);
 
 /** Keys that a query may look at, for the uniform value: the causal ones or all. */
-const uniformOf = (view, t) => {
-  const causal = view.map.triangle ? view.q.groups[t][view.q.groups[t].length - 1] + 1 : view.k.raw.length;
-  return 1 / causal;
-};
+const uniformOf = (view, t) => 1 / (view.map.triangle ? Math.max(...view.q.groups[t]) + 1 : view.k.raw.length);
 
 /** Colour [r, g, b] of a weight: square-root scale, so that small weights can be seen. */
 function shade(view, value) {
@@ -214,8 +211,7 @@ function drawNow() {
     }
   }
   $("explain").textContent = `${parts.join("; ")}.`;
-  const text = view.rows && view.columns ? cellText(view.row, view.column) : "";
-  if ($("live").textContent !== text) $("live").textContent = text;
+  $("live").textContent = view.rows && view.columns ? cellText(view.row, view.column) : "";
 }
 
 function drawSelects() {
@@ -307,7 +303,8 @@ function drawMatrix() {
     + `${mapTitle(view.map.name)}, ${placeText()}. Arrow keys choose a cell, which is read out.`);
   $("zoom-box").hidden = Math.max(view.rows, view.columns) <= 40;
   $("matrix-hint").textContent = view.signed
-    ? "Orange: larger; blue: smaller; grey: equal to zero."
+    ? page.state.model === 2 ? "Orange: the first model looks there more; blue: the second one; grey: both alike."
+      : "Orange: above zero; blue: below zero; grey: zero."
     : `A row belongs to the token that looks (${TEXTS[view.q.name] || view.q.name}), a column to the token that is `
       + `looked at (${TEXTS[view.k.name] || view.k.name}). Yellow is much, violet is little`
       + `${page.state.special || page.state.words || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
@@ -411,7 +408,9 @@ function drawLines() {
   });
   word(view.q.labels, true);
   word(view.k.labels, false);
+  const seen = box.scrollTop, now = y(view.row);
   box.replaceChildren(svg);
+  box.scrollTop = now < seen + top || now > seen + box.clientHeight - pitch ? now - box.clientHeight / 2 : seen;
   $("lines-hint").textContent = "Choose a word on the left: the thick lines show where it looks. "
     + `${view.rows > 96 ? "With more than 96 rows, only the lines of the chosen token are drawn." : ""}`;
 }
@@ -783,7 +782,7 @@ function drawImage() {
   $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
   $("image-hint").textContent = canSelect
     ? `Left: click a patch${image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
-      + "Right: where it looks; yellow is much, violet is little."
+      + `Right: ${view.isWeight ? "where it looks" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
     : !isText ? "Right: where the class token, whose result decides the class, looks; yellow is much, violet is little."
     : "Choose a word below or a step above: the right picture shows where the model looked for it; yellow is much, violet is little.";
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
@@ -824,9 +823,7 @@ function choose(t, s) {
 
 function goToStep(i) {
   const steps = root().steps || [];
-  if (!steps.length) return;
-  const step = (i + steps.length) % steps.length;
-  update({ step, q: Math.max(0, stepQuery(steps[step])), k: -1 });
+  if (steps[i]) update({ step: i, q: Math.max(0, stepQuery(steps[i])), k: -1 });
 }
 
 function play() {
@@ -875,10 +872,10 @@ function onKey(event) {
 }
 
 function toggleRollout() {
-  const names = unique(root().maps.map((map) => map.name));
+  const names = unique(root().maps.map((map) => map.name)), isOn = page.state.map === "rollout";
   if (!names.includes("rollout")) return;
-  if (page.state.map === "rollout") update({ map: page.before || names.find((name) => name !== "rollout") || "rollout" });
-  else { page.before = page.state.map; update({ map: "rollout" }); }
+  if (!isOn) page.before = page.state.map;
+  update({ map: isOn ? page.before || names.find((name) => name !== "rollout") || "rollout" : "rollout" });
 }
 
 function save(name, blob) {

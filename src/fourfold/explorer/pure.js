@@ -95,10 +95,10 @@ function diverge(t) {
 /** Token as it is shown: white space and control characters become visible marks. */
 function visible(token) {
   const marks = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "Ġ": "␣", "▁": "␣", "Ċ": "↵" };
-  const named = (c) => `\\u{${c.codePointAt(0).toString(16)}}`;
+  const named = (run) => [...run].map((c) => `\\u{${c.codePointAt(0).toString(16)}}`).join("");
   return token === "" ? "∅"
     : token.replace(/^ +| +$|[\n\r\tĠ▁Ċ]/g, (run) => [...run].map((c) => marks[c]).join(""))
-      .replace(/[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/gu, named);
+      .replace(/[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|^[\u200c\u200d]+$|[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/gu, named);
 }
 
 /** Word made of pieces: without the marks of word beginnings and continuations. */
@@ -147,7 +147,7 @@ function csvText(queries, keys, data) {
 function readHash(hash, defaults) {
   const state = {};
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (!(name in defaults)) continue;
+    if (!Object.hasOwn(defaults, name)) continue;
     const number = Number(value);
     state[name] = value === "mean" ? null : typeof defaults[name] === "string" ? value
       : Number.isSafeInteger(number) && number >= 0 ? number : defaults[name];
