@@ -20,6 +20,7 @@ const STATS = {
   entropy: "entropy in nats (0: looks at one token only)",
 };
 const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", class: "class token" };
+const listTitle = (side) => TEXTS[side.name] || side.name;
 const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
 
 const $ = (id) => document.getElementById(id);
@@ -47,7 +48,10 @@ function show(id, isShown) {
 }
 
 const unique = (values) => [...new Set(values)];
-const mapTitle = (name) => (root().maps.find((map) => map.name === name) || {}).title || TITLES[name] || name;
+const mapTitle = (name) => {
+  const map = root().maps.find((one) => one.name === name) || {};
+  return map.title || (TITLES[name] || name).replace("the source", map.keys === "patches" ? "the picture" : "the source");
+};
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
 const mapsOf = (name, model = modelOf()) => root().maps.filter((map) => map.name === name && map.model === model);
 
@@ -94,7 +98,7 @@ const wordsAvailable = () => Object.keys(root().words || {}).length > 0;
 function specialTokens(name) {
   const given = (root().special || {})[name], tokens = root().tokens[name];
   if (given) return new Set(given);
-  return new Set([...tokens.keys()].filter((i) => /^(\[[A-Z]+\d*\]|<\/?[a-z|_]+>)$/.test(tokens[i])));
+  return new Set([...tokens.keys()].filter((i) => SPECIAL.test(tokens[i])));
 }
 
 /** The map that is shown, with labels, after words are merged and special tokens are hidden. */
@@ -305,9 +309,9 @@ function drawMatrix() {
   $("matrix-hint").textContent = view.signed
     ? page.state.model === 2 ? "Orange: the first model looks there more; blue: the second one; grey: both alike."
       : "Orange: above zero; blue: below zero; grey: zero."
-    : `A row belongs to the token that looks (${TEXTS[view.q.name] || view.q.name}), a column to the token that is `
-      + `looked at (${TEXTS[view.k.name] || view.k.name}). Yellow is much, violet is little`
-      + `${page.state.special || page.state.words || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
+    : `A row belongs to the token that looks (${listTitle(view.q)}), a column to the token that is `
+      + `looked at (${listTitle(view.k)}). Yellow is much, violet is little`
+      + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
       + `${alignmentOf(view) ? " White line: the window of the source in which the model looks; dot: its centre." : ""}`;
   drawLegend(view);
 }
@@ -397,8 +401,8 @@ function drawLines() {
   }
   const row = rowOf(view, view.row);
   for (const s of topK(row, 200)) if (row[s] > 0.004 * view.limit) svg.append(link(view.row, s, row[s], "link query"));
-  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, "looks"),
-    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, "is looked at"));
+  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, `looks (${listTitle(view.q)})`),
+    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, `is looked at (${listTitle(view.k)})`));
   const word = (labels, isQuery) => labels.forEach((label, i) => {
     const strength = isQuery ? i === view.row : i === view.column;
     const text = makeSvg("text", { x: isQuery ? side : to + 6, y: y(i) + 4, class: strength ? "hit query" : "hit",
@@ -411,8 +415,9 @@ function drawLines() {
   const seen = box.scrollTop, now = y(view.row);
   box.replaceChildren(svg);
   box.scrollTop = now < seen + top || now > seen + box.clientHeight - pitch ? now - box.clientHeight / 2 : seen;
-  $("lines-hint").textContent = "Choose a word on the left: the thick lines show where it looks. "
-    + `${view.rows > 96 ? "With more than 96 rows, only the lines of the chosen token are drawn." : ""}`;
+  $("lines-hint").textContent = "Choose a word on the left: the thick lines show where it looks."
+    + (view.rows > 96 ? " With more than 96 rows, only the lines of the chosen token are drawn." : "")
+    + (/␣/.test(view.q.labels + view.k.labels) ? " ␣ stands for a space." : "");
 }
 
 /** Text with one mark-up element for each token, or word, of a side. */
@@ -443,9 +448,9 @@ function drawText() {
   if (!show("p-text", isText)) return;
   const hasTextKeys = view.k.name !== "patches", isSame = view.q.name === view.k.name;
   const row = rowOf(view, view.row), parts = [];
-  if (!isSame) parts.push(make("h3", { textContent: `Choose a word (${TEXTS[view.q.name] || view.q.name})` }), tokenLine(view, view.q, null));
+  if (!isSame) parts.push(make("h3", { textContent: `Choose a word (${listTitle(view.q)})` }), tokenLine(view, view.q, null));
   if (hasTextKeys) {
-    if (!isSame) parts.push(make("h3", { textContent: `What it looks at (${TEXTS[view.k.name] || view.k.name})` }));
+    if (!isSame) parts.push(make("h3", { textContent: `What it looks at (${listTitle(view.k)})` }));
     parts.push(tokenLine(view, view.k, row));
   }
   $("text").replaceChildren(...parts);
@@ -504,7 +509,7 @@ function drawStrip(view) {
     pen.fillText(`head ${head}`, 0, (i + 0.5) * tall);
     pen.drawImage(pixels(1, view.columns, (s) => ramp(Math.sqrt(found[i][s] / limit))), left, i * tall + 1, width - left, tall - 2);
   });
-  page.strip = { left, tall, heads, width };
+  page.strip = { tall, heads };
   $("strip").setAttribute("aria-label", `Weights of the chosen token in ${heads.length} heads, one row each; yellow is much`);
 }
 
@@ -563,7 +568,7 @@ function drawSummary() {
 function drawHeads() {
   const maps = mapsOf(page.state.map).filter((map) => map.stats && Object.keys(map.stats).length);
   const key = [page.state.row, page.state.map, page.state.model, ...page.sort].join();
-  if (!show("p-heads", maps.length) || page.drawn.heads === key) return;
+  if (!show("p-heads", maps.length > 1) || page.drawn.heads === key) return;
   page.drawn.heads = key;
   const names = Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0));
   const value = (map, name) => (name === "layer" ? (map.layer ?? 0) * 1000 + (map.head ?? -1)
@@ -621,21 +626,15 @@ function drawThumbs() {
       return button;
     }))));
   $("thumbs-hint").textContent = onGrid
-    ? "A row of pictures for each layer, one picture for each head: where the chosen patch (or the class token) looks. Click one to enlarge it."
+    ? "A row of pictures for each layer, one picture for each head: where the chosen patch or word looks. Click one to enlarge it."
     : "A row for each layer, one map for each head: a diagonal line is a head that looks at the token itself or beside it, "
       + "a vertical line one that always looks at the same token. Click a map to enlarge it.";
 }
 
 function drawThumb(canvas, map, query) {
   const image = root().image;
-  let data, rows, columns;
-  if (query !== null) {
-    [rows, columns] = image.grid;
-    data = expandRows(map, [query]).subarray(image.prefix);
-  } else {
-    [rows, columns] = map.shape;
-    data = expand(map, page.bytes, page.doc.precision);
-  }
+  const [rows, columns] = query === null ? map.shape : image.grid;
+  const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRows(map, [query]).subarray(image.prefix);
   let most = 0;
   for (const value of data) most = Math.max(most, Math.abs(value));
   const limit = page.state.scale === "one" ? 1 : most || 1, isSigned = (map.range || [0])[0] < 0;
@@ -845,7 +844,8 @@ const neighbour = (values, value, by) => values[(values.indexOf(value) + by + va
 function onKey(event) {
   if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
   const target = event.target, state = page.state, view = page.view;
-  if (["SELECT", "INPUT"].includes(target.tagName)) return;
+  const own = event.key === " " ? ["SELECT", "INPUT", "BUTTON", "SUMMARY"] : ["SELECT", "INPUT"];
+  if (own.includes(target.tagName)) return;
   const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
   if (arrows && view && ["matrix", "picture", "text", "lines"].includes(target.id)) {
     event.preventDefault();
@@ -864,7 +864,6 @@ function onKey(event) {
     "?": () => $("help").showModal(),
     " ": () => (root().steps || []).length && play(),
   };
-  if (event.key === " " && ["BUTTON", "SUMMARY"].includes(target.tagName)) return;
   if (actions[event.key] && (view || event.key === "?")) {
     event.preventDefault();
     actions[event.key]();
@@ -974,7 +973,7 @@ async function main() {
     await picture.decode();
     return picture;
   }));
-  const { provenance, notice, model } = { ...page.doc };
+  const { provenance, notice } = page.doc;
   $("subtitle").textContent = `${provenance.model}, ${Number(provenance.n_parameters).toLocaleString("en-US")} parameters, `
     + `from ${provenance.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`;
   $("notice").hidden = !(notice || []).length;

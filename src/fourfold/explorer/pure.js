@@ -107,11 +107,15 @@ function joinPieces(pieces) {
   return visible(text.replace(/^[ Ġ▁](?=.)/u, ""));
 }
 
+/** Tokens such as [CLS] and </s>, where a document does not name the special ones. */
+const SPECIAL = /^(\[[A-Z]+\d*\]|<\/?[a-z|_]+>)$/;
+
 /** What stands between the pieces of a text: white space before a word, else a place where a line may break. */
 function gaps(tokens) {
   const isMarked = tokens.some((token) => /^[ ▁Ġ]/.test(token));
   return tokens.map((_, i) => {
     const next = tokens[i + 1] || "";
+    if (SPECIAL.test(next) || SPECIAL.test(tokens[i])) return " ";
     return (isMarked ? /^[ ▁Ġ]/.test(next) : !next.startsWith("##")) ? " " : "\u200b";
   });
 }
