@@ -50,6 +50,8 @@ test("white space and control characters are visible", () => {
   assert.strictEqual(pure.visible("a b\n"), "a b↵");
   assert.strictEqual(pure.visible("  "), "␣␣");
   assert.strictEqual(pure.visible("\u202e\u0000\ud800"), "\\u{202e}\\u{0}\\u{d800}");
+  assert.strictEqual(pure.visible("👩\u200d👧"), "👩\u200d👧");
+  assert.strictEqual(pure.visible("\u200d"), "\\u{200d}");
   assert.strictEqual(pure.visible(""), "∅");
   assert.strictEqual(pure.visible("שלום"), "שלום");
 });
@@ -58,6 +60,11 @@ test("pieces are joined to words", () => {
   assert.strictEqual(pure.joinPieces(["tur", "##tle"]), "turtle");
   assert.strictEqual(pure.joinPieces([" un", "happy"]), "unhappy");
   assert.strictEqual(pure.joinPieces([" "]), "␣");
+});
+
+test("text has white space before words, and none within", () => {
+  assert.strictEqual(pure.readable(["A", " tur", "tle", "\n", " x"]), "A turtle↵ x");
+  assert.strictEqual(pure.readable(["the", "tur", "##tle", "."]), "the turtle .");
 });
 
 test("numbers have two significant digits", () => {
@@ -72,7 +79,7 @@ test("CSV quotes tokens", () => {
 
 test("the address holds a state and ignores what it does not know", () => {
   const defaults = { row: 0, map: "", head: -1 };
-  assert.deepStrictEqual(pure.readHash("#row=2&head=mean&map=cross&x=1&row=1e9", defaults), { row: 1e9, head: null, map: "cross" });
+  assert.deepStrictEqual(pure.readHash("#row=2&head=mean&map=cross&x=1&__proto__=1&row=1e9", defaults), { row: 1e9, head: null, map: "cross" });
   assert.deepStrictEqual(pure.readHash("#row=-3&head=<b>", defaults), { row: 0, head: -1 });
   assert.strictEqual(pure.writeHash({ row: 2, map: "", head: null }, defaults), "row=2&head=mean");
 });

@@ -9,15 +9,18 @@ const DEFAULTS = {
 };
 const TITLES = {
   self: "self-attention", cross: "attention to the source (cross-attention)", encoder: "self-attention of the encoder",
-  decoder: "self-attention of the decoder", rollout: "rollout (all layers together)", alpha: "attention to the source",
+  decoder: "self-attention of the decoder", rollout: "rollout (layers 0 to this one together)",
+  relevance: "relevance for the class (attention times gradient)", "alpha sum": "attention, sum over all words", alpha: "attention to the source",
   position: "similarity of positions", positions: "similarity of positions",
 };
 const STATS = {
   previous: "looks at the token before", self: "looks at the token itself", next: "looks at the token after",
   first: "looks at the first token", induction: "looks at what followed an earlier copy (induction)",
-  distance: "mean distance in tokens", entropy: "entropy in nats (0: looks at one token only)",
+  separator: "looks at separators such as [SEP]", distance: "looks far: largest mean distance (tokens, patches)",
+  entropy: "entropy in nats (0: looks at one token only)",
 };
-const TEXTS = { source: "source", target: "target", tokens: "text", patches: "picture", class: "class token" };
+const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", class: "class token" };
+const listTitle = (side) => TEXTS[side.name] || side.name;
 const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
 
 const $ = (id) => document.getElementById(id);
@@ -45,7 +48,10 @@ function show(id, isShown) {
 }
 
 const unique = (values) => [...new Set(values)];
-const mapTitle = (name) => (root().maps.find((map) => map.name === name) || {}).title || TITLES[name] || name;
+const mapTitle = (name) => {
+  const map = root().maps.find((one) => one.name === name) || {};
+  return map.title || (TITLES[name] || name).replace("the source", map.keys === "patches" ? "the picture" : "the source");
+};
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
 const mapsOf = (name, model = modelOf()) => root().maps.filter((map) => map.name === name && map.model === model);
 
@@ -92,7 +98,7 @@ const wordsAvailable = () => Object.keys(root().words || {}).length > 0;
 function specialTokens(name) {
   const given = (root().special || {})[name], tokens = root().tokens[name];
   if (given) return new Set(given);
-  return new Set([...tokens.keys()].filter((i) => /^(\[[A-Z]+\d*\]|<\/?[a-z|_]+>)$/.test(tokens[i])));
+  return new Set([...tokens.keys()].filter((i) => SPECIAL.test(tokens[i])));
 }
 
 /** The map that is shown, with labels, after words are merged and special tokens are hidden. */
@@ -116,7 +122,8 @@ function makeView() {
   let values = data(one);
   if (other) { const second = data(other); values = values.map((value, i) => value - second[i]); }
   const view = { map: one.map, q: sides[0], k: sides[1], data: values, rows: sides[0].groups.length,
-    columns: sides[1].groups.length, signed: Boolean(other) || (one.map.range || [0])[0] < 0 };
+    columns: sides[1].groups.length, signed: Boolean(other) || (one.map.range || [0])[0] < 0,
+    isWeight: !other && !one.map.range };
   let most = 0;
   for (const value of values) most = Math.max(most, Math.abs(value));
   view.most = most || 1;
@@ -131,7 +138,7 @@ function makeView() {
 /** Query that is chosen at the start: the class token of a picture, else the row of the step or the last row. */
 function startQuery(view) {
   const step = (root().steps || [])[page.state.step];
-  if (root().image && view.q.name === "patches") return 0;
+  if (root().image && view.q.name === "patches" && root().image.prefix) return 0;
   if (step && stepQuery(step) < view.q.raw.length) return Math.max(0, stepQuery(step));
   return view.q.raw.length > 1 ? Math.floor(view.q.raw.length / 2) : 0;
 }
@@ -141,10 +148,7 @@ const indexOf = (groups, token) => Math.max(0, groups.findIndex((group) => group
 const rowOf = (view, t) => view.data.subarray(t * view.columns, (t + 1) * view.columns);
 
 /** Keys that a query may look at, for the uniform value: the causal ones or all. */
-const uniformOf = (view, t) => {
-  const causal = view.map.triangle ? view.q.groups[t][view.q.groups[t].length - 1] + 1 : view.k.raw.length;
-  return 1 / causal;
-};
+const uniformOf = (view, t) => 1 / (view.map.triangle ? Math.max(...view.q.groups[t]) + 1 : view.k.raw.length);
 
 /** Colour [r, g, b] of a weight: square-root scale, so that small weights can be seen. */
 function shade(view, value) {
@@ -193,7 +197,7 @@ function cellText(t, s) {
   const view = page.view, value = view.data[t * view.columns + s];
   const pair = `‘${view.q.labels[t]}’ looks at ‘${view.k.labels[s]}’`;
   if (page.state.model === 2) return `${pair}: difference ${digits(value)} (${placeText()})`;
-  if (view.signed) return `‘${view.q.labels[t]}’ and ‘${view.k.labels[s]}’: ${digits(value)}`;
+  if (!view.isWeight) return `‘${view.q.labels[t]}’ and ‘${view.k.labels[s]}’: ${digits(value)}`;
   const uniform = digits(uniformOf(view, t) * view.k.groups[s].length);
   return `${pair}: ${digits(value)} (${placeText()}; uniform attention: ${uniform})`;
 }
@@ -203,7 +207,7 @@ function drawNow() {
   const view = page.view, stats = view.map.stats || {};
   const parts = [unique([mapTitle(view.map.name), placeText()]).join(", ").replace(/^./, (c) => c.toUpperCase())];
   if (page.doc.compare) parts[0] += ` — ${$("model").selectedOptions[0]?.textContent ?? ""}`;
-  if (view.map.label) parts.push(`this head mostly shows: ${view.map.label}`);
+  if (view.map.label) parts.push(`pattern: ${view.map.label}`);
   for (const name of ["entropy", "distance"]) {
     if (stats[name] && page.state.model !== 2) {
       const [value, uniform] = stats[name], unit = name === "entropy" ? " nats" : "";
@@ -211,8 +215,7 @@ function drawNow() {
     }
   }
   $("explain").textContent = `${parts.join("; ")}.`;
-  const text = view.rows && view.columns ? cellText(view.row, view.column) : "";
-  if ($("live").textContent !== text) $("live").textContent = text;
+  $("live").textContent = view.rows && view.columns ? cellText(view.row, view.column) : "";
 }
 
 function drawSelects() {
@@ -304,10 +307,11 @@ function drawMatrix() {
     + `${mapTitle(view.map.name)}, ${placeText()}. Arrow keys choose a cell, which is read out.`);
   $("zoom-box").hidden = Math.max(view.rows, view.columns) <= 40;
   $("matrix-hint").textContent = view.signed
-    ? "Orange: larger; blue: smaller; grey: equal to zero."
-    : `A row belongs to the token that looks (${TEXTS[view.q.name] || view.q.name}), a column to the token that is `
-      + `looked at (${TEXTS[view.k.name] || view.k.name}). Yellow is much, violet is little`
-      + `${page.state.special || page.state.words ? "." : "; the weights of a row add up to 1."}`
+    ? page.state.model === 2 ? "Orange: the first model looks there more; blue: the second one; grey: both alike."
+      : "Orange: above zero; blue: below zero; grey: zero."
+    : `A row belongs to the token that looks (${listTitle(view.q)}), a column to the token that is `
+      + `looked at (${listTitle(view.k)}). Yellow is much, violet is little`
+      + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
       + `${alignmentOf(view) ? " White line: the window of the source in which the model looks; dot: its centre." : ""}`;
   drawLegend(view);
 }
@@ -390,15 +394,15 @@ function drawLines() {
     "stroke-width": (0.4 + 6 * value / view.limit).toFixed(2),
     "stroke-opacity": Math.min(1, (kind === "link" ? 0.45 : 0.9) * value / view.limit + 0.03).toFixed(3) });
   if (view.rows <= 96) {
-    for (const i of topK(view.data, 1500)) {
+    for (const i of topK(view.data, 300)) {
       const t = Math.floor(i / view.columns);
       if (view.data[i] >= 0.02 * view.limit && t !== view.row) svg.append(link(t, i % view.columns, view.data[i], "link"));
     }
   }
   const row = rowOf(view, view.row);
   for (const s of topK(row, 200)) if (row[s] > 0.004 * view.limit) svg.append(link(view.row, s, row[s], "link query"));
-  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, "looks"),
-    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, "is looked at"));
+  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, `looks (${listTitle(view.q)})`),
+    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, `is looked at (${listTitle(view.k)})`));
   const word = (labels, isQuery) => labels.forEach((label, i) => {
     const strength = isQuery ? i === view.row : i === view.column;
     const text = makeSvg("text", { x: isQuery ? side : to + 6, y: y(i) + 4, class: strength ? "hit query" : "hit",
@@ -408,9 +412,12 @@ function drawLines() {
   });
   word(view.q.labels, true);
   word(view.k.labels, false);
+  const seen = box.scrollTop, now = y(view.row);
   box.replaceChildren(svg);
-  $("lines-hint").textContent = "Choose a word on the left: the thick lines show where it looks. "
-    + `${view.rows > 96 ? "With more than 96 rows, only the lines of the chosen token are drawn." : ""}`;
+  box.scrollTop = now < seen + top || now > seen + box.clientHeight - pitch ? now - box.clientHeight / 2 : seen;
+  $("lines-hint").textContent = "Choose a word on the left: the thick lines show where it looks."
+    + (view.rows > 96 ? " With more than 96 rows, only the lines of the chosen token are drawn." : "")
+    + (/␣/.test(view.q.labels + view.k.labels) ? " ␣ stands for a space." : "");
 }
 
 /** Text with one mark-up element for each token, or word, of a side. */
@@ -418,15 +425,16 @@ function tokenLine(view, side, values) {
   const limit = values ? Math.max(...values, 1e-9) : 1, isSame = view.q.name === view.k.name;
   const paragraph = make("p", { className: "tokens", dir: "auto" });
   const isQuery = side === view.q;
+  const between = page.state.words ? side.labels.map(() => " ") : gaps(side.groups.map((group) => side.raw[group[0]]));
   side.labels.forEach((label, i) => {
-    const span = make("span", { textContent: page.state.words ? label : label.replace(/^(##|␣)(?=[^␣])/, "") });
+    const span = make("span", { textContent: page.state.words ? label : plainPiece(side.raw[side.groups[i][0]]) });
     if (values) span.style.backgroundColor = `rgb(var(--tint) / ${(0.95 * Math.max(0, values[i]) / limit).toFixed(3)})`;
     if ((isQuery || isSame) && i === view.row) span.classList.add("query");
     if (!isQuery || isSame) {
       if (i === view.column) span.classList.add("key");
       span.title = digits(values[i]);
     }
-    paragraph.append(span, page.state.words || !/^(##|[^␣\p{L}]+$)/u.test(side.labels[i + 1] || "") ? " " : "\u200b");
+    paragraph.append(span, between[i]);
   });
   paragraph.addEventListener("click", ({ target }) => {
     const i = [...paragraph.children].indexOf(target);
@@ -440,9 +448,9 @@ function drawText() {
   if (!show("p-text", isText)) return;
   const hasTextKeys = view.k.name !== "patches", isSame = view.q.name === view.k.name;
   const row = rowOf(view, view.row), parts = [];
-  if (!isSame) parts.push(make("h3", { textContent: `Choose a word (${TEXTS[view.q.name] || view.q.name})` }), tokenLine(view, view.q, null));
+  if (!isSame) parts.push(make("h3", { textContent: `Choose a word (${listTitle(view.q)})` }), tokenLine(view, view.q, null));
   if (hasTextKeys) {
-    if (!isSame) parts.push(make("h3", { textContent: `What it looks at (${TEXTS[view.k.name] || view.k.name})` }));
+    if (!isSame) parts.push(make("h3", { textContent: `What it looks at (${listTitle(view.k)})` }));
     parts.push(tokenLine(view, view.k, row));
   }
   $("text").replaceChildren(...parts);
@@ -501,7 +509,7 @@ function drawStrip(view) {
     pen.fillText(`head ${head}`, 0, (i + 0.5) * tall);
     pen.drawImage(pixels(1, view.columns, (s) => ramp(Math.sqrt(found[i][s] / limit))), left, i * tall + 1, width - left, tall - 2);
   });
-  page.strip = { left, tall, heads, width };
+  page.strip = { tall, heads };
   $("strip").setAttribute("aria-label", `Weights of the chosen token in ${heads.length} heads, one row each; yellow is much`);
 }
 
@@ -524,10 +532,10 @@ function drawTop() {
   const body = best.map((s, i) => make("tr", {}, make("td", { textContent: i + 1 }),
     make("td", { dir: "auto", textContent: view.k.labels[s] }), make("td", { textContent: view.k.groups[s][0] }),
     make("td", { textContent: digits(row[s]) }),
-    view.signed ? null : make("td", { textContent: `${digits(row[s] / (uniform * view.k.groups[s].length))} ×` })));
+    !view.isWeight ? null : make("td", { textContent: `${digits(row[s] / (uniform * view.k.groups[s].length))} ×` })));
   $("top").replaceChildren(
-    make("caption", { textContent: view.signed ? "Largest values" : `Uniform attention would give each token ${digits(uniform)}.` }),
-    headRow("#", "token", "position", view.signed ? "value" : "weight", ...(view.signed ? [] : ["compared with uniform"])),
+    make("caption", { textContent: !view.isWeight ? "Largest values" : `Uniform attention would give each token ${digits(uniform)}.` }),
+    headRow("#", "token", "position", view.isWeight ? "weight" : "value", ...(!view.isWeight ? [] : ["compared with uniform"])),
     make("tbody", {}, ...body));
 }
 
@@ -545,7 +553,7 @@ function drawSummary() {
   const maps = mapsOf(page.state.map).filter((map) => map.head !== null && map.stats);
   const rows = [];
   for (const [name, title] of Object.entries(STATS)) {
-    const having = maps.filter((map) => map.stats[name]);
+    const having = maps.filter((map) => map.stats[name] && map.stats[name][1] > 0);
     if (!having.length) continue;
     const isLow = name === "entropy";
     const best = having.reduce((one, map) => ((map.stats[name][0] > one.stats[name][0]) !== isLow ? map : one));
@@ -560,9 +568,9 @@ function drawSummary() {
 function drawHeads() {
   const maps = mapsOf(page.state.map).filter((map) => map.stats && Object.keys(map.stats).length);
   const key = [page.state.row, page.state.map, page.state.model, ...page.sort].join();
-  if (!show("p-heads", maps.length) || page.drawn.heads === key) return;
+  if (!show("p-heads", maps.length > 1) || page.drawn.heads === key) return;
   page.drawn.heads = key;
-  const names = Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name]));
+  const names = Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0));
   const value = (map, name) => (name === "layer" ? (map.layer ?? 0) * 1000 + (map.head ?? -1)
     : name === "label" ? map.label || "" : (map.stats[name] || [-1])[0]);
   const [by, order] = page.sort;
@@ -618,21 +626,15 @@ function drawThumbs() {
       return button;
     }))));
   $("thumbs-hint").textContent = onGrid
-    ? "A row of pictures for each layer, one picture for each head: where the chosen patch (or the class token) looks. Click one to enlarge it."
+    ? "A row of pictures for each layer, one picture for each head: where the chosen patch or word looks. Click one to enlarge it."
     : "A row for each layer, one map for each head: a diagonal line is a head that looks at the token itself or beside it, "
       + "a vertical line one that always looks at the same token. Click a map to enlarge it.";
 }
 
 function drawThumb(canvas, map, query) {
   const image = root().image;
-  let data, rows, columns;
-  if (query !== null) {
-    [rows, columns] = image.grid;
-    data = expandRows(map, [query]).subarray(image.prefix);
-  } else {
-    [rows, columns] = map.shape;
-    data = expand(map, page.bytes, page.doc.precision);
-  }
+  const [rows, columns] = query === null ? map.shape : image.grid;
+  const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRows(map, [query]).subarray(image.prefix);
   let most = 0;
   for (const value of data) most = Math.max(most, Math.abs(value));
   const limit = page.state.scale === "one" ? 1 : most || 1, isSigned = (map.range || [0])[0] < 0;
@@ -647,8 +649,8 @@ function drawSteps() {
   if (!show("p-steps", steps.length)) return;
   const step = steps[state.step], isMasked = step.kind === "masked", list = step.list || (root().tokens.tokens ? "tokens" : "target");
   const tokens = root().tokens[list] || [];
-  const before = tokens.slice(Math.max(0, step.token - 6), step.token).map(visible).join(" ");
-  const after = isMasked ? ` ${tokens.slice(step.token + 1, step.token + 5).map(visible).join(" ")} …` : "";
+  const before = readable(tokens.slice(Math.max(0, step.token - 8), step.token));
+  const after = isMasked ? ` ${readable(tokens.slice(step.token + 1, step.token + 7))} …` : "";
   $("h-steps").textContent = isMasked ? "Masked positions: what the model would put there" : "Generation, step by step";
   $("steps-hint").textContent = isMasked ? "Move the slider to another masked position. The map and the text below show where it looks."
     : "Move the slider, or press Play. The map and the text below show where the model looked at this step.";
@@ -659,18 +661,19 @@ function drawSteps() {
   const most = steps.reduce((one, other, i) => (other.entropy > steps[one].entropy ? i : one), 0);
   const share = step.probability ?? (step.top.find(([word]) => word === step.chosen) || [])[1];
   $("step-text").textContent = `Step ${state.step + 1} of ${steps.length}: … ${before} `
-    + `[${visible(step.chosen)}]${after} — ${isMasked ? "true" : "chosen"} token with probability `
+    + `[${plainPiece(step.chosen)}]${after} — ${isMasked ? "true" : "chosen"} token with probability `
     + `${share === undefined ? "below the alternatives" : digits(share)}; entropy ${digits(step.entropy)} nats. `
-    + `Least sure: step ${most + 1} (‘${visible(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`;
+    + `Least sure: step ${most + 1} (‘${plainPiece(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`;
   $("alternatives").replaceChildren(...bars(step.top.map(([word, p]) => [visible(word), p, word === step.chosen])));
   $("entropies").replaceChildren(barChart(steps.map((one) => one.entropy), state.step,
     (i) => `step ${i + 1}, ‘${visible(steps[i].chosen)}’: ${digits(steps[i].entropy)} nats`, goToStep),
   make("p", { className: "hint", textContent: "Entropy of the prediction in nats: 0 is certain. A click on a bar goes to the step." }));
   $("lens-box").hidden = !(step.lens || []).length;
   if (step.lens && step.lens.length) {
-    $("lens").replaceChildren(plot({ title: "rank", x: step.lens.map((_, i) => i), y: step.lens, log: true, xlabel: "after layer",
+    const ranks = step.lens.map((rank) => rank + 1);
+    $("lens").replaceChildren(plot({ title: "rank", x: [...ranks.keys()], y: ranks, log: true, xlabel: "after layer",
       ylabel: "rank" }), make("p", { className: "hint", textContent: "Rank 1: the model would already choose this token if it "
-      + `stopped after that layer. Ranks: ${step.lens.join(", ")}.` }));
+      + `stopped after that layer. Ranks: ${ranks.join(", ")}.` }));
   }
 }
 
@@ -713,8 +716,8 @@ function drawCurves() {
   $("p-curves").hidden = curves.length === 0;
   $("curves").replaceChildren(...unique(curves.map((one) => one.title)).map((title) => {
     const series = curves.filter((one) => one.title === title), labels = series.map((one) => one.label).filter(Boolean);
-    const lines = ["solid", "dashed", "dotted", "dash-dotted"];
-    const legend = series.length > 1 ? labels.map((label, i) => `${lines[i % 4]}: ${label}`).join("; ") : labels.join();
+    const style = (i) => (series[i].points ? "dots" : ["solid", "dashed", "dotted", "dash-dotted"][i % 4]);
+    const legend = series.length > 1 ? labels.map((label, i) => `${style(i)}: ${label}`).join("; ") : labels.join();
     return make("div", {}, make("h3", { textContent: title }), plot(...series), make("p", { className: "hint", textContent: legend }));
   }));
 }
@@ -777,14 +780,15 @@ function drawImage() {
   const best = topK(patches, 1)[0], uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
   $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
   $("image-hint").textContent = canSelect
-    ? "Left: click a patch, or take the class token, whose result decides the class. Right: where it looks; yellow is much, violet is little."
+    ? `Left: click a patch${image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
+      + `Right: ${view.isWeight ? "where it looks" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
     : !isText ? "Right: where the class token, whose result decides the class, looks; yellow is much, violet is little."
     : "Choose a word below or a step above: the right picture shows where the model looked for it; yellow is much, violet is little.";
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
-    : `Brightest patch: row ${Math.floor(best / gridColumns)}, column ${best % gridColumns}, weight ${digits(patches[best])} `
-      + `(${digits(patches[best] / uniform)} times uniform). All patches together: ${digits(share)}`
-      + `${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.`;
+    : `Brightest patch: row ${Math.floor(best / gridColumns)}, column ${best % gridColumns}, `
+      + (!view.isWeight ? `value ${digits(patches[best])}.` : `weight ${digits(patches[best])} (${digits(patches[best] / uniform)} `
+      + `times uniform attention). All patches together: ${digits(share)}${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.`);
   $("picture").setAttribute("aria-label", `Picture of ${gridRows} times ${gridColumns} patches. ${$("picture-text").textContent}`);
   $("overlay").setAttribute("aria-label", $("overlay-text").textContent);
 }
@@ -818,9 +822,7 @@ function choose(t, s) {
 
 function goToStep(i) {
   const steps = root().steps || [];
-  if (!steps.length) return;
-  const step = (i + steps.length) % steps.length;
-  update({ step, q: Math.max(0, stepQuery(steps[step])), k: -1 });
+  if (steps[i]) update({ step: i, q: Math.max(0, stepQuery(steps[i])), k: -1 });
 }
 
 function play() {
@@ -842,7 +844,8 @@ const neighbour = (values, value, by) => values[(values.indexOf(value) + by + va
 function onKey(event) {
   if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
   const target = event.target, state = page.state, view = page.view;
-  if (["SELECT", "INPUT"].includes(target.tagName)) return;
+  const own = event.key === " " ? ["SELECT", "INPUT", "BUTTON", "SUMMARY"] : ["SELECT", "INPUT"];
+  if (own.includes(target.tagName)) return;
   const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
   if (arrows && view && ["matrix", "picture", "text", "lines"].includes(target.id)) {
     event.preventDefault();
@@ -861,7 +864,6 @@ function onKey(event) {
     "?": () => $("help").showModal(),
     " ": () => (root().steps || []).length && play(),
   };
-  if (event.key === " " && ["BUTTON", "SUMMARY"].includes(target.tagName)) return;
   if (actions[event.key] && (view || event.key === "?")) {
     event.preventDefault();
     actions[event.key]();
@@ -869,10 +871,10 @@ function onKey(event) {
 }
 
 function toggleRollout() {
-  const names = unique(root().maps.map((map) => map.name));
+  const names = unique(root().maps.map((map) => map.name)), isOn = page.state.map === "rollout";
   if (!names.includes("rollout")) return;
-  if (page.state.map === "rollout") update({ map: page.before || names.find((name) => name !== "rollout") || "rollout" });
-  else { page.before = page.state.map; update({ map: "rollout" }); }
+  if (!isOn) page.before = page.state.map;
+  update({ map: isOn ? page.before || names.find((name) => name !== "rollout") || "rollout" : "rollout" });
 }
 
 function save(name, blob) {
@@ -971,7 +973,7 @@ async function main() {
     await picture.decode();
     return picture;
   }));
-  const { provenance, notice, model } = { ...page.doc };
+  const { provenance, notice } = page.doc;
   $("subtitle").textContent = `${provenance.model}, ${Number(provenance.n_parameters).toLocaleString("en-US")} parameters, `
     + `from ${provenance.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`;
   $("notice").hidden = !(notice || []).length;

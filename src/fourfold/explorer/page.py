@@ -41,7 +41,7 @@ def pack(
     chunks, offsets, position = [], [], 0
     for array, triangle in zip(arrays, triangles or [False] * len(arrays), strict=True):
         values = np.asarray(array, dtype=np.float32)
-        flat = values[np.tril_indices(*values.shape[:1], m=values.shape[1])] if triangle else values
+        flat = values[np.tril_indices(values.shape[0], m=values.shape[1])] if triangle else values
         if precision == 8:
             stored = np.round(255 * np.sqrt(flat.clip(0, 1))).astype(np.uint8)
         else:

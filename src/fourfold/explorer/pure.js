@@ -95,16 +95,38 @@ function diverge(t) {
 /** Token as it is shown: white space and control characters become visible marks. */
 function visible(token) {
   const marks = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "Ġ": "␣", "▁": "␣", "Ċ": "↵" };
-  const named = (c) => `\\u{${c.codePointAt(0).toString(16)}}`;
+  const named = (run) => [...run].map((c) => `\\u{${c.codePointAt(0).toString(16)}}`).join("");
   return token === "" ? "∅"
     : token.replace(/^ +| +$|[\n\r\tĠ▁Ċ]/g, (run) => [...run].map((c) => marks[c]).join(""))
-      .replace(/[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/gu, named);
+      .replace(/[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|^[\u200c\u200d]+$|[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/gu, named);
 }
 
 /** Word made of pieces: without the marks of word beginnings and continuations. */
 function joinPieces(pieces) {
-  if (pieces.length === 1) return visible(pieces[0].replace(/^[ Ġ▁](?=.)/u, ""));
-  return visible(pieces.map((one, i) => (i ? one.replace(/^##/, "") : one)).join("").replace(/^[ Ġ▁](?=.)/u, ""));
+  const text = pieces.map((one, i) => (i ? one.replace(/^##/, "") : one)).join("");
+  return visible(text.replace(/^[ Ġ▁](?=.)/u, ""));
+}
+
+/** Tokens such as [CLS] and </s>, where a document does not name the special ones. */
+const SPECIAL = /^(\[[A-Z]+\d*\]|<\/?[a-z|_]+>)$/;
+
+/** What stands between the pieces of a text: white space before a word, else a place where a line may break. */
+function gaps(tokens) {
+  const isMarked = tokens.some((token) => /^[ ▁Ġ]/.test(token));
+  return tokens.map((_, i) => {
+    const next = tokens[i + 1] || "";
+    if (SPECIAL.test(next) || SPECIAL.test(tokens[i])) return " ";
+    return (isMarked ? /^[ ▁Ġ]/.test(next) : !next.startsWith("##")) ? " " : "\u200b";
+  });
+}
+
+/** Piece without the mark of a word beginning or continuation, with visible white space. */
+const plainPiece = (token) => visible(token.replace(/^(##|[ ▁Ġ])(?=[^ ▁Ġ])/u, ""));
+
+/** Text of some pieces. */
+function readable(tokens) {
+  const between = gaps(tokens);
+  return tokens.map((token, i) => plainPiece(token) + between[i]).join("").replaceAll("\u200b", "").trim();
 }
 
 /** Number with two significant digits. */
@@ -129,7 +151,7 @@ function csvText(queries, keys, data) {
 function readHash(hash, defaults) {
   const state = {};
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (!(name in defaults)) continue;
+    if (!Object.hasOwn(defaults, name)) continue;
     const number = Number(value);
     state[name] = value === "mean" ? null : typeof defaults[name] === "string" ? value
       : Number.isSafeInteger(number) && number >= 0 ? number : defaults[name];
@@ -148,5 +170,5 @@ function writeHash(state, defaults) {
 
 if (typeof document === "undefined") {
   module.exports = { decodeBase64, inflate, half, expand, average, groupTokens, mergeMap, topK, ramp, diverge, visible,
-    joinPieces, digits, csvText, readHash, writeHash };
+    joinPieces, gaps, readable, digits, csvText, readHash, writeHash };
 }
