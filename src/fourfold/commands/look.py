@@ -17,7 +17,6 @@ statistics beside those of uniform attention, and predictions. It opens without 
 EPILOG = """\
 Without --text, --source and --image, the inputs are the first rows of the test data of the
 checkpoint's run directory. Layers and heads are counted from 0."""
-DEFAULT_ROWS = 8
 MAX_ROWS = 1000
 
 
@@ -43,7 +42,7 @@ def make_parser() -> OptionParser:
     add(
         "--rows",
         type=int,
-        default=DEFAULT_ROWS,
+        default=8,
         metavar="N",
         help="rows of the test data (%(default)s)",
     )
@@ -113,45 +112,10 @@ def main(argv: Sequence[str]) -> int:
         examples = test_examples(view, path, options.rows)
     page = make_page(model, examples, settings, other)
     page.save(out, overwrite=options.overwrite)
-    print(describe(page, out))
+    print(page.describe(out))
     if options.open:
         webbrowser.open(out.absolute().as_uri())
     return 0
-
-
-def write_page(
-    checkpoint: Path, data: Any, out: Path, classes: Sequence[str] = (), command: str = ""
-) -> str:
-    """Write the page of the first rows of test data, and return a line that describes it.
-
-    Args:
-        checkpoint: The checkpoint file.
-        data: DataModule with the test split.
-        out: File of the page, which is replaced if it exists.
-        classes: Import paths of the user's classes that the checkpoint may name.
-        command: Command that the page shows.
-
-    Raises:
-        InputError: The model has no attention, or there is no page for its family.
-    """
-    from fourfold.checkpoints.load import load
-    from fourfold.explorer.document import Settings, make_view
-    from fourfold.explorer.write import make_page
-
-    model = load(checkpoint, classes=tuple(classes))
-    settings = Settings(command=command, checkpoint=checkpoint.name)
-    examples = first_examples(make_view(model, settings), data, DEFAULT_ROWS)
-    page = make_page(model, examples, settings)
-    page.save(out, overwrite=True)
-    return describe(page, out)
-
-
-def describe(page: Any, out: Path) -> str:
-    """Return a line with path, size and content of a page that was written to a file."""
-    rows, model = page.document["rows"], page.document["provenance"]["model"]
-    n_maps = sum(len(row["maps"]) for row in rows)
-    size = out.stat().st_size / 1e6
-    return f"{out}: {size:.2f} MB, {len(rows)} inputs and {n_maps} maps of {model}"
 
 
 def shown_command(argv: Sequence[str]) -> str:
@@ -175,17 +139,8 @@ def test_examples(view: Any, checkpoint: Path, n_rows: int) -> list[Any]:
         problem = "is in no run directory whose test data can be shown; give --text, --source or"
         raise InputError(f"{problem} --image", option=str(checkpoint))
     from fourfold.commands.recipe import make_parser, parse, read_recipe
+    from fourfold.explorer.write import first_examples
 
     parser = make_parser("fourfold look")
     data = read_recipe(parser, parse(parser, ["--config", str(config)])).data
     return first_examples(view, data, n_rows)
-
-
-def first_examples(view: Any, data: Any, n_rows: int) -> list[Any]:
-    """Return the examples of the first rows of the test split of a DataModule."""
-    import numpy as np
-
-    dataset: Any = data.split("test")
-    dataset.prepare()
-    batch = dataset.batch(np.arange(min(n_rows, len(dataset))), 0, 0)
-    return list(view.from_batch(batch, dataset))

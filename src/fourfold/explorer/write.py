@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fourfold.atomic_files import write_atomically
 from fourfold.checkpoints.load import load
 from fourfold.errors import InputError
@@ -15,7 +17,7 @@ from fourfold.explorer.page import assemble
 from fourfold.explorer.views import View
 from fourfold.models.base import Model
 
-MAX_EXAMPLES = 1000
+N_ROWS = 8  # of the test data in a page of `fourfold test`
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,13 @@ class Page:
         path = Path(path)
         check_output(path, overwrite)
         write_atomically(path, self.html)
+
+    def describe(self, path: Path) -> str:
+        """Return a line with path, size and content of the page after it was written to `path`."""
+        rows, model = self.document["rows"], self.document["provenance"]["model"]
+        n_maps = sum(len(row["maps"]) for row in rows)
+        size = path.stat().st_size / 1e6
+        return f"{path}: {size:.2f} MB, {len(rows)} inputs and {n_maps} maps of {model}"
 
 
 def check_output(path: Path, overwrite: bool, option: str = "--out") -> None:
@@ -120,6 +129,41 @@ def make_page(
     """Build the document of examples, and return the page; arguments of `build_document`."""
     document, maps = build_document(model, examples, settings, other)
     return Page(assemble(document, maps), document)
+
+
+def write_page(
+    checkpoint: Path, data: Any, out: Path, classes: Sequence[str] = (), command: str = ""
+) -> str:
+    """Write the page of the first rows of test data, and return a line that describes it.
+
+    Args:
+        checkpoint: The checkpoint file.
+        data: DataModule with the test split.
+        out: File of the page, which is replaced if it exists.
+        classes: Import paths of the user's classes that the checkpoint may name.
+        command: Command that the page shows.
+
+    Raises:
+        InputError: The model has no attention, or there is no page for its family.
+    """
+    model = load(checkpoint, classes=tuple(classes))
+    settings = Settings(command=command, checkpoint=checkpoint.name)
+    examples = first_examples(make_view(model, settings), data, N_ROWS)
+    page = make_page(model, examples, settings)
+    page.save(out, overwrite=True)
+    return page.describe(out)
+
+
+def first_examples(view: View, data: Any, n_rows: int) -> list[Example]:
+    """Return the examples of the first rows of the test split of a DataModule.
+
+    Raises:
+        InputError: The data have no test split.
+    """
+    dataset = data.split("test")
+    dataset.prepare()
+    batch = dataset.batch(np.arange(min(n_rows, len(dataset))), 0, 0)
+    return view.from_batch(batch, dataset)
 
 
 def read_examples(

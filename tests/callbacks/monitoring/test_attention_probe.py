@@ -62,6 +62,9 @@ def test_statistics_are_logged_and_training_does_not_change(
     for metrics in logged:
         assert metrics[f"attention/{kind}/entropy"] >= 0
         assert 0 <= metrics[f"attention/{kind}/entropy_share"] <= 1 + 1e-6
+        counts = [value for key, value in metrics.items() if f"{kind}/heads_" in key]
+        assert len(counts) == (5 if name == "causal LM" else 2)
+        assert 0 <= sum(counts) <= 2
         assert (f"attention/{kind}/distance" in metrics) == (name == "causal LM")
 
 

@@ -14,7 +14,7 @@ from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.core.validation import check_positive
 from fourfold.generation.step import decoding_mode
 from fourfold.models.analysis.attention_maps import LayerAttention, visit_attention
-from fourfold.models.analysis.attention_statistics import head_label, head_statistics
+from fourfold.models.analysis.attention_statistics import LABELS, head_label, head_statistics
 
 COLLAPSE = 0.1  # entropy of a layer, as a part of the entropy of uniform attention
 LOGGED = ("entropy", "distance", "first")
@@ -30,7 +30,7 @@ class AttentionProbe(Callback):
     - `distance` of query and key in tokens, for self-attention
     - `first`, the weight on the first key (an attention sink if large)
     - `heads_previous`, `heads_self`, `heads_next`, `heads_first_token` and `heads_broad`: number of
-      heads with this label of `head_label`
+      heads with this label of `head_label`; only the last two for other than self-attention
 
     A warning is given once for each layer whose entropy share is below 10 % at two probes in a row.
     Nothing is logged for sharded weights, or without a `ResumableDataModule` and a validation
@@ -72,7 +72,7 @@ class AttentionProbe(Callback):
             return
         metrics = self.measure(trainer, pl_module, data.split("val"))
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
+            logger.log_metrics(metrics, step=trainer.global_step - 1)  # counted from 0
         self._warn(metrics)
 
     def measure(self, trainer: Trainer, module: Any, dataset: Any) -> dict[str, float]:
@@ -92,6 +92,9 @@ class AttentionProbe(Callback):
             if uniform > 0:
                 share = found[f"{prefix}/entropy"][-1] / uniform
                 found[f"{prefix}/entropy_share"].append(share)
+            named = [label for name, label in LABELS.items() if name in statistics]
+            labels.update({f"{prefix}/heads_{name.replace(' ', '_')}": 0 for name in named})
+            labels[f"{prefix}/heads_broad"] += 0
             for head in range(weights.shape[1]):
                 pairs = {
                     name: (float(pair.value[:, head].mean()), float(pair.uniform[:, head].mean()))

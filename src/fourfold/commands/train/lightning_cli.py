@@ -321,7 +321,7 @@ class FourfoldCLI(LightningCLI):
         """
         if self.checkpoint is None:
             raise InputError("needs a checkpoint", option="--look")
-        from fourfold.commands.look import write_page
+        from fourfold.explorer.write import write_page
 
         out = self.run_directory.path / "test" / "look.html"
         out.parent.mkdir(parents=True, exist_ok=True)
