@@ -255,6 +255,8 @@ def test_picture_shows_the_brightest_patch_of_a_clicked_one(visit) -> None:
     assert "Chosen: row 1, column 3" in page.inner_text("#picture-text")
     page.keyboard.press("r")
     assert "map=rollout" in page.url
+    page.click("#thumbs button >> nth=1")  # the heads can be chosen from a map without heads
+    assert "map=self&layer=0&head=1" in page.url
     assert page.inner_text("#classes li.chosen").split() == ["ship", "0.9"]
 
 

@@ -55,6 +55,12 @@ const mapTitle = (name) => {
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
 const mapsOf = (name, model = modelOf()) => root().maps.filter((map) => map.name === name && map.model === model);
 
+/** Maps for the tables of heads: those of the map that is shown, or of the first one that has heads. */
+function headMaps() {
+  const isHeaded = (name) => mapsOf(name).some((map) => map.head !== null);
+  return mapsOf([page.state.map, ...root().maps.map((map) => map.name)].find(isHeaded) || page.state.map);
+}
+
 /** Stored map, or the mean of the heads of a layer where only the heads are stored. */
 function fetchMap(name, layer, head, model) {
   const id = [page.state.row, name, layer, head, model].join("/");
@@ -87,8 +93,7 @@ function settle() {
   const heads = unique(mapsOf(state.map).filter((map) => map.layer === state.layer).map((map) => map.head));
   page.heads = [...(heads.length > 1 || heads[0] === null ? [null] : []), ...heads.filter((head) => head !== null)];
   if (!page.heads.includes(state.head)) state.head = page.heads[0] ?? null;
-  const steps = root().steps || [];
-  state.step = Math.max(0, Math.min(state.step, steps.length - 1));
+  state.step = Math.max(0, Math.min(state.step, (root().steps || []).length - 1));
   if (!wordsAvailable()) state.words = 0;
 }
 
@@ -116,11 +121,9 @@ function makeView() {
     return { name, groups, labels: groups.map(label), raw: tokens };
   });
   const columns = one.map.shape[1];
-  const merged = (data) => mergeMap(data, columns, sides[0].groups, sides[1].groups);
-  const isWhole = !state.words && !state.special;
-  const data = (found) => (isWhole ? found.data : merged(found.data));
-  let values = data(one);
-  if (other) { const second = data(other); values = values.map((value, i) => value - second[i]); }
+  const merge = (raw) => (state.words || state.special ? mergeMap(raw, columns, sides[0].groups, sides[1].groups) : raw);
+  let values = merge(one.data);
+  if (other) { const second = merge(other.data); values = values.map((value, i) => value - second[i]); }
   const view = { map: one.map, q: sides[0], k: sides[1], data: values, rows: sides[0].groups.length,
     columns: sides[1].groups.length, signed: Boolean(other) || (one.map.range || [0])[0] < 0,
     isWeight: !other && !one.map.range };
@@ -545,12 +548,12 @@ const headRow = (...names) => make("thead", {}, make("tr", {}, ...names.map((nam
 function headButton(map) {
   const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean" : `head ${map.head}`].join(" ");
   const button = make("button", { type: "button", textContent: place.trim() });
-  button.addEventListener("click", () => update({ layer: map.layer, head: map.head }));
+  button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
   return button;
 }
 
 function drawSummary() {
-  const maps = mapsOf(page.state.map).filter((map) => map.head !== null && map.stats);
+  const maps = headMaps().filter((map) => map.head !== null && map.stats);
   const rows = [];
   for (const [name, title] of Object.entries(STATS)) {
     const having = maps.filter((map) => map.stats[name] && map.stats[name][1] > 0);
@@ -566,8 +569,8 @@ function drawSummary() {
 }
 
 function drawHeads() {
-  const maps = mapsOf(page.state.map).filter((map) => map.stats && Object.keys(map.stats).length);
-  const key = [page.state.row, page.state.map, page.state.model, ...page.sort].join();
+  const maps = headMaps().filter((map) => map.stats && Object.keys(map.stats).length);
+  const key = [page.state.row, maps[0]?.name, page.state.model, ...page.sort].join();
   if (!show("p-heads", maps.length > 1) || page.drawn.heads === key) return;
   page.drawn.heads = key;
   const names = Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0));
@@ -595,24 +598,25 @@ function drawHeads() {
 
 /** Thumbnails of all heads; each is drawn when it comes into sight. */
 function drawThumbs() {
-  const maps = mapsOf(page.state.map), state = page.state, image = root().image;
+  const maps = headMaps(), state = page.state, image = root().image;
   const onGrid = Boolean(image) && maps[0] && maps[0].keys === "patches" && maps[0].name !== "rollout";
   const query = onGrid ? Math.min(state.q, maps[0].shape[0] - 1) : 0;
-  const key = [state.row, state.map, state.model, state.scale, onGrid ? query : ""].join();
+  const key = [state.row, maps[0]?.name, state.model, state.scale, onGrid ? query : ""].join();
   if (!show("p-thumbs", !(maps.filter((map) => map.head !== null).length < 2 || state.model === 2))) return;
-  const isChosen = (map) => map.layer === state.layer && map.head === state.head;
+  const isChosen = (map) => map.name === state.map && map.layer === state.layer && map.head === state.head;
   if (page.drawn.thumbs === key) {
     page.thumbs.forEach(([map, button]) => button.setAttribute("aria-current", String(isChosen(map))));
     return;
   }
   page.drawn.thumbs = key;
+  $("h-thumbs").textContent = `All heads: ${mapTitle(maps[0].name)}`;
   page.thumbs = [];
   if (page.watch) page.watch.disconnect();
   page.watch = new IntersectionObserver((entries) => entries.filter((one) => one.isIntersecting).forEach((one) => {
     page.watch.unobserve(one.target);
     drawThumb(one.target.firstChild, one.target.map, onGrid ? query : null);
   }), { rootMargin: "200px" });
-  $("thumbs").replaceChildren(...page.layers.map((layer) => make("div", { className: "layer" },
+  $("thumbs").replaceChildren(...unique(maps.map((map) => map.layer)).map((layer) => make("div", { className: "layer" },
     make("b", { textContent: layer === null ? "all" : `layer ${layer}` }),
     ...maps.filter((map) => map.layer === layer && map.head !== null).map((map) => {
       const button = make("button", { type: "button", map }, make("canvas", { width: 1, height: 1 }),
@@ -620,7 +624,7 @@ function drawThumbs() {
       button.setAttribute("aria-label", `layer ${layer} head ${map.head}${map.label ? `, ${map.label}` : ""}`);
       button.setAttribute("aria-current", String(isChosen(map)));
       button.title = Object.entries(map.stats || {}).map(([name, [a, b]]) => `${name} ${digits(a)} (uniform ${digits(b)})`).join("\n");
-      button.addEventListener("click", () => update({ layer: map.layer, head: map.head }));
+      button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
       page.thumbs.push([map, button]);
       page.watch.observe(button);
       return button;
