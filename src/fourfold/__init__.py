@@ -10,18 +10,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fourfold.checkpoints.load import load
     from fourfold.checkpoints.save import save
+    from fourfold.explorer.write import look
     from fourfold.generation import beam_search, generate
+    from fourfold.models.analysis.attention_maps import attention
     from fourfold.models.registry import create, list_models
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "beam_search", "create", "generate", "list_models", "load", "save"]
+__all__ = [
+    "__version__",
+    "attention",
+    "beam_search",
+    "create",
+    "generate",
+    "list_models",
+    "load",
+    "look",
+    "save",
+]
 
 _MODULES = {
+    "attention": "fourfold.models.analysis.attention_maps",
     "beam_search": "fourfold.generation",
     "create": "fourfold.models.registry",
     "generate": "fourfold.generation",
     "list_models": "fourfold.models.registry",
     "load": "fourfold.checkpoints.load",
+    "look": "fourfold.explorer.write",
     "save": "fourfold.checkpoints.save",
 }
 

@@ -65,6 +65,7 @@ PACKAGES = (
     "loggers",
     "tasks",
     "commands",
+    "explorer",
     "reproduce",
 )
 MODULES = (

@@ -168,7 +168,7 @@ def attend(
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p, window)
     is_square = q.shape[2] == k.shape[2]
     if explicit or mask is not None or window or bias is not None or not is_square:
-        mask, causal = _dense_mask(mask, causal, window, q, k), False
+        mask, causal = dense_mask(mask, causal, window, q, k), False
     if explicit:
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale, normalize=normalize)
         return F.dropout(weights.to(v.dtype), dropout_p) @ v
@@ -189,7 +189,7 @@ def _flex(compiled: bool):  # type: ignore[no-untyped-def]
     return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
-def _dense_mask(
+def dense_mask(
     mask: Tensor | BlockMask | None, causal: bool, window: int | None, q: Tensor, k: Tensor
 ) -> Tensor | None:
     """Combine mask, causal mask and window to a bool tensor; None allows all pairs."""
@@ -320,7 +320,7 @@ class Attention(nn.Module):
         """
         k, _ = self._keys_values(x, memory, None)
         q = self._split_heads(self.q(x))
-        allowed = _dense_mask(mask.mask, mask.causal, mask.window, q, k)
+        allowed = dense_mask(mask.mask, mask.causal, mask.window, q, k)
         return attention_weights(
             q, k, mask=allowed, bias=bias, scale=self.scale, normalize=self.normalize
         )

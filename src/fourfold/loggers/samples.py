@@ -95,20 +95,29 @@ def token_names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 def _readable(token: str) -> str:
-    """Return the text of a byte-level token, in which each character stands for a byte."""
+    encoded = token_bytes(token)
+    if encoded is None:
+        return token
+    try:
+        text = encoded.decode()
+    except UnicodeDecodeError:
+        return f"<{encoded.hex().upper()}>"
+    return text.replace(" ", "␣").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def token_bytes(token: str) -> bytes | None:
+    """Return the bytes of a byte-level token, in which each character stands for a byte.
+
+    The result is None for an added token, which is a plain text.
+    """
     # Printable bytes stand for themselves; the other bytes follow in order from code point 256.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     values = {chr(byte): byte for byte in printable}
     values |= {chr(256 + number): byte for number, byte in enumerate(others)}
     if not values.keys() >= set(token):
-        return token  # an added token
-    encoded = bytes(values[character] for character in token)
-    try:
-        text = encoded.decode()
-    except UnicodeDecodeError:
-        return f"<{encoded.hex().upper()}>"
-    return text.replace(" ", "␣").replace("\n", "\\n").replace("\t", "\\t")
+        return None
+    return bytes(values[character] for character in token)
 
 
 def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> list[list[Any]]:

@@ -1,9 +1,30 @@
 """Attention maps: recorded weights, causality, the T5 bias, and an unchanged model."""
 
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 
-from fourfold.core.attention import attention_backend
-from fourfold.models.analysis.attention_maps import attention_maps
+import fourfold
+import fourfold.models
+from fourfold.core.attention import Attention, attention_backend
+from fourfold.errors import InputError
+from fourfold.models import (
+    HierarchicalClassifier,
+    HierarchicalClassifierConfig,
+    RecurrentEncoderDecoder,
+    RecurrentEncoderDecoderConfig,
+)
+from fourfold.models.analysis.attention_maps import (
+    LayerAttention,
+    attention_layers,
+    attention_maps,
+    dequantize,
+    quantize,
+    visit_attention,
+)
 from tests.fixtures.tiny_models import build, tokens
 
 
@@ -62,3 +83,153 @@ def test_maps_include_the_relative_bias() -> None:
     for x in maps:
         torch.testing.assert_close(x.sum(1), torch.ones(6))
     assert maps[0].std() > 1e-3
+
+
+def pair_inputs() -> tuple[torch.Tensor, ...]:
+    mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+    return tokens(2, 7), tokens(2, 5), mask
+
+
+FORWARDS: dict[str, Any] = {
+    "causal": lambda: (tokens(2, 9), torch.tensor([[False] * 2 + [True] * 7, [True] * 9])),
+    "masked": lambda: (tokens(2, 9), None, torch.tensor([[True] * 6 + [False] * 3, [True] * 9])),
+    "encoder_decoder": pair_inputs,
+    "t5": pair_inputs,
+    "joined": pair_inputs,
+    "vit": lambda: (torch.randn(2, 2, 8, 8, dtype=torch.float64),),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in FORWARDS), ("causal", {"window": 3}), ("masked", {"window": 2})],
+)
+def test_collected_weights_give_the_output_of_each_layer(
+    family: str, changes: dict[str, int]
+) -> None:
+    """The product of weights and values, through the output matrix, is that of the kernel."""
+    model, inputs = build(family, **changes), FORWARDS[family]()
+    outputs: dict[str, tuple[Any, ...]] = {}
+    for path in attention_layers(model):
+        model.get_submodule(path).register_forward_hook(
+            lambda _module, args, y, path=path: outputs.update({path: (*args, y)})
+        )
+    found: list[LayerAttention] = []
+    with torch.no_grad():
+        visit_attention(model, lambda: model(*inputs), found.append)
+    assert {record.path for record in found} == attention_layers(model).keys()
+    for record in found:
+        attn = model.get_submodule(record.path)
+        *given, output = outputs[record.path]
+        v = attn.v(given[-1]).unflatten(-1, (attn.n_heads, -1)).transpose(1, 2)
+        torch.testing.assert_close(
+            attn.out((record.weights @ v).transpose(1, 2).flatten(2)), output
+        )
+        assert not (record.weights * ~record.allowed).any()
+
+
+def test_layers_are_named_by_stack_and_counted_from_zero() -> None:
+    model = build("encoder_decoder")
+    maps = fourfold.attention(model, tokens(1, 4), tokens(1, 3), layers=[-1])
+    assert {name: weights.shape for name, weights in maps.items()} == {
+        "encoder.1": (1, 3, 4, 4),
+        "decoder.1": (1, 3, 3, 3),
+        "cross.1": (1, 3, 3, 4),
+    }
+    assert [*fourfold.attention(build("vit"), *FORWARDS["vit"]())] == ["self.0", "self.1"]
+
+
+def test_maps_use_a_custom_normalization(monkeypatch: pytest.MonkeyPatch) -> None:
+    def linear(scores: torch.Tensor) -> torch.Tensor:
+        positive = (scores - scores.amin(-1, keepdim=True).clamp(min=-9)).clamp(min=0) + 1e-3
+        return positive / positive.sum(-1, keepdim=True)
+
+    model, ids = build("masked"), tokens(1, 6)
+    before = fourfold.attention(model, ids)["self.0"]
+    monkeypatch.setattr(Attention, "normalize", staticmethod(linear))
+    after = fourfold.attention(model, ids)["self.0"]
+    assert np.abs(after.sum(-1) - 1).max() < 1e-2
+    assert np.abs(after - before).max() > 0.1
+
+
+def test_one_pass_over_prompt_and_output_gives_the_maps_of_cached_steps() -> None:
+    model = build("causal")
+    ids = fourfold.generate(model, tokens(1, 3), max_new=5)
+    whole = fourfold.attention(model, ids, dtype="float32")
+    steps: dict[str, list[torch.Tensor]] = {}
+    for path, (name, layer) in attention_layers(model).items():
+
+        def record(scores: torch.Tensor, name: str = f"{name}.{layer}") -> torch.Tensor:
+            steps.setdefault(name, []).append(scores.softmax(-1))
+            return steps[name][-1]
+
+        model.get_submodule(path).normalize = record
+    cache = model.new_cache()
+    with torch.no_grad():
+        for t in range(ids.shape[1]):
+            model(ids[:, t : t + 1], cache=cache)
+    for name, weights in whole.items():
+        assert len(steps[name]) == ids.shape[1]
+        for t, step in enumerate(steps[name]):
+            np.testing.assert_allclose(weights[0, :, t, : t + 1], step[0, :, 0], atol=1e-6)
+
+
+def test_weights_of_a_layer_are_freed_before_the_next_layer() -> None:
+    model, earlier = build("causal", n_layers=3), []
+
+    def visit(record: LayerAttention) -> None:
+        assert all(reference() is None for reference in earlier)
+        earlier.append(weakref.ref(record.weights))
+
+    visit_attention(model, lambda: model(tokens(1, 6)), visit)
+    assert len(earlier) == 3
+
+
+def test_quantized_weights_are_within_the_documented_error() -> None:
+    a = np.linspace(0, 1, 10_001, dtype=np.float32)
+    assert np.abs(dequantize(quantize(a)) - a).max() < 0.004
+    model, ids = build("causal"), tokens(1, 9)
+    exact = fourfold.attention(model, ids, dtype="float32")
+    for name, weights in fourfold.attention(model, ids, dtype="uint8").items():
+        assert weights.dtype == np.uint8
+        assert np.abs(dequantize(weights) - exact[name]).max() < 0.004
+
+
+def test_centres_of_predictive_alignment_are_those_of_the_weights() -> None:
+    config = RecurrentEncoderDecoderConfig(
+        vocab_size=20, d_model=8, hidden_size=8, n_layers=1, attn_weights="local_p", attn_window=2
+    )
+    model = RecurrentEncoderDecoder(config).double().eval()
+    found: list[LayerAttention] = []
+    src, tgt = torch.randint(20, (2, 9)), torch.randint(20, (2, 4))
+    mask = torch.arange(9) < torch.tensor([[9], [6]])
+    visit_attention(model, lambda: model(src, tgt, mask), found.append)
+    (record,) = found
+    assert record.name == "cross"
+    assert record.weights.shape == (2, 1, 4, 9)
+    assert record.centers.shape == (2, 4)
+    positions = torch.arange(1, 10)
+    inside = (positions - record.centers[..., None].floor()).abs() <= 2
+    assert torch.equal(record.weights[:, 0] > 0, inside & mask[:, None])
+    # The Gaussian is the factor between these weights and a softmax over the window.
+    gaussian = torch.exp(-((positions - record.centers[..., None]) ** 2) / 2)
+    soft = record.weights[:, 0] / gaussian
+    torch.testing.assert_close(soft.sum(-1), torch.ones(2, 4, dtype=torch.float64))
+
+
+def test_hierarchical_weights_are_those_of_the_model() -> None:
+    config = HierarchicalClassifierConfig(vocab_size=9, n_classes=3, d_embed=6, d_model=8)
+    model = HierarchicalClassifier(config).eval()
+    inputs = torch.tensor([[5, 6, 7], [8, 5, 0], [6, 0, 0]]), [3, 2, 1], [2, 1]
+    words, sentences = model.weights(*inputs)
+    maps = fourfold.attention(model, *inputs, dtype="float32")
+    np.testing.assert_allclose(maps["words.pool.0"][:, 0, 0], words.detach(), atol=1e-6)
+    np.testing.assert_allclose(maps["sentences.pool.0"][:, 0, 0], sentences.detach(), atol=1e-6)
+
+
+def test_models_and_layers_without_attention_are_rejected() -> None:
+    model = fourfold.models.RecurrentLM(fourfold.models.RecurrentLMConfig(vocab_size=9, d_model=4))
+    with pytest.raises(InputError, match="must have attention, got RecurrentLM without it"):
+        fourfold.attention(model, tokens(1, 3))
+    with pytest.raises(InputError, match="layers must be from 0 to 1, got 2"):
+        fourfold.attention(build("causal"), tokens(1, 3), layers=[2])

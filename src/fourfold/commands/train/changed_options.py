@@ -20,7 +20,14 @@ from fourfold.errors import InputError
 IGNORED = {
     *("allow_class", "ckpt_path", "config", "resume", "run_dir", "trainer.default_root_dir"),
     "auto_precision",  # the precision itself is compared
-    *("log_every_seconds", "log_samples", "tensorboard", "trainer.logger", "trainer.profiler"),
+    *(
+        "log_every_seconds",
+        "log_samples",
+        "look",
+        "tensorboard",
+        "trainer.logger",
+        "trainer.profiler",
+    ),
     *("wandb", "wandb_checkpoints", "wandb_group", "wandb_name", "wandb_project", "wandb_tags"),
     *("checkpoint.every_n_epochs", "checkpoint.every_n_steps", "trainer.log_every_n_steps"),
     *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),

@@ -310,6 +310,24 @@ class FourfoldCLI(LightningCLI):
             }
             write_metrics(file, metrics, origin)
             print(f"wrote {file}", flush=True)
+            if self.config["look"]:
+                self._write_page()
+
+    def _write_page(self) -> None:
+        """Write the page of `fourfold look` for the first rows of the test split.
+
+        Raises:
+            InputError: The weights are those of no checkpoint, or the model has no attention.
+        """
+        if self.checkpoint is None:
+            raise InputError("needs a checkpoint", option="--look")
+        from fourfold.explorer.write import write_page
+
+        out = self.run_directory.path / "test" / "look.html"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        classes = tuple(self.config["allow_class"])
+        command = shlex.join(["fourfold", self.command, "--look", "true"])
+        print(write_page(self.checkpoint, self.datamodule, out, classes, command), flush=True)
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class RunOptions:
         wandb_checkpoints: Upload last.ckpt, best.ckpt and average.ckpt to W&B.
         log_samples: Log sample outputs, attention maps and a confusion matrix after training and in
             a test.
+        look: Write RUN_DIR/test/look.html, the page of `fourfold look`, in a test.
         tensorboard: Write TensorBoard files if tensorboard is installed.
         log_every_seconds: Seconds between lines of progress if the output is not a terminal.
         check_memory: Refuse to train a model whose weights, gradients and optimizer states need
@@ -82,6 +83,7 @@ class RunOptions:
     wandb_tags: list[str] = field(default_factory=list)
     wandb_checkpoints: bool = False
     log_samples: bool = True
+    look: bool = False
     tensorboard: bool = True
     log_every_seconds: float = 10.0
     check_memory: bool = True

@@ -246,8 +246,7 @@ class RecurrentAttention(nn.Module):
             targets = targets.expand(len(query), -1).reshape(n_sources, -1, 1)
             centre = torch.minimum(targets, n_real)
         elif self.weighting == "local_p":
-            logit = upcast_fp32(self.v_p(torch.tanh(self.w_p(q))))
-            centre = n_real * torch.sigmoid(logit)  # (N, B/N Tq, 1)
+            centre = self.centers(q, n_real)  # (N, B/N Tq, 1)
         if centre is not None:
             inside = (positions - centre.detach().floor()).abs() <= self.window
             allowed = inside if allowed is None else allowed & inside
@@ -261,6 +260,15 @@ class RecurrentAttention(nn.Module):
             sigma = self.window / 2
             alpha = alpha * torch.exp(-((positions - centre) ** 2) / (2 * sigma**2))
         return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1)
+
+    def centers(self, q: Tensor, n_real: Tensor | int) -> Tensor:
+        """Predict the centre (N, T, 1) of the window of local_p for queries (N, T, Q), from 0 to S.
+
+        Args:
+            q: The queries.
+            n_real: Number S of real positions of each source, (N or 1, 1, 1) or one number.
+        """
+        return n_real * torch.sigmoid(upcast_fp32(self.v_p(torch.tanh(self.w_p(q)))))
 
     def select(self, alpha: Tensor, step: int | Tensor = 0) -> Tensor:
         """Return the weights for the result of `probabilities`: one-hot vectors if hard.

@@ -1,0 +1,127 @@
+"""AttentionProbe: statistics of attention by layer during training, and a warning of collapse."""
+
+import warnings
+from collections import Counter, defaultdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.core.validation import check_positive
+from fourfold.generation.step import decoding_mode
+from fourfold.models.analysis.attention_maps import LayerAttention, visit_attention
+from fourfold.models.analysis.attention_statistics import LABELS, head_label, head_statistics
+
+COLLAPSE = 0.1  # entropy of a layer, as a part of the entropy of uniform attention
+LOGGED = ("entropy", "distance", "first")
+
+
+class AttentionProbe(Callback):
+    """Callback that logs statistics of attention by layer after every N-th validation.
+
+    The statistics are means over the heads, the queries and the first rows of the validation split.
+    Their names begin with `attention/` and kind and layer, such as `attention/self.0/`:
+
+    - `entropy` in nats, and `entropy_share`, its part of the entropy of uniform attention
+    - `distance` of query and key in tokens, for self-attention
+    - `first`, the weight on the first key (an attention sink if large)
+    - `heads_previous`, `heads_self`, `heads_next`, `heads_first_token` and `heads_broad`: number of
+      heads with this label of `head_label`; only the last two for other than self-attention
+
+    A warning is given once for each layer whose entropy share is below 10 % at two probes in a row.
+    Nothing is logged for sharded weights, or without a `ResumableDataModule` and a validation
+    split. The training itself does not change.
+
+    Args:
+        every_n_validations: Number of validations from one probe to the next.
+        n_rows: Number of rows, each of which is run on its own, without padding to other rows.
+
+    Raises:
+        InputError: A number is below 1.
+    """
+
+    def __init__(self, every_n_validations: int = 1, n_rows: int = 4) -> None:
+        check_positive("every_n_validations", every_n_validations)
+        check_positive("n_rows", n_rows)
+        self.every_n_validations = every_n_validations
+        self.n_rows = n_rows
+        self.n_validations = 0
+        self.n_low: dict[str, int] = {}  # number of probes in a row with a low entropy, by layer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n_validations": self.n_validations, "n_low": dict(self.n_low)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.n_validations, self.n_low = state_dict["n_validations"], dict(state_dict["n_low"])
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Probe the model after every N-th validation of a training."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self.n_validations += 1
+        data = resumable_data(trainer)
+        has_all_weights = type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
+        is_due = self.n_validations % self.every_n_validations == 0
+        if not is_due or not has_all_weights or not trainer.is_global_zero:
+            return
+        if data is None or "val" not in data.splits:
+            return
+        metrics = self.measure(trainer, pl_module, data.split("val"))
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step - 1)  # counted from 0
+        self._warn(metrics)
+
+    def measure(self, trainer: Trainer, module: Any, dataset: Any) -> dict[str, float]:
+        """Return the statistics of the first rows of a dataset by name."""
+        found: dict[str, list[float]] = defaultdict(list)
+        labels: Counter[str] = Counter()
+
+        def visit(record: LayerAttention) -> None:
+            weights = record.weights.float()
+            is_self = weights.shape[2] == weights.shape[3] and record.name != "cross"
+            statistics = head_statistics(weights, record.allowed, is_self=is_self)
+            prefix = f"attention/{record.name}.{record.layer}"
+            for name in LOGGED:
+                if name in statistics:
+                    found[f"{prefix}/{name}"].append(float(statistics[name].value.mean()))
+            uniform = float(statistics["entropy"].uniform.mean())
+            if uniform > 0:
+                share = found[f"{prefix}/entropy"][-1] / uniform
+                found[f"{prefix}/entropy_share"].append(share)
+            named = [label for name, label in LABELS.items() if name in statistics]
+            labels.update({f"{prefix}/heads_{name.replace(' ', '_')}": 0 for name in named})
+            labels[f"{prefix}/heads_broad"] += 0
+            for head in range(weights.shape[1]):
+                pairs = {
+                    name: (float(pair.value[:, head].mean()), float(pair.uniform[:, head].mean()))
+                    for name, pair in statistics.items()
+                }
+                if label := head_label(pairs):
+                    labels[f"{prefix}/heads_{label.replace(' ', '_')}"] += 1
+
+        n_rows = min(self.n_rows, len(dataset))
+        with trainer.precision_plugin.forward_context(), decoding_mode(module), torch.no_grad():
+            for row in range(n_rows):
+                batch = dataset.batch(np.array([row]), 0, 0)
+                batch = trainer.precision_plugin.convert_input(batch)
+                batch = trainer.strategy.batch_to_device(batch)
+                visit_attention(module.model, partial(module.step, batch), visit)
+        means = {name: float(np.mean(values)) for name, values in found.items()}
+        return means | {name: count / n_rows for name, count in labels.items()}
+
+    def _warn(self, metrics: dict[str, float]) -> None:
+        for name, share in metrics.items():
+            if not name.endswith("/entropy_share"):
+                continue
+            self.n_low[name] = self.n_low.get(name, 0) + 1 if share < COLLAPSE else 0
+            if self.n_low[name] == 2:
+                layer = name.split("/")[1]
+                warnings.warn(
+                    f"the attention of layer {layer} has collapsed: its entropy is {share:.1%} of"
+                    " that of uniform attention, and was below 10 % at the previous probe, too",
+                    stacklevel=1,
+                )

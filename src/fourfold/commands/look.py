@@ -1,0 +1,146 @@
+"""`fourfold look`: one HTML file that shows the attention of a checkpoint."""
+
+import os
+import shlex
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fourfold.commands.option_parser import OptionParser
+from fourfold.core.validation import MAX_SIZE, check_positive, check_range
+from fourfold.errors import InputError
+
+DESCRIPTION = """\
+Write one HTML file that shows the attention of a checkpoint: maps of all layers and heads, their
+statistics beside those of uniform attention, and predictions. It opens without a network."""
+EPILOG = """\
+Without --text, --source and --image, the inputs are the first rows of the test data of the
+checkpoint's run directory. Layers and heads are counted from 0."""
+MAX_ROWS = 1000
+
+
+def make_parser() -> OptionParser:
+    """Return the parser of `fourfold look`."""
+    parser = OptionParser(prog="fourfold look", description=DESCRIPTION, epilog=EPILOG)
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="checkpoint file or run directory")
+    parser.add_allow_class()
+    add("--text", action="append", default=[], help="text, with [MASK] for masks; may be repeated")
+    add("--source", action="append", default=[], help="source text; may be repeated")
+    add("--target", action="append", default=[], help="target of a source (default: the model's)")
+    add("--image", nargs="+", default=[], metavar="FILE", help="image files")
+    add(
+        "--generate",
+        type=int,
+        default=20,
+        metavar="N",
+        help="tokens a causal LM adds (%(default)s)",
+    )
+    add("--compare", metavar="OTHER", help="second checkpoint of the same family and tokens")
+    add("--layers", metavar="L,...", help="layers, such as 0,3,last (default: all that fit)")
+    add(
+        "--rows",
+        type=int,
+        default=8,
+        metavar="N",
+        help="rows of the test data (%(default)s)",
+    )
+    add("--out", default="look.html", metavar="FILE", help="file to write (%(default)s)")
+    add("--overwrite", action="store_true", help="replace the file if it exists")
+    add("--precision", type=int, default=8, choices=(8, 16), help="bits of a weight (%(default)s)")
+    add("--truncate", action="store_true", help="shorten texts that are too long for the model")
+    add("--open", action="store_true", help="open the file in the browser")
+    return parser
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """Return the indices of a list of layers such as "0,3,last", where -1 is the last layer.
+
+    Raises:
+        InputError: An item is neither a number from 0 nor "last".
+    """
+    if text is None:
+        return None
+    items = [item.strip() for item in text.split(",")]
+    for item in items:
+        if item != "last" and not (item.isascii() and item.isdigit() and len(item) < 7):
+            message = "must be numbers from 0, or last, separated by commas, got"
+            raise InputError(f"{message} {item!r}", option="--layers")
+    return tuple(-1 if item == "last" else int(item) for item in items)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page, print its path, size and content in one line, and return the exit code 0.
+
+    Args:
+        argv: Options of the command.
+
+    Raises:
+        InputError: An option, the checkpoint or an input is invalid, or the output file exists.
+    """
+    options = make_parser().parse_args(list(argv))
+    check_range("--generate", options.generate, minimum=0, maximum=MAX_SIZE)
+    check_positive("--rows", options.rows, MAX_ROWS)
+    layers = parse_layers(options.layers)
+    from fourfold.checkpoints.files import find_checkpoint
+    from fourfold.checkpoints.load import load
+    from fourfold.explorer.document import Settings, make_view
+    from fourfold.explorer.write import check_output, make_page, read_examples
+
+    out = Path(options.out)
+    check_output(out, options.overwrite)
+    path = Path(options.checkpoint)
+    if (path / "checkpoints").is_dir():
+        path = find_checkpoint(path)
+    classes = tuple(options.allow_class)
+    model = load(path, classes=classes)
+    other = None if options.compare is None else load(options.compare, classes=classes)
+    settings = Settings(
+        layers,
+        options.precision,
+        options.generate,
+        options.truncate,
+        shown_command(argv),
+        path.name,
+    )
+    view = make_view(model, settings)
+    examples = read_examples(view, options.text, options.source, options.target, options.image)
+    if options.target and not options.source:
+        raise InputError("needs --source", option="--target")
+    if not examples:
+        examples = test_examples(view, path, options.rows)
+    page = make_page(model, examples, settings, other)
+    page.save(out, overwrite=options.overwrite)
+    print(page.describe(out))
+    if options.open:
+        webbrowser.open(out.absolute().as_uri())
+    return 0
+
+
+def shown_command(argv: Sequence[str]) -> str:
+    """Return the command for the page, in which each path is replaced by the name of its file."""
+    shown = []
+    for item in argv:
+        option, equals, value = item.rpartition("=") if item.startswith("--") else ("", "", item)
+        is_path = os.sep in value and (Path(value).exists() or Path(value).parent.is_dir())
+        shown.append(option + equals + (Path(value).name if is_path else value))
+    return shlex.join(["fourfold", "look", *shown])
+
+
+def test_examples(view: Any, checkpoint: Path, n_rows: int) -> list[Any]:
+    """Return the examples of the first rows of the test data of a checkpoint's run directory.
+
+    Raises:
+        InputError: The checkpoint is in no run directory, or its data have no test split.
+    """
+    config = checkpoint.absolute().parent.parent / "config.yaml"
+    if not config.is_file():
+        problem = "is in no run directory whose test data can be shown; give --text, --source or"
+        raise InputError(f"{problem} --image", option=str(checkpoint))
+    from fourfold.commands.recipe import make_parser, parse, read_recipe
+    from fourfold.explorer.write import first_examples
+
+    parser = make_parser("fourfold look")
+    data = read_recipe(parser, parse(parser, ["--config", str(config)])).data
+    return first_examples(view, data, n_rows)

@@ -1,0 +1,1 @@
+"""Page of attention maps: document, files of the page, writing."""

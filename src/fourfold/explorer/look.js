@@ -1,0 +1,998 @@
+"use strict";
+// The page of `fourfold look`: draws the document and the maps that Python put into this file. Nothing is fetched.
+// Part 1: the state and the maps. Part 2: panels. Part 3: input. The pure functions stand in pure.js, which comes before.
+
+// ------------------------------------------------------------------------------------------------ 1 state, maps
+const DEFAULTS = {
+  row: 0, model: 0, map: "", layer: -1, head: -1, q: -1, k: -1, step: 0, words: 0, special: 0, marks: -1,
+  scale: "max", smooth: 0, zoom: 0, theme: "",
+};
+const TITLES = {
+  self: "self-attention", cross: "attention to the source (cross-attention)", encoder: "self-attention of the encoder",
+  decoder: "self-attention of the decoder", rollout: "rollout (layers 0 to this one together)",
+  relevance: "relevance for the class (attention times gradient)", "alpha sum": "attention, sum over all words", alpha: "attention to the source",
+  position: "similarity of positions", positions: "similarity of positions",
+};
+const STATS = {
+  previous: "looks at the token before", self: "looks at the token itself", next: "looks at the token after",
+  first: "looks at the first token", induction: "looks at what followed an earlier copy (induction)",
+  separator: "looks at separators such as [SEP]", distance: "looks far: largest mean distance (tokens, patches)",
+  entropy: "entropy in nats (0: looks at one token only)",
+};
+const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", class: "class token" };
+const listTitle = (side) => TEXTS[side.name] || side.name;
+const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
+
+const $ = (id) => document.getElementById(id);
+const root = () => page.doc.rows[page.state.row];
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+/** Element with properties and children; text reaches the page as text nodes only. */
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children.filter((one) => one !== null));
+  return element;
+}
+
+function makeSvg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Show or hide an element. */
+function show(id, isShown) {
+  $(id).hidden = !isShown;
+  return isShown;
+}
+
+const unique = (values) => [...new Set(values)];
+const mapTitle = (name) => {
+  const map = root().maps.find((one) => one.name === name) || {};
+  return map.title || (TITLES[name] || name).replace("the source", map.keys === "patches" ? "the picture" : "the source");
+};
+const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
+const mapsOf = (name, model = modelOf()) => root().maps.filter((map) => map.name === name && map.model === model);
+
+/** Maps for the tables of heads: those of the map that is shown, or of the first one that has heads. */
+function headMaps() {
+  const isHeaded = (name) => mapsOf(name).some((map) => map.head !== null);
+  return mapsOf([page.state.map, ...root().maps.map((map) => map.name)].find(isHeaded) || page.state.map);
+}
+
+/** Stored map, or the mean of the heads of a layer where only the heads are stored. */
+function fetchMap(name, layer, head, model) {
+  const id = [page.state.row, name, layer, head, model].join("/");
+  if (page.cache.has(id)) return page.cache.get(id);
+  const inLayer = mapsOf(name, model).filter((map) => map.layer === layer);
+  let map = inLayer.find((one) => one.head === head) || null, data = null;
+  if (map) data = expand(map, page.bytes, page.doc.precision);
+  else if (head === null && inLayer.length) {
+    map = { ...inLayer[0], head: null, stats: {}, label: null };
+    data = average(inLayer.map((one) => expand(one, page.bytes, page.doc.precision)));
+  }
+  const found = map && { map, data };
+  if (page.cache.size > 7) page.cache.delete(page.cache.keys().next().value);
+  page.cache.set(id, found);
+  return found;
+}
+
+/** Replace choices that the input at hand does not have. */
+function settle() {
+  const state = page.state, rows = page.doc.rows;
+  state.row = Math.min(state.row, rows.length - 1);
+  if (!page.doc.compare) state.model = 0;
+  const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
+  if (!names.includes(state.map)) {
+    const rollout = page.doc.family === "vit" && names.find((name) => name === "rollout");
+    state.map = ["alpha", "cross"].find((name) => names.includes(name)) || rollout || names[0] || "";
+  }
+  page.layers = unique(mapsOf(state.map).map((map) => map.layer));
+  if (!page.layers.includes(state.layer)) state.layer = page.layers[page.layers.length - 1] ?? null;
+  const heads = unique(mapsOf(state.map).filter((map) => map.layer === state.layer).map((map) => map.head));
+  page.heads = [...(heads.length > 1 || heads[0] === null ? [null] : []), ...heads.filter((head) => head !== null)];
+  if (!page.heads.includes(state.head)) state.head = page.heads[0] ?? null;
+  state.step = Math.max(0, Math.min(state.step, (root().steps || []).length - 1));
+  if (!wordsAvailable()) state.words = 0;
+}
+
+const wordsAvailable = () => Object.keys(root().words || {}).length > 0;
+
+/** Indices of special tokens of a list. */
+function specialTokens(name) {
+  const given = (root().special || {})[name], tokens = root().tokens[name];
+  if (given) return new Set(given);
+  return new Set([...tokens.keys()].filter((i) => SPECIAL.test(tokens[i])));
+}
+
+/** The map that is shown, with labels, after words are merged and special tokens are hidden. */
+function makeView() {
+  const state = page.state;
+  const one = fetchMap(state.map, state.layer, state.head, modelOf());
+  if (!one) return null;
+  const other = state.model === 2 ? fetchMap(state.map, state.layer, state.head, 1) : null;
+  const sides = ["queries", "keys"].map((side) => {
+    const name = one.map[side], tokens = root().tokens[name];
+    const words = state.words ? (root().words || {})[name] : null;
+    const image = root().image && name === "patches";
+    const groups = groupTokens(tokens.length, words, state.special && !image ? specialTokens(name) : new Set());
+    const label = (group) => (words ? joinPieces(group.map((i) => tokens[i])) : visible(tokens[group[0]]));
+    return { name, groups, labels: groups.map(label), raw: tokens };
+  });
+  const columns = one.map.shape[1];
+  const merge = (raw) => (state.words || state.special ? mergeMap(raw, columns, sides[0].groups, sides[1].groups) : raw);
+  let values = merge(one.data);
+  if (other) { const second = merge(other.data); values = values.map((value, i) => value - second[i]); }
+  const view = { map: one.map, q: sides[0], k: sides[1], data: values, rows: sides[0].groups.length,
+    columns: sides[1].groups.length, signed: Boolean(other) || (one.map.range || [0])[0] < 0,
+    isWeight: !other && !one.map.range };
+  let most = 0;
+  for (const value of values) most = Math.max(most, Math.abs(value));
+  view.most = most || 1;
+  view.limit = state.scale === "one" ? 1 : view.most;
+  if (state.q < 0 || state.q >= sides[0].raw.length) state.q = startQuery(view);
+  view.row = indexOf(sides[0].groups, state.q);
+  if (state.k < 0 || state.k >= sides[1].raw.length) state.k = -1;
+  view.column = state.k < 0 ? topK(rowOf(view, view.row), 1)[0] ?? 0 : indexOf(sides[1].groups, state.k);
+  return view;
+}
+
+/** Query that is chosen at the start: the class token of a picture, else the row of the step or the last row. */
+function startQuery(view) {
+  const step = (root().steps || [])[page.state.step];
+  if (root().image && view.q.name === "patches" && root().image.prefix) return 0;
+  if (step && stepQuery(step) < view.q.raw.length) return Math.max(0, stepQuery(step));
+  return view.q.raw.length > 1 ? Math.floor(view.q.raw.length / 2) : 0;
+}
+
+const stepQuery = (step) => step.query ?? (step.kind === "masked" ? step.token : step.token - 1);
+const indexOf = (groups, token) => Math.max(0, groups.findIndex((group) => group[group.length - 1] >= token));
+const rowOf = (view, t) => view.data.subarray(t * view.columns, (t + 1) * view.columns);
+
+/** Keys that a query may look at, for the uniform value: the causal ones or all. */
+const uniformOf = (view, t) => 1 / (view.map.triangle ? Math.max(...view.q.groups[t]) + 1 : view.k.raw.length);
+
+/** Colour [r, g, b] of a weight: square-root scale, so that small weights can be seen. */
+function shade(view, value) {
+  return view.signed ? diverge(value / view.limit) : ramp(Math.sqrt(Math.max(0, value) / view.limit));
+}
+
+/** Canvas of width x height CSS pixels, sharp on the screen at hand, with its context. */
+function prepare(canvas, width, height) {
+  const ratio = Math.min(window.devicePixelRatio || 1, 3);
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(height * ratio));
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.font = "13px system-ui, sans-serif";
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+/** Small canvas with one pixel for each value; `paint` gives [r, g, b] or [r, g, b, alpha]. */
+function pixels(rows, columns, paint) {
+  const canvas = make("canvas", { width: columns, height: rows }), context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  for (let i = 0; i < rows * columns; i++) {
+    const colours = paint(i), at = 4 * i;
+    for (let j = 0; j < 3; j++) image.data[at + j] = colours[j];
+    image.data[at + 3] = colours[3] ?? 255;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+// ------------------------------------------------------------------------------------------------------ 2 panels
+/** Where the map comes from, in words. */
+function placeText() {
+  const { layer, head, map } = page.state;
+  const parts = [];
+  if (layer !== null) parts.push(`layer ${layer}`);
+  if (head !== null) parts.push(`head ${head}`);
+  else if (page.heads.length > 1) parts.push("mean of heads");
+  return parts.join(", ") || mapTitle(map);
+}
+
+function cellText(t, s) {
+  const view = page.view, value = view.data[t * view.columns + s];
+  const pair = `‘${view.q.labels[t]}’ looks at ‘${view.k.labels[s]}’`;
+  if (page.state.model === 2) return `${pair}: difference ${digits(value)} (${placeText()})`;
+  if (!view.isWeight) return `‘${view.q.labels[t]}’ and ‘${view.k.labels[s]}’: ${digits(value)}`;
+  const uniform = digits(uniformOf(view, t) * view.k.groups[s].length);
+  return `${pair}: ${digits(value)} (${placeText()}; uniform attention: ${uniform})`;
+}
+
+/** The map and the cell that are shown, in words. */
+function drawNow() {
+  const view = page.view, stats = view.map.stats || {};
+  const parts = [unique([mapTitle(view.map.name), placeText()]).join(", ").replace(/^./, (c) => c.toUpperCase())];
+  if (page.doc.compare) parts[0] += ` — ${$("model").selectedOptions[0]?.textContent ?? ""}`;
+  if (view.map.label) parts.push(`pattern: ${view.map.label}`);
+  for (const name of ["entropy", "distance"]) {
+    if (stats[name] && page.state.model !== 2) {
+      const [value, uniform] = stats[name], unit = name === "entropy" ? " nats" : "";
+      parts.push(`${name} ${digits(value)}${unit} (uniform ${digits(uniform)})`);
+    }
+  }
+  $("explain").textContent = `${parts.join("; ")}.`;
+  $("live").textContent = view.rows && view.columns ? cellText(view.row, view.column) : "";
+}
+
+function drawSelects() {
+  const { state, doc } = page;
+  const fill = (id, options, chosen, isShown = options.length > 1) => {
+    $(id).replaceChildren(...options.map(([value, text]) => make("option", { value, textContent: text })));
+    $(id).value = String(chosen ?? "mean");
+    $(id).closest("label").hidden = !isShown;
+  };
+  const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
+  fill("row", doc.rows.map((row, i) => [i, `${i + 1}: ${visibleTitle(row.title)}`]), state.row);
+  fill("model", doc.compare
+    ? [[0, doc.provenance.checkpoint || "first"], [1, doc.compare.title], [2, "difference (first − second)"]] : [[0, ""]],
+  state.model);
+  fill("map", names.map((name) => [name, mapTitle(name)]), state.map);
+  fill("layer", page.layers.map((layer) => [layer ?? "mean", layer ?? "all"]), state.layer);
+  const label = (head) => {
+    const map = mapsOf(state.map).find((one) => one.layer === state.layer && one.head === head);
+    return head === null ? "mean of heads" : `${head}${map && map.label ? ` (${map.label})` : ""}`;
+  };
+  fill("head", page.heads.map((head) => [head ?? "mean", label(head)]), state.head);
+  $("scale").value = state.scale;
+  for (const id of ["words", "special", "marks", "smooth", "zoom"]) $(id).checked = state[id] === 1;
+  $("words").closest("label").hidden = !wordsAvailable();
+  $("special").closest("label").hidden = !Object.keys(root().tokens)
+    .some((name) => name !== "patches" && name !== "class" && specialTokens(name).size);
+}
+
+const visibleTitle = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
+
+/** Label cut to a width in pixels. */
+function fitLabel(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  const letters = [...text];
+  while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > width) letters.pop();
+  return `${letters.join("")}…`;
+}
+
+/** Rows and columns of the map that are drawn: all, or 40 around the choice. */
+function windowOf(view) {
+  const cut = (centre, length) => {
+    if (!page.state.zoom || length <= 40) return [0, length];
+    const start = Math.max(0, Math.min(centre - 20, length - 40));
+    return [start, start + 40];
+  };
+  return { r: cut(view.row, view.rows), c: cut(view.column, view.columns) };
+}
+
+function drawMatrix() {
+  if (!show("p-matrix", page.view.rows > 1 || !root().image)) return;
+  const view = page.view, canvas = $("matrix"), { r, c } = windowOf(view);
+  const rows = r[1] - r[0], columns = c[1] - c[0];
+  const context = prepare(canvas, 10, 10), room = Math.max(200, $("matrix-box").clientWidth - 2);
+  const isNamed = Math.max(rows, columns) <= 64;
+  const longest = (labels, [a, b]) => Math.min(120, 8 + labels.slice(a, b)
+    .reduce((most, text) => Math.max(most, context.measureText(text).width), 12));
+  const left = isNamed ? longest(view.q.labels, r) : 26, top = isNamed ? longest(view.k.labels, c) : 26;
+  const space = (room - left) / Math.max(1, columns);
+  const size = isNamed ? Math.max(13, Math.min(30, space)) : Math.min(space, 640 / Math.max(rows, columns));
+  const width = left + columns * size, height = top + rows * size;
+  const pen = prepare(canvas, width, height);
+  pen.fillStyle = colour("panel");
+  pen.fillRect(0, 0, width, height);
+  const at = (i) => (r[0] + Math.floor(i / columns)) * view.columns + c[0] + (i % columns);
+  const small = pixels(Math.max(1, rows), Math.max(1, columns), (i) => shade(view, view.data[at(i)] || 0));
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(small, left, top, columns * size, rows * size);
+  pen.fillStyle = colour("text");
+  pen.textBaseline = "middle";
+  if (isNamed) {
+    for (let t = 0; t < rows; t++) {
+      pen.textAlign = "right";
+      pen.font = `${t + r[0] === view.row ? "bold " : ""}13px system-ui, sans-serif`;
+      pen.fillText(fitLabel(pen, view.q.labels[t + r[0]], left - 6), left - 4, top + (t + 0.5) * size);
+    }
+    for (let s = 0; s < columns; s++) {
+      pen.save();
+      pen.translate(left + (s + 0.5) * size, top - 4);
+      pen.rotate(-Math.PI / 2);
+      pen.textAlign = "left";
+      pen.font = `${s + c[0] === view.column ? "bold " : ""}13px system-ui, sans-serif`;
+      pen.fillText(fitLabel(pen, view.k.labels[s + c[0]], top - 6), 0, 0);
+      pen.restore();
+    }
+  } else drawTicks(pen, view, r, c, left, top, size);
+  drawMarks(pen, view, r, c, left, top, size);
+  page.matrix = { left, top, size, r, c };
+  canvas.setAttribute("aria-label", `Map of ${view.rows} rows (queries) and ${view.columns} columns (keys), `
+    + `${mapTitle(view.map.name)}, ${placeText()}. Arrow keys choose a cell, which is read out.`);
+  $("zoom-box").hidden = Math.max(view.rows, view.columns) <= 40;
+  $("matrix-hint").textContent = view.signed
+    ? page.state.model === 2 ? "Orange: the first model looks there more; blue: the second one; grey: both alike."
+      : "Orange: above zero; blue: below zero; grey: zero."
+    : `A row belongs to the token that looks (${listTitle(view.q)}), a column to the token that is `
+      + `looked at (${listTitle(view.k)}). Yellow is much, violet is little`
+      + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
+      + `${alignmentOf(view) ? " White line: the window of the source in which the model looks; dot: its centre." : ""}`;
+  drawLegend(view);
+}
+
+/** Positions along a map with too many tokens for labels. */
+function drawTicks(pen, view, r, c, left, top, size) {
+  const every = [10, 20, 50, 100, 200, 500].find((n) => n * size >= 36) || 1000;
+  pen.font = "11px system-ui, sans-serif";
+  pen.textAlign = "right";
+  for (let t = Math.ceil(r[0] / every) * every; t < r[1]; t += every) {
+    pen.fillText(String(t), left - 3, top + (t - r[0] + 0.5) * size);
+  }
+  pen.textAlign = "center";
+  for (let s = Math.ceil(c[0] / every) * every; s < c[1]; s += every) {
+    pen.fillText(String(s), left + (s - c[0] + 0.5) * size, top - 9);
+  }
+}
+
+const alignmentOf = (view) => (["cross", "alpha"].includes(view.map.name) && !page.state.words && root().alignment) || null;
+
+/** Largest weight of each row, window of local attention, and the choice. */
+function drawMarks(pen, view, r, c, left, top, size) {
+  const x = (s) => left + (s - c[0]) * size, y = (t) => top + (t - r[0]) * size;
+  const alignment = alignmentOf(view);
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, top, (c[1] - c[0]) * size, (r[1] - r[0]) * size);
+  pen.clip();
+  for (let t = r[0]; t < r[1]; t++) {
+    const best = page.state.marks ? topK(rowOf(view, t), 1)[0] : -1;
+    if (best >= 0 && !view.signed && size >= 8) {
+      pen.strokeStyle = "#ffffff";
+      pen.lineWidth = 2;
+      pen.strokeRect(x(best) + 2, y(t) + 2, size - 4, size - 4);
+    }
+    const centre = alignment && alignment.centers[view.q.groups[t][0]];
+    if (Number.isFinite(centre)) {
+      pen.strokeStyle = pen.fillStyle = "#ffffff";
+      pen.lineWidth = 1.5;
+      const shift = view.k.groups[0] ? view.k.groups[0][0] : 0;
+      const [low, high] = [-1, 1].map((sign) => x(centre + sign * alignment.window - shift) + size / 2);
+      const end = `${y(t) + size / 4}v${size / 2}`;
+      pen.stroke(new Path2D(`M${low} ${end}M${high} ${end}M${low} ${y(t) + size / 2}H${high}`));
+      pen.beginPath();
+      pen.arc(x(centre - shift) + size / 2, y(t) + size / 2, Math.max(2, size / 8), 0, 7);
+      pen.fill();
+    }
+  }
+  pen.restore();
+  pen.strokeStyle = colour("accent");
+  pen.lineWidth = 2;
+  pen.strokeRect(left, y(view.row), (c[1] - c[0]) * size, Math.max(2, size));
+  pen.lineWidth = 3;
+  pen.strokeRect(x(view.column), y(view.row), Math.max(3, size), Math.max(3, size));
+}
+
+function drawLegend(view) {
+  const width = Math.min(320, Math.max(200, $("matrix-box").clientWidth - 30));
+  const pen = prepare($("legend"), width + 30, 34), low = view.signed ? -view.limit : 0;
+  const value = (x) => (view.signed ? low + 2 * view.limit * x : view.limit * x * x);
+  pen.drawImage(pixels(1, 256, (i) => shade(view, value(i / 255))), 10, 2, width, 12);
+  pen.fillStyle = colour("text");
+  pen.textAlign = "center";
+  pen.font = "11px system-ui, sans-serif";
+  for (const x of view.signed ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]) pen.fillText(digits(value(x)), 10 + x * width, 28);
+  $("legend").setAttribute("aria-label", `Colour scale from ${digits(low)} to ${digits(view.limit)}`
+    + `${view.signed ? "" : ", with the square root of the weight"}`);
+}
+
+function drawLines() {
+  const view = page.view, box = $("lines"), pitch = 22, top = 30;
+  if (!show("p-lines", !root().image && !view.signed && view.rows * view.columns)) return;
+  const width = Math.max(270, box.clientWidth - 4), side = Math.min(150, width * 0.32);
+  const height = top + pitch * Math.max(view.rows, view.columns) + 4;
+  const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
+    `Lines from the tokens that look, on the left, to the tokens that are looked at, on the right; ${placeText()}` });
+  const y = (i) => top + pitch * (i + 0.5), from = side + 6, to = width - side - 6;
+  const link = (t, s, value, kind) => makeSvg("path", { class: kind,
+    d: `M${from} ${y(t)}C${(from + to) / 2} ${y(t)} ${(from + to) / 2} ${y(s)} ${to} ${y(s)}`,
+    "stroke-width": (0.4 + 6 * value / view.limit).toFixed(2),
+    "stroke-opacity": Math.min(1, (kind === "link" ? 0.45 : 0.9) * value / view.limit + 0.03).toFixed(3) });
+  if (view.rows <= 96) {
+    for (const i of topK(view.data, 300)) {
+      const t = Math.floor(i / view.columns);
+      if (view.data[i] >= 0.02 * view.limit && t !== view.row) svg.append(link(t, i % view.columns, view.data[i], "link"));
+    }
+  }
+  const row = rowOf(view, view.row);
+  for (const s of topK(row, 200)) if (row[s] > 0.004 * view.limit) svg.append(link(view.row, s, row[s], "link query"));
+  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, `looks (${listTitle(view.q)})`),
+    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, `is looked at (${listTitle(view.k)})`));
+  const word = (labels, isQuery) => labels.forEach((label, i) => {
+    const strength = isQuery ? i === view.row : i === view.column;
+    const text = makeSvg("text", { x: isQuery ? side : to + 6, y: y(i) + 4, class: strength ? "hit query" : "hit",
+      "text-anchor": isQuery ? "end" : "start" }, [...label].length > 20 ? `${[...label].slice(0, 19).join("")}…` : label);
+    text.addEventListener("click", () => choose(isQuery ? i : view.row, isQuery ? null : i));
+    svg.append(text);
+  });
+  word(view.q.labels, true);
+  word(view.k.labels, false);
+  const seen = box.scrollTop, now = y(view.row);
+  box.replaceChildren(svg);
+  box.scrollTop = now < seen + top || now > seen + box.clientHeight - pitch ? now - box.clientHeight / 2 : seen;
+  $("lines-hint").textContent = "Choose a word on the left: the thick lines show where it looks."
+    + (view.rows > 96 ? " With more than 96 rows, only the lines of the chosen token are drawn." : "")
+    + (/␣/.test(view.q.labels + view.k.labels) ? " ␣ stands for a space." : "");
+}
+
+/** Text with one mark-up element for each token, or word, of a side. */
+function tokenLine(view, side, values) {
+  const limit = values ? Math.max(...values, 1e-9) : 1, isSame = view.q.name === view.k.name;
+  const paragraph = make("p", { className: "tokens", dir: "auto" });
+  const isQuery = side === view.q;
+  const between = page.state.words ? side.labels.map(() => " ") : gaps(side.groups.map((group) => side.raw[group[0]]));
+  side.labels.forEach((label, i) => {
+    const span = make("span", { textContent: page.state.words ? label : plainPiece(side.raw[side.groups[i][0]]) });
+    if (values) span.style.backgroundColor = `rgb(var(--tint) / ${(0.95 * Math.max(0, values[i]) / limit).toFixed(3)})`;
+    if ((isQuery || isSame) && i === view.row) span.classList.add("query");
+    if (!isQuery || isSame) {
+      if (i === view.column) span.classList.add("key");
+      span.title = digits(values[i]);
+    }
+    paragraph.append(span, between[i]);
+  });
+  paragraph.addEventListener("click", ({ target }) => {
+    const i = [...paragraph.children].indexOf(target);
+    if (i >= 0) choose(isQuery || isSame ? i : view.row, isQuery || isSame ? null : i);
+  });
+  return paragraph;
+}
+
+function drawText() {
+  const view = page.view, isText = view.q.name !== "patches" && view.q.name !== "class" && !view.signed;
+  if (!show("p-text", isText)) return;
+  const hasTextKeys = view.k.name !== "patches", isSame = view.q.name === view.k.name;
+  const row = rowOf(view, view.row), parts = [];
+  if (!isSame) parts.push(make("h3", { textContent: `Choose a word (${listTitle(view.q)})` }), tokenLine(view, view.q, null));
+  if (hasTextKeys) {
+    if (!isSame) parts.push(make("h3", { textContent: `What it looks at (${listTitle(view.k)})` }));
+    parts.push(tokenLine(view, view.k, row));
+  }
+  $("text").replaceChildren(...parts);
+  $("h-text").textContent = hasTextKeys ? "Text, tinted by what one token looks at" : "Words of the caption";
+  $("text-hint").textContent = hasTextKeys
+    ? "Click a token (framed). The stronger the tint of another token, the more the framed one looks at it."
+    : "Click a word: the picture shows where the model looked when it wrote the word.";
+  drawGate(view);
+  drawStrip(view);
+}
+
+function drawGate(view) {
+  const gate = root().gate;
+  if (!show("gate-box", gate && view.q.name !== "patches")) return;
+  const values = view.q.groups.map((group) => gate[group[0]] ?? 0);
+  $("gate").replaceChildren(barChart(values, view.row, (i) => `${view.q.labels[i]}: ${digits(values[i])}`,
+    (i) => choose(i, null), 1));
+}
+
+/** Vertical bars over steps or words; the chosen one has another colour. */
+function barChart(values, now, title, click, limit = Math.max(...values, 1e-9)) {
+  const width = 340, height = 96, step = (width - 40) / values.length, base = 78;
+  const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `${values.length} bars from 0 to ${digits(limit)}; now: ${values.length ? title(now) : ""}` });
+  values.forEach((value, i) => {
+    const tall = Math.max(1, 70 * value / limit), x = 36 + i * step;
+    const bar = makeSvg("rect", { x, y: base - tall, width: Math.max(0.8, step - 1), height: tall, class: i === now ? "now" : "bar" });
+    const hit = makeSvg("rect", { x, y: 0, width: step, height: base, fill: "transparent", class: "hit" }, makeSvg("title", {}, title(i)));
+    hit.addEventListener("click", () => click(i));
+    svg.append(bar, hit);
+  });
+  svg.append(makeSvg("path", { d: `M35 6V${base}H${width - 4}`, class: "axis" }),
+    makeSvg("text", { x: 31, y: 14, "text-anchor": "end", class: "soft" }, digits(limit)),
+    makeSvg("text", { x: 31, y: base, "text-anchor": "end", class: "soft" }, "0"),
+    makeSvg("text", { x: 36, y: 93, class: "soft" }, "1"),
+    makeSvg("text", { x: width - 4, y: 93, "text-anchor": "end", class: "soft" }, String(values.length)));
+  return svg;
+}
+
+/** Row of the chosen token in all heads of the layer, one below the other. */
+function drawStrip(view) {
+  const heads = page.heads.filter((head) => head !== null);
+  if (!show("strip-box", !(heads.length < 2 || view.k.name === "patches" || page.state.model === 2))) return;
+  const q = view.q.groups[view.row], width = Math.max(220, $("strip-box").clientWidth - 4), left = 52, tall = 16;
+  const pen = prepare($("strip"), width, heads.length * tall + 2);
+  pen.imageSmoothingEnabled = false;
+  pen.textBaseline = "middle";
+  const found = heads.map((head) => {
+    const map = mapsOf(page.state.map).find((one) => one.layer === page.state.layer && one.head === head);
+    return mergeMap(expandRows(map, q), map.shape[1], [[...q.keys()]], view.k.groups);
+  });
+  heads.forEach((head, i) => {
+    const limit = page.state.scale === "one" ? 1 : Math.max(...found[i], 1e-9);
+    pen.fillStyle = colour("text");
+    pen.font = `${head === page.state.head ? "bold " : ""}12px system-ui, sans-serif`;
+    pen.fillText(`head ${head}`, 0, (i + 0.5) * tall);
+    pen.drawImage(pixels(1, view.columns, (s) => ramp(Math.sqrt(found[i][s] / limit))), left, i * tall + 1, width - left, tall - 2);
+  });
+  page.strip = { tall, heads };
+  $("strip").setAttribute("aria-label", `Weights of the chosen token in ${heads.length} heads, one row each; yellow is much`);
+}
+
+/** Some rows of a stored map, one behind the other. */
+function expandRows(map, rows) {
+  const columns = map.shape[1], out = new Float32Array(rows.length * columns);
+  rows.forEach((t, i) => {
+    const offset = map.offset + (map.triangle ? (t * (t + 1)) / 2 : t * columns);
+    const length = map.triangle ? Math.min(t + 1, columns) : columns;
+    out.set(expand({ offset, shape: [1, length], range: map.range }, page.bytes, page.doc.precision), i * columns);
+  });
+  return out;
+}
+
+function drawTop() {
+  const view = page.view, row = rowOf(view, view.row), uniform = uniformOf(view, view.row);
+  $("h-top").textContent = `What ‘${view.q.labels[view.row] ?? ""}’ looks at most`;
+  const last = view.map.triangle ? Math.max(...view.q.groups[view.row] || [0]) : Infinity;
+  const best = topK(view.signed ? row.map(Math.abs) : row, 10).filter((s) => view.k.groups[s][0] <= last);
+  const body = best.map((s, i) => make("tr", {}, make("td", { textContent: i + 1 }),
+    make("td", { dir: "auto", textContent: view.k.labels[s] }), make("td", { textContent: view.k.groups[s][0] }),
+    make("td", { textContent: digits(row[s]) }),
+    !view.isWeight ? null : make("td", { textContent: `${digits(row[s] / (uniform * view.k.groups[s].length))} ×` })));
+  $("top").replaceChildren(
+    make("caption", { textContent: !view.isWeight ? "Largest values" : `Uniform attention would give each token ${digits(uniform)}.` }),
+    headRow("#", "token", "position", view.isWeight ? "weight" : "value", ...(!view.isWeight ? [] : ["compared with uniform"])),
+    make("tbody", {}, ...body));
+}
+
+const headRow = (...names) => make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col", textContent: name }))));
+
+/** Buttons of a layer and head, for tables. */
+function headButton(map) {
+  const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean" : `head ${map.head}`].join(" ");
+  const button = make("button", { type: "button", textContent: place.trim() });
+  button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
+  return button;
+}
+
+function drawSummary() {
+  const maps = headMaps().filter((map) => map.head !== null && map.stats);
+  const rows = [];
+  for (const [name, title] of Object.entries(STATS)) {
+    const having = maps.filter((map) => map.stats[name] && map.stats[name][1] > 0);
+    if (!having.length) continue;
+    const isLow = name === "entropy";
+    const best = having.reduce((one, map) => ((map.stats[name][0] > one.stats[name][0]) !== isLow ? map : one));
+    const [value, uniform] = best.stats[name];
+    rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : title }),
+      make("td", {}, headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) })));
+  }
+  $("p-summary").hidden = rows.length === 0 || maps.length < 2;
+  $("summary").replaceChildren(headRow("pattern", "strongest head", "value", "uniform"), make("tbody", {}, ...rows));
+}
+
+function drawHeads() {
+  const maps = headMaps().filter((map) => map.stats && Object.keys(map.stats).length);
+  const key = [page.state.row, maps[0]?.name, page.state.model, ...page.sort].join();
+  if (!show("p-heads", maps.length > 1) || page.drawn.heads === key) return;
+  page.drawn.heads = key;
+  const names = Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0));
+  const value = (map, name) => (name === "layer" ? (map.layer ?? 0) * 1000 + (map.head ?? -1)
+    : name === "label" ? map.label || "" : (map.stats[name] || [-1])[0]);
+  const [by, order] = page.sort;
+  maps.sort((a, b) => (value(a, by) > value(b, by) ? order : value(a, by) < value(b, by) ? -order : 0));
+  const head = ["layer", "label", ...names].map((name) => {
+    const button = make("button", { type: "button",
+      textContent: `${name === "layer" ? "head" : name === "first" ? "first token" : name}${by === name ? (order > 0 ? " ↑" : " ↓") : ""}` });
+    button.addEventListener("click", () => {
+      page.sort = [name, by === name ? -order : name === "layer" || name === "label" ? 1 : -1];
+      drawHeads();
+      $("heads").querySelectorAll("th button")[["layer", "label", ...names].indexOf(name)].focus();
+    });
+    const cell = make("th", { scope: "col", title: STATS[name] || "" }, button);
+    if (by === name) cell.setAttribute("aria-sort", order > 0 ? "ascending" : "descending");
+    return cell;
+  });
+  $("heads").replaceChildren(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...maps.map((map) => make("tr", {},
+    make("td", {}, headButton(map)), make("td", { textContent: map.label || "–" }),
+    ...names.map((name) => make("td", { textContent: map.stats[name]
+      ? `${digits(map.stats[name][0])} (${digits(map.stats[name][1])})` : "–" }))))));
+}
+
+/** Thumbnails of all heads; each is drawn when it comes into sight. */
+function drawThumbs() {
+  const maps = headMaps(), state = page.state, image = root().image;
+  const onGrid = Boolean(image) && maps[0] && maps[0].keys === "patches" && maps[0].name !== "rollout";
+  const query = onGrid ? Math.min(state.q, maps[0].shape[0] - 1) : 0;
+  const key = [state.row, maps[0]?.name, state.model, state.scale, onGrid ? query : ""].join();
+  if (!show("p-thumbs", !(maps.filter((map) => map.head !== null).length < 2 || state.model === 2))) return;
+  const isChosen = (map) => map.name === state.map && map.layer === state.layer && map.head === state.head;
+  if (page.drawn.thumbs === key) {
+    page.thumbs.forEach(([map, button]) => button.setAttribute("aria-current", String(isChosen(map))));
+    return;
+  }
+  page.drawn.thumbs = key;
+  $("h-thumbs").textContent = `All heads: ${mapTitle(maps[0].name)}`;
+  page.thumbs = [];
+  if (page.watch) page.watch.disconnect();
+  page.watch = new IntersectionObserver((entries) => entries.filter((one) => one.isIntersecting).forEach((one) => {
+    page.watch.unobserve(one.target);
+    drawThumb(one.target.firstChild, one.target.map, onGrid ? query : null);
+  }), { rootMargin: "200px" });
+  $("thumbs").replaceChildren(...unique(maps.map((map) => map.layer)).map((layer) => make("div", { className: "layer" },
+    make("b", { textContent: layer === null ? "all" : `layer ${layer}` }),
+    ...maps.filter((map) => map.layer === layer && map.head !== null).map((map) => {
+      const button = make("button", { type: "button", map }, make("canvas", { width: 1, height: 1 }),
+        `${map.head}${map.label ? `: ${map.label}` : ""}`);
+      button.setAttribute("aria-label", `layer ${layer} head ${map.head}${map.label ? `, ${map.label}` : ""}`);
+      button.setAttribute("aria-current", String(isChosen(map)));
+      button.title = Object.entries(map.stats || {}).map(([name, [a, b]]) => `${name} ${digits(a)} (uniform ${digits(b)})`).join("\n");
+      button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
+      page.thumbs.push([map, button]);
+      page.watch.observe(button);
+      return button;
+    }))));
+  $("thumbs-hint").textContent = onGrid
+    ? "A row of pictures for each layer, one picture for each head: where the chosen patch or word looks. Click one to enlarge it."
+    : "A row for each layer, one map for each head: a diagonal line is a head that looks at the token itself or beside it, "
+      + "a vertical line one that always looks at the same token. Click a map to enlarge it.";
+}
+
+function drawThumb(canvas, map, query) {
+  const image = root().image;
+  const [rows, columns] = query === null ? map.shape : image.grid;
+  const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRows(map, [query]).subarray(image.prefix);
+  let most = 0;
+  for (const value of data) most = Math.max(most, Math.abs(value));
+  const limit = page.state.scale === "one" ? 1 : most || 1, isSigned = (map.range || [0])[0] < 0;
+  const small = pixels(rows, columns, (i) => (isSigned ? diverge(data[i] / limit) : ramp(Math.sqrt(Math.max(0, data[i]) / limit))));
+  canvas.width = columns;
+  canvas.height = rows;
+  canvas.getContext("2d").drawImage(small, 0, 0);
+}
+
+function drawSteps() {
+  const steps = root().steps || [], state = page.state;
+  if (!show("p-steps", steps.length)) return;
+  const step = steps[state.step], isMasked = step.kind === "masked", list = step.list || (root().tokens.tokens ? "tokens" : "target");
+  const tokens = root().tokens[list] || [];
+  const before = readable(tokens.slice(Math.max(0, step.token - 8), step.token));
+  const after = isMasked ? ` ${readable(tokens.slice(step.token + 1, step.token + 7))} …` : "";
+  $("h-steps").textContent = isMasked ? "Masked positions: what the model would put there" : "Generation, step by step";
+  $("steps-hint").textContent = isMasked ? "Move the slider to another masked position. The map and the text below show where it looks."
+    : "Move the slider, or press Play. The map and the text below show where the model looked at this step.";
+  $("step").max = steps.length;
+  $("step").value = state.step + 1;
+  $("step").setAttribute("aria-valuetext", `${state.step + 1} of ${steps.length}: ${visible(step.chosen)}`);
+  $("play").textContent = page.timer ? "Stop" : "Play";
+  const most = steps.reduce((one, other, i) => (other.entropy > steps[one].entropy ? i : one), 0);
+  const share = step.probability ?? (step.top.find(([word]) => word === step.chosen) || [])[1];
+  $("step-text").textContent = `Step ${state.step + 1} of ${steps.length}: … ${before} `
+    + `[${plainPiece(step.chosen)}]${after} — ${isMasked ? "true" : "chosen"} token with probability `
+    + `${share === undefined ? "below the alternatives" : digits(share)}; entropy ${digits(step.entropy)} nats. `
+    + `Least sure: step ${most + 1} (‘${plainPiece(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`;
+  $("alternatives").replaceChildren(...bars(step.top.map(([word, p]) => [visible(word), p, word === step.chosen])));
+  $("entropies").replaceChildren(barChart(steps.map((one) => one.entropy), state.step,
+    (i) => `step ${i + 1}, ‘${visible(steps[i].chosen)}’: ${digits(steps[i].entropy)} nats`, goToStep),
+  make("p", { className: "hint", textContent: "Entropy of the prediction in nats: 0 is certain. A click on a bar goes to the step." }));
+  $("lens-box").hidden = !(step.lens || []).length;
+  if (step.lens && step.lens.length) {
+    const ranks = step.lens.map((rank) => rank + 1);
+    $("lens").replaceChildren(plot({ title: "rank", x: [...ranks.keys()], y: ranks, log: true, xlabel: "after layer",
+      ylabel: "rank" }), make("p", { className: "hint", textContent: "Rank 1: the model would already choose this token if it "
+      + `stopped after that layer. Ranks: ${ranks.join(", ")}.` }));
+  }
+}
+
+/** Items of a list with a label, a bar and a number; labels and shares in [0, 1]. */
+function bars(items) {
+  return items.map(([label, share, isChosen]) => {
+    const bar = make("i");
+    bar.style.width = `${(100 * share).toFixed(2)}%`;
+    return make("li", { className: isChosen ? "chosen" : "" }, make("span", { dir: "auto", textContent: label }),
+      make("div", {}, bar), make("span", { textContent: digits(share) }));
+  });
+}
+
+/** Plot of one or several series with the same title; `log`: logarithmic y axis that begins with 1 at the top. */
+function plot(...series) {
+  const width = 340, height = 190, [first] = series, all = series.flatMap((one) => one.y), xs = series.flatMap((one) => one.x);
+  const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1e-9), high = Math.max(...all, first.log ? 10 : 1e-9);
+  const low = Math.min(0, ...all);
+  const x = (value) => 50 + (width - 64) * (value - x0) / (x1 - x0);
+  const y = (value) => (first.log ? 12 + 130 * Math.log(Math.max(1, value)) / Math.log(high) : 142 - 130 * (value - low) / (high - low || 1));
+  const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `${first.title}: ${all.slice(0, 40).map(digits).join(", ")}` });
+  svg.append(makeSvg("path", { d: `M50 8V146H${width - 10}`, class: "axis" }));
+  series.forEach((one, n) => {
+    if (!one.points) svg.append(makeSvg("path", { class: "series", "stroke-dasharray": ["none", "6 3", "2 3", "9 3 2 3"][n % 4],
+      d: one.x.map((value, i) => `${i ? "L" : "M"}${x(value).toFixed(1)} ${y(one.y[i]).toFixed(1)}`).join("") }));
+    one.x.forEach((value, i) => svg.append(makeSvg("circle", { cx: x(value), cy: y(one.y[i]), r: 3, class: "dot" },
+      makeSvg("title", {}, `${one.label || ""} ${digits(value)}: ${digits(one.y[i])}`))));
+  });
+  const ticks = first.log ? unique([1, 10, 100, 1000, 10000, 100000].filter((tick) => tick <= high)) : [low, (low + high) / 2, high];
+  for (const tick of ticks) svg.append(makeSvg("text", { x: 46, y: y(tick) + 4, "text-anchor": "end", class: "soft" }, digits(tick)));
+  for (const tick of unique([x0, x1])) svg.append(makeSvg("text", { x: x(tick), y: 162, "text-anchor": "middle", class: "soft" }, digits(tick)));
+  svg.append(makeSvg("text", { x: (width + 40) / 2, y: 182, "text-anchor": "middle", class: "soft" }, first.xlabel || ""),
+    makeSvg("text", { x: 12, y: 80, "text-anchor": "middle", class: "soft", transform: "rotate(-90 12 80)" }, first.ylabel || ""));
+  return svg;
+}
+
+function drawCurves() {
+  const curves = root().curves || [];
+  $("p-curves").hidden = curves.length === 0;
+  $("curves").replaceChildren(...unique(curves.map((one) => one.title)).map((title) => {
+    const series = curves.filter((one) => one.title === title), labels = series.map((one) => one.label).filter(Boolean);
+    const style = (i) => (series[i].points ? "dots" : ["solid", "dashed", "dotted", "dash-dotted"][i % 4]);
+    const legend = series.length > 1 ? labels.map((label, i) => `${style(i)}: ${label}`).join("; ") : labels.join();
+    return make("div", {}, make("h3", { textContent: title }), plot(...series), make("p", { className: "hint", textContent: legend }));
+  }));
+}
+
+function drawClasses() {
+  const classes = root().classes || [];
+  $("p-classes").hidden = classes.length === 0;
+  $("classes").replaceChildren(...bars(classes.map(([label, share], i) => [label, share, i === 0])));
+}
+
+function drawDocument() {
+  const sentences = (root().text || {}).sentences || [];
+  $("p-document").hidden = sentences.length === 0;
+  const tint = (one, word) => Math.sqrt(one.weight) * word;
+  const limit = Math.max(1e-9, ...sentences.flatMap((one) => one.words.map(([, weight]) => tint(one, weight))));
+  const most = Math.max(1e-9, ...sentences.map((one) => one.weight));
+  $("document").replaceChildren(...sentences.map((one, i) => {
+    const bar = make("i");
+    bar.style.width = `${(100 * one.weight / most).toFixed(1)}%`;
+    const line = make("div", { dir: "auto" });
+    one.words.forEach(([word, weight]) => {
+      const span = make("span", { textContent: visible(word), title: `weight in the sentence ${digits(weight)}` });
+      span.style.backgroundColor = `rgb(var(--tint) / ${(0.95 * tint(one, weight) / limit).toFixed(3)})`;
+      line.append(span, " ");
+    });
+    return make("div", { className: "sentence" }, make("div", {}, `${i + 1}: ${digits(one.weight)}`, bar), line);
+  }));
+}
+
+/** Picture with the chosen patch, and the picture under the weights. */
+function drawImage() {
+  const view = page.view, image = root().image, onPatches = image && view.k.name === "patches";
+  if (!show("p-image", onPatches)) return;
+  const source = page.images[page.state.row], [gridRows, gridColumns] = image.grid;
+  const width = Math.max(200, Math.min(380, $("p-image").clientWidth - 40)), height = width * image.height / image.width;
+  const cell = [width / gridColumns, height / gridRows];
+  const canSelect = view.q.name === "patches", isText = !canSelect && view.q.name !== "class";
+  const row = rowOf(view, view.row), patches = row.subarray(image.prefix);
+  const frame = (pen, index, paint) => {
+    if (index < 0) return;
+    pen.strokeStyle = paint;
+    pen.lineWidth = 3;
+    pen.strokeRect((index % gridColumns) * cell[0], Math.floor(index / gridColumns) * cell[1], ...cell);
+  };
+  const pens = ["picture", "overlay"].map((id) => prepare($(id), width, height));
+  pens.forEach((pen) => { pen.imageSmoothingEnabled = image.width > 64; pen.drawImage(source, 0, 0, width, height); });
+  if (canSelect) {
+    pens[0].strokeStyle = "rgb(255 255 255 / 35%)";
+    pens[0].lineWidth = 1;
+    for (let i = 1; i < gridColumns; i++) pens[0].stroke(new Path2D(`M${i * cell[0]} 0V${height}`));
+    for (let i = 1; i < gridRows; i++) pens[0].stroke(new Path2D(`M0 ${i * cell[1]}H${width}`));
+    frame(pens[0], view.row - image.prefix, "#ff5a3c");
+  }
+  const limit = view.signed ? view.limit : page.state.scale === "one" ? 1 : Math.max(...patches, 1e-9);
+  const paint = (value) => (view.signed ? [...diverge(value / limit), 190]
+    : [...ramp(Math.sqrt(Math.max(0, value) / limit)), 175]);
+  pens[1].imageSmoothingEnabled = page.state.smooth === 1;
+  pens[1].drawImage(pixels(gridRows, gridColumns, (i) => paint(patches[i] || 0)), 0, 0, width, height);
+  frame(pens[1], view.column - image.prefix, "#ffffff");
+  const best = topK(patches, 1)[0], uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
+  $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
+  $("image-hint").textContent = canSelect
+    ? `Left: click a patch${image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
+      + `Right: ${view.isWeight ? "where it looks" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
+    : !isText ? "Right: where the class token, whose result decides the class, looks; yellow is much, violet is little."
+    : "Choose a word below or a step above: the right picture shows where the model looked for it; yellow is much, violet is little.";
+  $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
+  $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
+    : `Brightest patch: row ${Math.floor(best / gridColumns)}, column ${best % gridColumns}, `
+      + (!view.isWeight ? `value ${digits(patches[best])}.` : `weight ${digits(patches[best])} (${digits(patches[best] / uniform)} `
+      + `times uniform attention). All patches together: ${digits(share)}${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.`);
+  $("picture").setAttribute("aria-label", `Picture of ${gridRows} times ${gridColumns} patches. ${$("picture-text").textContent}`);
+  $("overlay").setAttribute("aria-label", $("overlay-text").textContent);
+}
+
+function drawAll() {
+  settle();
+  page.view = makeView();
+  [drawSelects, drawDocument, drawClasses, drawCurves, drawSteps].forEach((draw) => draw());
+  const panels = ["p-now", "p-image", "p-text", "p-matrix", "p-lines", "p-top", "p-summary", "p-thumbs", "p-heads"];
+  panels.forEach((id) => show(id, page.view));
+  const draws = [drawNow, drawTop, drawImage, drawText, drawMatrix, drawLines, drawSummary, drawThumbs, drawHeads];
+  if (page.view) draws.forEach((draw) => draw());
+}
+
+// ------------------------------------------------------------------------------------------------------- 3 input
+function update(changes) {
+  Object.assign(page.state, changes);
+  if ("row" in changes) Object.assign(page.state, { q: -1, k: -1, step: 0 });
+  drawAll();
+  history.replaceState(null, "", `#${writeHash(page.state, DEFAULTS)}`);
+}
+
+/** Choose row t and column s of the view; null: the largest weight of the row. */
+function choose(t, s) {
+  const view = page.view;
+  if (!view.rows || !view.columns) return;
+  const clamp = (i, length) => Math.max(0, Math.min(length - 1, i));
+  const q = view.q.groups[clamp(t, view.rows)][0], k = s === null ? -1 : view.k.groups[clamp(s, view.columns)][0];
+  update({ q, k });
+}
+
+function goToStep(i) {
+  const steps = root().steps || [];
+  if (steps[i]) update({ step: i, q: Math.max(0, stepQuery(steps[i])), k: -1 });
+}
+
+function play() {
+  if (page.timer) { clearInterval(page.timer); page.timer = null; drawSteps(); return; }
+  const steps = (root().steps || []).length;
+  if (!steps) return;
+  const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (page.state.step === steps - 1) goToStep(0);
+  page.timer = setInterval(() => {
+    goToStep(page.state.step + 1);
+    if (page.state.step >= steps - 1) play();
+  }, isCalm ? 2500 : 900);
+  drawSteps();
+}
+
+/** The next of some values, or the one before. */
+const neighbour = (values, value, by) => values[(values.indexOf(value) + by + values.length) % values.length];
+
+function onKey(event) {
+  if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
+  const target = event.target, state = page.state, view = page.view;
+  const own = event.key === " " ? ["SELECT", "INPUT", "BUTTON", "SUMMARY"] : ["SELECT", "INPUT"];
+  if (own.includes(target.tagName)) return;
+  const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  if (arrows && view && ["matrix", "picture", "text", "lines"].includes(target.id)) {
+    event.preventDefault();
+    if (target.id === "picture" && view.q.name === "patches") choose(view.row + arrows[0] * root().image.grid[1] + arrows[1], null);
+    else if (target.id === "text" || target.id === "picture") choose(view.row + arrows[0] + arrows[1], null);
+    else choose(view.row + arrows[0], arrows[1] ? view.column + arrows[1] : state.k < 0 ? null : view.column);
+    return;
+  }
+  const actions = {
+    "[": () => update({ layer: neighbour(page.layers, state.layer, -1) }),
+    "]": () => update({ layer: neighbour(page.layers, state.layer, 1) }),
+    ",": () => update({ head: neighbour(page.heads, state.head, -1) }),
+    ".": () => update({ head: neighbour(page.heads, state.head, 1) }),
+    r: () => toggleRollout(),
+    w: () => wordsAvailable() && update({ words: 1 - state.words }),
+    "?": () => $("help").showModal(),
+    " ": () => (root().steps || []).length && play(),
+  };
+  if (actions[event.key] && (view || event.key === "?")) {
+    event.preventDefault();
+    actions[event.key]();
+  }
+}
+
+function toggleRollout() {
+  const names = unique(root().maps.map((map) => map.name)), isOn = page.state.map === "rollout";
+  if (!names.includes("rollout")) return;
+  if (!isOn) page.before = page.state.map;
+  update({ map: isOn ? page.before || names.find((name) => name !== "rollout") || "rollout" : "rollout" });
+}
+
+function save(name, blob) {
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+const fileName = (ending) => ["attention", `input${page.state.row + 1}`, page.state.map,
+  page.state.layer === null ? "" : `layer${page.state.layer}`, page.state.head === null ? "mean" : `head${page.state.head}`]
+  .filter(Boolean).join("-") + ending;
+
+/** Cell of the matrix under the pointer, or null. */
+function cellAt(event) {
+  const { left, top, size, r, c } = page.matrix, box = $("matrix").getBoundingClientRect();
+  const t = Math.floor((event.clientY - box.top - top) / size) + r[0], s = Math.floor((event.clientX - box.left - left) / size) + c[0];
+  return t >= r[0] && t < r[1] && s >= c[0] && s < c[1] ? [t, s] : null;
+}
+
+function listen() {
+  const state = page.state;
+  for (const id of ["row", "model", "layer", "head", "map", "scale"]) {
+    $(id).addEventListener("change", () => {
+      const value = $(id).value;
+      update({ [id]: ["map", "scale"].includes(id) ? value : value === "mean" ? null : Number(value) });
+    });
+  }
+  for (const id of ["words", "special", "marks", "smooth", "zoom"]) {
+    $(id).addEventListener("change", () => update({ [id]: $(id).checked ? 1 : 0 }));
+  }
+  $("step").addEventListener("input", () => goToStep(Number($("step").value) - 1));
+  $("play").addEventListener("click", play);
+  $("class-token").addEventListener("click", () => choose(0, null));
+  $("matrix").addEventListener("mousemove", (event) => {
+    const cell = cellAt(event);
+    $("hover").textContent = cell ? cellText(...cell) : "\u00a0";
+  });
+  $("matrix").addEventListener("click", (event) => { const cell = cellAt(event); if (cell) choose(...cell); });
+  $("strip").addEventListener("click", (event) => {
+    const head = page.strip.heads[Math.floor((event.clientY - $("strip").getBoundingClientRect().top) / page.strip.tall)];
+    if (head !== undefined) update({ head });
+  });
+  const patchAt = (event) => {
+    const box = event.target.getBoundingClientRect(), [rows, columns] = root().image.grid;
+    const cut = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
+    return root().image.prefix + cut((event.clientY - box.top) / box.height, rows) * columns
+      + cut((event.clientX - box.left) / box.width, columns);
+  };
+  $("picture").addEventListener("click", (event) => { if (page.view.q.name === "patches") choose(patchAt(event), null); });
+  $("overlay").addEventListener("click", (event) => choose(page.view.row, patchAt(event)));
+  $("csv").addEventListener("click", () => save(fileName(".csv"), new Blob(
+    [csvText(page.view.q.labels, page.view.k.labels, page.view.data)], { type: "text/csv" })));
+  $("png").addEventListener("click", () => (root().image && page.view.k.name === "patches" && page.view.rows > 64 ? $("overlay") : $("matrix"))
+    .toBlob((blob) => save(fileName(".png"), blob)));
+  $("help-open").addEventListener("click", () => $("help").showModal());
+  $("theme").addEventListener("click", () => { state.theme = isDark() ? "light" : "dark"; setTheme(); update({}); });
+  document.addEventListener("keydown", onKey);
+  window.addEventListener("hashchange", () => {
+    Object.assign(state, DEFAULTS, readHash(location.hash, DEFAULTS));
+    setTheme();
+    drawAll();
+  });
+  let pending = 0, width = innerWidth;
+  window.addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    cancelAnimationFrame(pending);
+    pending = requestAnimationFrame(drawAll);
+  });
+}
+
+const isDark = () => (page.state.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+function setTheme() {
+  document.documentElement.dataset.theme = isDark() ? "dark" : "light";
+  $("theme").textContent = isDark() ? "Light colours" : "Dark colours";
+}
+
+function fail(error) {
+  $("error").hidden = false;
+  $("error").textContent = `The page could not be drawn: ${error && error.message ? error.message : error}`;
+}
+
+async function main() {
+  setTheme();
+  page.doc = JSON.parse($("meta").textContent);
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("this browser cannot unpack the maps; use Chromium 80, Firefox 113, Safari 16.4 or later");
+  }
+  page.bytes = await inflate(decodeBase64($("maps").textContent));
+  $("maps").textContent = "";
+  page.images = await Promise.all(page.doc.rows.map(async ({ image }) => {
+    if (!image) return null;
+    const picture = new Image();
+    picture.src = image.src;
+    await picture.decode();
+    return picture;
+  }));
+  const { provenance, notice } = page.doc;
+  $("subtitle").textContent = `${provenance.model}, ${Number(provenance.n_parameters).toLocaleString("en-US")} parameters, `
+    + `from ${provenance.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`;
+  $("notice").hidden = !(notice || []).length;
+  $("notice").replaceChildren(...(notice || []).map((text) => make("li", { textContent: text })));
+  $("provenance").replaceChildren(...Object.entries(provenance).filter(([, value]) => value !== null)
+    .flatMap(([name, value]) => [make("dt", { textContent: name.replaceAll("_", " ") }), make("dd", { textContent: String(value) })]));
+  Object.assign(page.state, readHash(location.hash, DEFAULTS));
+  if (page.state.marks < 0) DEFAULTS.marks = page.state.marks = page.doc.family === "translation" ? 1 : 0;
+  setTheme();
+  $("controls").hidden = $("panels").hidden = false;
+  listen();
+  drawAll();
+  document.documentElement.dataset.ready = "yes";
+}
+
+window.addEventListener("error", (event) => fail(event.error || event.message));
+window.addEventListener("unhandledrejection", (event) => fail(event.reason));
+main().catch(fail);

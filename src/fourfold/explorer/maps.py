@@ -1,0 +1,270 @@
+"""MapWriter: attention maps with their statistics, packed as they are computed.
+
+Shapes: H heads, T queries, S keys.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fourfold.explorer.page import pack
+from fourfold.models.analysis.attention_flow import rollout
+from fourfold.models.analysis.attention_maps import (
+    Array,
+    LayerAttention,
+    attention_layers,
+    select_layers,
+    visit_attention,
+)
+from fourfold.models.analysis.attention_statistics import head_label, head_statistics
+
+DIGITS = 4  # significant digits of the statistics
+
+
+class MapWriter:
+    """Packs maps one behind the other, and keeps an entry of the document for each.
+
+    Args:
+        precision: 8 for bytes, 16 for half floats (see `fourfold.explorer.page.pack`).
+
+    Attributes:
+        data: Bytes of all maps so far.
+    """
+
+    def __init__(self, precision: int) -> None:
+        self.precision = precision
+        self.data = bytearray()
+
+    def add(
+        self, name: str, weights: Array, queries: str, keys: str, *, model: int = 0, **fields: Any
+    ) -> dict[str, Any]:
+        """Pack a map, and return its entry.
+
+        Args:
+            name: Name of the map, such as "self", "cross" or "rollout".
+            weights: Map (T, S). With a field `range` = [low, high], values between these.
+            queries: Name of the token list of the rows.
+            keys: Name of the token list of the columns.
+            model: 0, or 1 for the model that is compared with.
+            **fields: Further fields of the entry: layer, head, triangle, range, stats and label.
+        """
+        low, high = fields.get("range", (0.0, 1.0))
+        scaled = (weights - low) / (high - low) if high > low else np.zeros_like(weights)
+        triangle = fields.pop("triangle", False)
+        packed, _ = pack([scaled], [triangle], self.precision)
+        offset = len(self.data) * 8 // self.precision
+        self.data += packed
+        entry = {"name": name, "model": model, "layer": None, "head": None}
+        entry |= {"queries": queries, "keys": keys, "shape": list(weights.shape)}
+        return entry | {
+            "triangle": triangle,
+            "offset": offset,
+            "stats": {},
+            "label": None,
+            **fields,
+        }
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Treatment of one kind of attention, such as "self", "encoder" or "cross".
+
+    Args:
+        queries: Name of the token list of the queries.
+        keys: Name of the token list of the keys.
+        name: Name of the maps; None means that of the kind.
+        ids: Token ids (S,) of the keys, for the induction score; None leaves it out.
+        separators: Bool (S,), True at separators; None leaves out their share.
+        distances: Distances (T, S) of the tokens; None means the distance in tokens.
+        is_self: Queries and keys are the same tokens.
+        first_queries: Store the rows of this many queries only; None stores all.
+        rollout: Name of the rollout of this stack; None computes none.
+        total: Name of the sum of the weights over all queries; None computes none.
+    """
+
+    queries: str
+    keys: str
+    name: str | None = None
+    ids: Tensor | None = None
+    separators: Tensor | None = None
+    distances: Tensor | None = None
+    is_self: bool = True
+    first_queries: int | None = None
+    rollout: str | None = None
+    total: str | None = None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers whose maps are stored.
+
+    Args:
+        only: Indices of the layers of each kind of which anything is stored; negative ones count
+            from the last. None means all.
+        with_heads: Indices of the layers of which each head is stored; None means all. Of other
+            layers, only the mean over the heads is stored.
+    """
+
+    only: tuple[int, ...] | None = None
+    with_heads: tuple[int, ...] | None = None
+
+
+class Collector:
+    """Collects the maps of one row of the document.
+
+    Args:
+        writer: Writer that packs the maps.
+        layers: Layers that are stored.
+        model_index: 0, or 1 for the model that is compared with.
+
+    Attributes:
+        maps: Entries of the maps.
+        curves: Entropy and distance by layer.
+        centers: Predicted centres of local attention, or None.
+    """
+
+    def __init__(self, writer: MapWriter, layers: Layers, model_index: int = 0) -> None:
+        self.writer = writer
+        self.layers = layers
+        self.model_index = model_index
+        self.maps: list[dict[str, Any]] = []
+        self.curves: list[dict[str, Any]] = []
+        self.centers: list[float] | None = None
+
+    def add(self, name: str, weights: Array, queries: str, keys: str, **fields: Any) -> None:
+        """Pack a map that is not the attention of a layer; arguments as for `MapWriter.add`."""
+        options = {"model": self.model_index, **fields}
+        self.maps.append(self.writer.add(name, weights, queries, keys, **options))
+
+    def collect(
+        self, model: nn.Module, forward: Callable[[], object], kinds: Mapping[str, Kind]
+    ) -> None:
+        """Run a model on one sequence, and pack the maps of the given kinds.
+
+        Raises:
+            InputError: The model has no attention, or there is no layer of `layers.only`.
+        """
+        stored = set(select_layers(model, self.layers.only, "--layers"))
+        detailed = set(select_layers(model, self.layers.with_heads)) & stored
+        places = attention_layers(model)
+        means: dict[str, list[Array]] = {name: [] for name in kinds}
+        points: dict[tuple[str, str], list[tuple[int, list[float], float]]] = {}
+
+        def visit(record: LayerAttention) -> None:
+            kind = kinds[record.name]
+            weights = record.weights[:1].float()
+            mean = weights.mean(1, keepdim=True)
+            if kind.rollout:
+                means[record.name].append(mean[0, 0].cpu().numpy())
+            if record.centers is not None:
+                self.centers = [round(float(x), 3) for x in record.centers[0]]
+            statistics = self._statistics(torch.cat([mean, weights], 1), record, kind)
+            for key in ("entropy", "distance"):
+                if key in statistics[0]:
+                    heads = [entry[key][0] for entry in statistics[1:]]
+                    point = (record.layer, heads, statistics[0][key][1])
+                    points.setdefault((kind.name or record.name, key), []).append(point)
+            if record.path in stored:
+                has_heads = record.path in detailed and not _has_one_map(model, record.path)
+                maps = torch.cat([mean, weights], 1) if has_heads else mean
+                self._add_layer(maps[0].cpu().numpy(), statistics, record, kind)
+
+        paths = [path for path, (name, _) in places.items() if name in kinds]
+        with torch.no_grad():
+            visit_attention(model, forward, visit, paths)
+        for name, matrices in means.items():
+            if matrices:
+                self._add_rollout(np.stack(matrices), kinds[name], stored, places, name)
+        self._add_curves(points)
+
+    def _statistics(
+        self, weights: Tensor, record: LayerAttention, kind: Kind
+    ) -> list[dict[str, list[float]]]:
+        """Return the statistics of each map (H,), as pairs of value and value if uniform."""
+        found = head_statistics(
+            weights,
+            record.allowed[:1],
+            ids=None if kind.ids is None else kind.ids[None],
+            distances=kind.distances,
+            separators=None if kind.separators is None else kind.separators[None],
+            is_self=kind.is_self,
+        )
+        pairs = {
+            name: torch.stack([pair.value[0], pair.uniform[0]], -1).tolist()
+            for name, pair in found.items()
+        }
+        return [
+            {name: [_rounded(x) for x in values[i]] for name, values in pairs.items()}
+            for i in range(weights.shape[1])
+        ]
+
+    def _add_layer(
+        self, maps: Array, statistics: list[Any], record: LayerAttention, kind: Kind
+    ) -> None:
+        allowed = record.allowed[0, 0]
+        is_square = allowed.shape[0] == allowed.shape[1] and kind.first_queries is None
+        triangle = is_square and len(allowed) > 1 and not bool(allowed.triu(1).any())
+        if kind.total:
+            total = maps[0].sum(0, keepdims=True)
+            fields = {"layer": record.layer, "range": [0.0, float(total.max())]}
+            self.add(kind.total, total, "sum", kind.keys, **fields)
+        for i, weights in enumerate(maps):
+            self.add(
+                kind.name or record.name,
+                weights[: kind.first_queries],
+                kind.queries,
+                kind.keys,
+                layer=record.layer,
+                head=i - 1 if i else None,
+                triangle=triangle,
+                stats=statistics[i],
+                label=head_label(statistics[i]),
+            )
+
+    def _add_rollout(
+        self, means: Array, kind: Kind, stored: set[str], places: dict[str, Any], name: str
+    ) -> None:
+        kept = {layer for path, (of, layer) in places.items() if of == name and path in stored}
+        triangle = not np.triu(means, 1).any() and means.shape[-1] > 1
+        for layer, matrix in enumerate(rollout(means)):
+            if layer in kept:
+                rows = matrix[: kind.first_queries]
+                square = triangle and kind.first_queries is None
+                fields = {"layer": layer, "triangle": square}
+                self.add(kind.rollout or "rollout", rows, kind.queries, kind.keys, **fields)
+
+    def _add_curves(self, points: dict[tuple[str, str], Any]) -> None:
+        """Add a curve of the heads' means, of all heads as points, and of uniform attention."""
+        names = {
+            "entropy": ("Entropy", "entropy in nats"),
+            "distance": ("Mean distance", "distance"),
+        }
+        for (name, key), found in points.items():
+            if len(found) < 2:
+                continue
+            word, axis = names[key]
+            layers = [layer for layer, *_ in found]
+            common = {"title": f"{word} of {name} by layer", "xlabel": "layer", "ylabel": axis}
+            means = [_rounded(float(np.mean(heads))) for _, heads, _ in found]
+            spread = [(layer, value) for layer, heads, _ in found for value in heads]
+            xs, ys = (list(column) for column in zip(*spread, strict=True))
+            suffix = " (other)" if self.model_index else ""
+            self.curves += [
+                {**common, "label": f"mean of heads{suffix}", "x": layers, "y": means},
+                {**common, "label": f"heads{suffix}", "x": xs, "y": ys, "points": True},
+            ]
+            if not self.model_index:
+                uniform = [value for *_, value in found]
+                self.curves.append({**common, "label": "uniform", "x": layers, "y": uniform})
+
+
+def _has_one_map(model: nn.Module, path: str) -> bool:
+    return getattr(model.get_submodule(path), "n_heads", 0) == 0
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

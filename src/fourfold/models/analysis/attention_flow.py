@@ -1,0 +1,129 @@
+"""Attention through several layers: rollout, maximum flow, and gradient-weighted relevance.
+
+Shapes: L layers, B batch, H heads, T tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.attention import Attention
+from fourfold.models.analysis.attention_maps import Array, attention_layers
+
+
+def with_residual(weights: Array) -> Array:
+    """Return (A + I) / 2, with rows divided by their sum, for the weights A (..., T, T).
+
+    The identity stands for the residual connection (Abnar and Zuidema 2020, section 3).
+    """
+    mixed = weights + np.eye(weights.shape[-1], dtype=weights.dtype)
+    total: Array = mixed.sum(-1, keepdims=True)
+    return mixed / total
+
+
+def rollout(weights: Array) -> Array:
+    """Compute attention rollout (Abnar and Zuidema 2020), the product over the layers so far.
+
+    Args:
+        weights: Self-attention (L, ..., T, T) of all layers from the first, usually means of heads.
+
+    Returns:
+        (L, ..., T, T). Row i of layer l is the part of each input token in token i after layer l.
+    """
+    mixed = with_residual(weights)
+    products = [mixed[0]]
+    for layer in mixed[1:]:
+        products.append(layer @ products[-1])
+    return np.stack(products)
+
+
+def flow(weights: Array, query: int) -> Array:
+    """Compute attention flow (Abnar and Zuidema 2020): the maximum flow to each input token.
+
+    The capacity of the edge from token i of layer l to token j of layer l - 1 is the weight of
+    `with_residual`. The maximum flow is computed for one input token at a time, which takes seconds
+    for more than about 50 tokens.
+
+    Args:
+        weights: Self-attention (L, T, T) of all layers from the first, usually means of heads.
+        query: Index of the token after the last layer at which the flow begins.
+
+    Returns:
+        Flow (T,) to each input token.
+    """
+    import networkx
+
+    mixed = with_residual(np.asarray(weights, np.float64))
+    graph = networkx.DiGraph()
+    for layer, matrix in enumerate(mixed, 1):
+        for i, j in np.argwhere(matrix > 0).tolist():
+            graph.add_edge((layer, i), (layer - 1, j), capacity=matrix[i, j])
+    start = len(mixed), query
+    reached = networkx.descendants(graph, start)
+    found = [
+        networkx.maximum_flow_value(graph, start, (0, key)) if (0, key) in reached else 0.0
+        for key in range(weights.shape[-1])
+    ]
+    return np.array(found)
+
+
+@contextmanager
+def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Store the weights that an attention module applies, without its fused kernel."""
+    assert isinstance(module, Attention)
+    before = vars(module).get("normalize")
+    normalize = module.normalize
+
+    def keep(scores: Tensor) -> Tensor:
+        weights[path] = normalize(scores)
+        return weights[path]
+
+    module.normalize = keep
+    try:
+        yield
+    finally:
+        del module.normalize
+        if before is not None:
+            module.normalize = before
+
+
+def relevance(
+    model: nn.Module, forward: Callable[[], Tensor], paths: Sequence[str] | None = None
+) -> Tensor:
+    """Compute gradient-weighted attention (Chefer et al. 2021, section 3.1) of self-attention.
+
+    The relevance of the tokens starts as the identity R = I. Each layer changes it to
+    R + mean over heads of max(0, A * dy/dA) R, for the attention weights A and an output y. The
+    fused kernels are not used, and gradients of parameters are not changed.
+
+    Args:
+        model: A model whose self-attention is `Attention`, in eval mode.
+        forward: A function that runs the model and returns the output y (B,) of each sequence, such
+            as the logit of one class.
+        paths: Paths of the attention modules in order; None means all modules named attn.
+
+    Returns:
+        Relevance (B, T, T). Row i is the relevance of each input token for token i.
+    """
+    if paths is None:
+        paths = [path for path in attention_layers(model) if path.endswith("attn")]
+        paths = [path for path in paths if not path.endswith("cross_attn")]
+    weights: dict[str, Tensor] = {}
+    with ExitStack() as stack, torch.enable_grad():
+        for path in paths:
+            stack.enter_context(_keep_weights(model.get_submodule(path), path, weights))
+        output = forward().sum()
+    gradients = torch.autograd.grad(output, [weights[path] for path in paths], allow_unused=True)
+    total = None
+    for path, gradient in zip(paths, gradients, strict=True):
+        a = weights[path].detach()
+        if total is None:
+            total = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(len(a), -1, -1)
+        if gradient is not None:  # None after the last layer that the output depends on
+            positive = (gradient.nan_to_num() * a.nan_to_num()).clamp(min=0).mean(1)
+            total = total + positive @ total
+    assert total is not None, "the model has no self-attention"
+    return total

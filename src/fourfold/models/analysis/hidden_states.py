@@ -1,0 +1,88 @@
+"""Hidden states after each block: logit lens, and massive activations.
+
+Shapes: L blocks, B batch, T tokens, D model width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.block import Stack
+
+
+def hidden_states(stack: nn.Module, forward: Callable[[], object]) -> list[Tensor]:
+    """Return the output (B, T, D) of each block of a stack.
+
+    Args:
+        stack: A `Stack`, such as `model.stack` or `model.decoder`.
+        forward: A function that runs the model once.
+    """
+    assert isinstance(stack, Stack)
+    states: list[Tensor] = []
+    with ExitStack() as hooks:
+        for block in stack.blocks:
+            hooks.enter_context(
+                block.register_forward_hook(lambda _module, _args, output: states.append(output))
+            )
+        forward()
+    return states
+
+
+def text_stack(model: Any) -> Stack | None:
+    """Return the stack whose output the vocabulary head of a model reads; None if there is none."""
+    stack = getattr(model, "decoder", getattr(model, "stack", None))
+    return stack if isinstance(stack, Stack) and hasattr(model, "head") else None
+
+
+@torch.no_grad()
+def logit_lens(model: Any, forward: Callable[[], object], tokens: Tensor) -> Tensor:
+    """Compute the rank of given tokens if the output head read each block (nostalgebraist 2020).
+
+    The state after a block passes through the final norm of the stack and the head of the model, so
+    the ranks of the last block are those of the model's own logits.
+
+    Args:
+        model: A causal LM, masked LM or encoder-decoder with transformer blocks.
+        forward: A function that runs the model once.
+        tokens: Token ids (B, T), one for each position of the last stack.
+
+    Returns:
+        Ranks (L, B, T) int64, where 0 is the most probable token.
+    """
+    stack = text_stack(model)
+    assert stack is not None, "the model has no vocabulary head on transformer blocks"
+    ranks = []
+    for state in hidden_states(stack, forward):
+        logits = model.logits(stack.norm(state))
+        ranks.append((logits > logits.gather(-1, tokens.unsqueeze(-1))).sum(-1))
+    return torch.stack(ranks)
+
+
+class Activations(NamedTuple):
+    """Largest activations of the hidden states of one block.
+
+    Args:
+        largest: Largest absolute value.
+        median: Median of the absolute values.
+        place: Indices (row, token, channel) of the largest absolute value.
+        is_massive: `largest` is above 100 and above 1000 times the median (Sun et al. 2024).
+    """
+
+    largest: float
+    median: float
+    place: tuple[int, ...]
+    is_massive: bool
+
+
+def massive_activations(states: list[Tensor]) -> list[Activations]:
+    """Find the largest activations (Sun et al. 2024) of hidden states (B, T, D) of each block."""
+    found = []
+    for state in states:
+        sizes = state.detach().float().abs()
+        largest, median = float(sizes.max()), float(sizes.median())
+        place = tuple(int(i) for i in torch.unravel_index(sizes.argmax(), sizes.shape))
+        found.append(Activations(largest, median, place, largest > max(100.0, 1000 * median)))
+    return found

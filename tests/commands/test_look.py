@@ -1,0 +1,155 @@
+"""`fourfold look`: rows of the test data, texts and images, and errors in one line."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import fourfold
+from fourfold.commands.look import parse_layers, shown_command
+from fourfold.errors import InputError
+from fourfold.models import RecurrentLM, RecurrentLMConfig
+
+
+def read_document(file: Path) -> dict[str, Any]:
+    """Return the document of a page."""
+    text = file.read_text(encoding="utf-8")
+    (meta,) = re.findall(r'<script[^>]*id="?meta"?[^>]*>(.*?)</script>', text, re.DOTALL)
+    found: dict[str, Any] = json.loads(meta)
+    return found
+
+
+def test_the_page_of_a_run_shows_rows_of_its_test_data(
+    trained: Callable[[str], Path], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "look.html"
+    folder = trained("vit")
+    result = run("look", folder, "--rows", 3, "--layers", "last", "--out", out)
+    assert result.code == 0, result.err
+    size = out.stat().st_size / 1e6
+    assert result.out.startswith(f"{out}: {size:.2f} MB, 3 inputs and ")
+    found = read_document(out)
+    assert [row["title"] for row in found["rows"]] == [f"test image {i}" for i in range(3)]
+    assert found["provenance"]["checkpoint"].endswith(".ckpt")
+    assert str(tmp_path) not in out.read_text()
+    image = Image.new("L", (9, 9), 99)
+    image.save(tmp_path / "grey.png")
+    broken = tmp_path / "broken.png"
+    broken.write_text("no image")
+    arguments = ("look", folder, "--overwrite", "--out", out, "--image", tmp_path / "grey.png")
+    assert run(*arguments).code == 0
+    assert [row["title"] for row in read_document(out)["rows"]] == ["grey.png"]
+    before = out.read_bytes()
+    for wrong, problem in ((broken, "broken.png"), (tmp_path / "none.png", "none.png")):
+        result = run(*arguments, wrong)
+        assert result.code == 2
+        assert problem in result.err
+        assert result.err.count("\n") == 1
+    assert out.read_bytes() == before
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_test_writes_the_page_with_look(
+    trained: Callable[[str], Path], run: Callable[..., Any]
+) -> None:
+    folder = trained("lm")
+    result = run("test", "--run_dir", folder, "--look", "true")
+    assert result.code == 0, result.err
+    out = folder / "test" / "look.html"
+    assert f"{out}: " in result.out
+    found = read_document(out)
+    assert found["family"] == "causal_lm"
+    assert all(row["steps"] for row in found["rows"])
+
+
+def test_texts_with_masks_are_shown(
+    trained: Callable[[str], Path], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "a.html"
+    arguments = (
+        "look",
+        trained("mlm"),
+        "--text",
+        "one [MASK]",
+        "--text",
+        "<img src=x>",
+        "--out",
+        out,
+    )
+    assert run(*arguments).code == 0
+    found = read_document(out)
+    assert [len(row["steps"]) for row in found["rows"]] == [1, 0]
+    assert found["rows"][1]["title"] == "<img src=x>"
+    assert "<img" not in out.read_text().replace("&lt;", "")
+    result = run(*arguments)
+    assert result.code == 2
+    assert "--out must be a new file" in result.err
+    assert "--overwrite replaces it" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--text", "one " * 30), "the text has 32 tokens, but the model reads 16; --truncate"),
+        (("--text", "a", "--layers", "0,x"), "--layers must be numbers from 0, or last"),
+        (("--text", "a", "--layers", "2"), "--layers must be from 0 to 0, got 2"),
+        (("--image", "a.png"), "--image must not be given: the model reads no images"),
+        (("--target", "a"), "--target"),
+        (("--text", "a", "--out", "none/a.html"), "--out must be in a folder that exists"),
+        (("--text", "a", "--rows", "0"), "--rows must be at least 1"),
+        (("--text", "a", "--compare", "missing.ckpt"), "missing.ckpt"),
+    ],
+)
+def test_invalid_input_is_reported_in_one_line(
+    trained: Callable[[str], Path],
+    run: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("look", trained("mlm"), *arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_in_no_run_directory_needs_inputs(
+    trained: Callable[[str], Path], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved.ckpt"
+    shutil.copy(trained("mlm") / "checkpoints" / "last.ckpt", moved)
+    result = run("look", moved, "--out", tmp_path / "a.html")
+    assert result.code == 2
+    assert "is in no run directory whose test data can be shown; give --text" in result.err
+    assert run("look", moved, "--text", "one two", "--out", tmp_path / "a.html").code == 0
+
+
+def test_checkpoints_without_attention_are_rejected(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    fourfold.save(RecurrentLM(RecurrentLMConfig(vocab_size=9, d_model=4)), tmp_path / "lstm")
+    result = run("look", tmp_path / "lstm", "--text", "a", "--out", tmp_path / "a.html")
+    assert result.code == 2
+    assert "the model must have attention, got RecurrentLM without it" in result.err
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_layers_are_numbers_or_last() -> None:
+    assert parse_layers(None) is None
+    assert parse_layers("0, 3,last") == (0, 3, -1)
+    with pytest.raises(InputError, match="got '-1'"):
+        parse_layers("-1")
+
+
+def test_the_shown_command_has_no_folders(tmp_path: Path) -> None:
+    (tmp_path / "best.ckpt").touch()
+    argv = [str(tmp_path / "best.ckpt"), "--text", "a/b c", f"--out={tmp_path / 'new.html'}"]
+    assert shown_command(argv) == "fourfold look best.ckpt --text 'a/b c' --out=new.html"

@@ -1,0 +1,331 @@
+"""The page of attention maps in a headless Chromium, opened from a file without a network."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fourfold.explorer.page import assemble, unpack
+from tests.explorer.test_page import HOSTILE
+from tests.fixtures.explorer_documents import SAMPLES, causal_lm, document, heads
+
+pytestmark = pytest.mark.browser
+AXE = "axe-core@4.14.1"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Return the headless browser."""
+    names = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("needs Chromium on PATH (on Debian: apt-get install chromium)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs the package playwright (pip install playwright)"
+    )
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=program, args=[*options, "--enable-precise-memory-info"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium: Any, tmp_path: Path) -> Iterator[Any]:
+    """Return a function that writes a page, opens it and waits until it is drawn.
+
+    At the end of a test: the page requested nothing, wrote nothing to the console and shows no
+    error.
+    """
+    open_pages, seen = [], []
+
+    def opened(made: tuple[Any, ...], place: str = "", **options: Any) -> Any:
+        file = tmp_path / f"look{len(open_pages)}.html"
+        file.write_text(assemble(*made[:2]), encoding="utf-8")
+        context = chromium.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, "offline": True, **options}
+        )
+        page = context.new_page()
+        page.on("request", lambda request: seen.append(request.url.split("#")[0]))
+        page.on("console", lambda message: seen.append(message.text))
+        page.on("pageerror", lambda error: seen.append(str(error)))
+        page.goto(f"{file.as_uri()}{place}")
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector("html[data-ready], #error:visible", state="attached")
+            assert page.text_content("#error") == ""
+        open_pages.append((page, file.as_uri()))
+        return page
+
+    yield opened
+    for page, _ in open_pages:
+        page.context.close()
+    # An image of the page itself is a data: address.
+    assert [url for url in seen if not url.startswith("data:image/")] == [u for _, u in open_pages]
+
+
+def shown(made: tuple[Any, ...], **place: Any) -> np.ndarray:
+    """Weights of the stored map at a place of the first input."""
+    source, data, _ = made
+    (entry,) = [e for e in source["rows"][0]["maps"] if place.items() <= e.items()]
+    return unpack(entry, data, source["precision"])
+
+
+def live(page: Any) -> str:
+    return page.text_content("#live").replace("−", "-")
+
+
+def value(page: Any) -> float:
+    """Return the number in the live region."""
+    return float(live(page).split("’: ")[1].split(" (")[0].removeprefix("< "))
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the script of axe-core, installed outside the repository."""
+    folder = tmp_path_factory.mktemp("axe")
+    npm = shutil.which("npm")
+    command = [npm or "", "install", "--silent", "--prefix", str(folder), AXE]
+    if npm is None or subprocess.run(command, capture_output=True, timeout=120).returncode:
+        pytest.skip(f"needs npm and {AXE}")
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["translation", "causal_lm", "vit"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in list(SAMPLES)[2:] if name != "vit"],
+)
+def test_page_is_accessible_and_fits_a_phone(visit, axe: str, name: str) -> None:
+    page = visit(SAMPLES[name](), color_scheme="light")
+    page.evaluate(axe)
+    violations = "axe.run({options}).then((result) => result.violations)"
+    found = page.evaluate(violations.replace("{options}", ""))
+    page.set_viewport_size({"width": 375, "height": 800})
+    page.click("#theme")
+    found += page.evaluate(violations.replace("{options}", "{runOnly: ['color-contrast']}"))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert not [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+
+
+def test_keyboard_walk_says_the_weights(visit) -> None:
+    made = SAMPLES["translation"]()
+    page = visit(made, "#layer=0&head=0&q=1")
+    tokens = made[0]["rows"][0]["tokens"]
+
+    def check(layer: int, head: int, t: int, s: int) -> None:
+        weights = shown(made, name="cross", layer=layer, head=head)
+        start = f"‘{tokens['target'][t]}’ looks at ‘{tokens['source'][s]}’: "
+        assert live(page).startswith(start)
+        assert value(page) == pytest.approx(weights[t, s], rel=0.06, abs=1e-4)
+
+    best = shown(made, name="cross", layer=0, head=0).argmax(-1)
+    check(0, 0, 1, best[1])
+    page.focus("#matrix")
+    page.keyboard.press("ArrowDown")
+    assert "q=2" in page.url
+    check(0, 0, 2, best[2])
+    step = -1 if best[2] else 1
+    page.keyboard.press("ArrowLeft" if best[2] else "ArrowRight")
+    assert f"k={best[2] + step}" in page.url
+    check(0, 0, 2, best[2] + step)
+    page.keyboard.press("ArrowUp")
+    check(0, 0, 1, best[2] + step)
+    page.keyboard.press("]")
+    page.keyboard.press(".")
+    check(1, 1, 1, best[2] + step)
+    assert (page.input_value("#layer"), page.input_value("#head")) == ("1", "1")
+    page.keyboard.press("?")
+    assert page.is_visible("#help")
+
+
+def test_address_shows_the_same_to_another_reader(visit) -> None:
+    made = SAMPLES["translation"]()
+    page = visit(made)
+    page.select_option("#map", "encoder")
+    page.select_option("#layer", "0")
+    page.select_option("#head", "1")
+    page.click("#lines text:text-is('am')")
+    other = visit(made, "#" + page.url.split("#")[1])
+    assert "self-attention of the encoder, layer 0, head 1" in live_place(other).lower()
+    assert live(other) == live(page)
+    assert live(page).startswith("‘am’ looks at")
+
+
+def live_place(page: Any) -> str:
+    return page.text_content("#explain")
+
+
+def test_words_take_the_sum_over_keys_and_special_tokens_can_be_hidden(visit) -> None:
+    made = SAMPLES["translation"]()
+    page = visit(made, "#layer=0&head=0&q=1&k=3&words=1")
+    weights = shown(made, name="cross", layer=0, head=0)
+    assert live(page).startswith("‘house’ looks at ‘Meer’")
+    assert value(page) == pytest.approx(weights[1, 3] + weights[1, 4], rel=0.06)
+    page.check("#special")
+    assert "</s>" not in page.text_content("#lines") + page.text_content("#text")
+
+
+def test_pixels_of_the_map_and_the_table_are_the_weights(visit) -> None:
+    made = SAMPLES["translation"]()
+    page = visit(made, "#layer=1&head=0&q=5&marks=0&map=decoder")
+    weights = shown(made, name="decoder", layer=1, head=0)
+    found = page.evaluate("""() => {
+        const canvas = document.getElementById("matrix"), pen = canvas.getContext("2d");
+        const { left, top, size } = page.matrix, ratio = canvas.width / canvas.clientWidth;
+        const { data } = pen.getImageData(0, 0, canvas.width, canvas.height);
+        const at = (start, i) => Math.round((start + (i + 0.5) * size) * ratio);
+        const start = (t, s) => 4 * (at(top, t) * canvas.width + at(left, s));
+        const pixel = (t, s) => [...data.slice(start(t, s), start(t, s) + 3)];
+        const cells = [0, 1, 2, 3, 4];
+        return cells.map((t) => cells.map((s) => [pixel(t, s),
+            ramp(Math.sqrt(page.view.data[6 * t + s] / page.view.most))]));
+    }""")
+    for line in found:
+        for colour, expected in line:
+            np.testing.assert_allclose(colour, expected, atol=2)
+    assert found[0][0][0] != found[0][4][0]
+    view = page.evaluate("[...page.view.data]")
+    np.testing.assert_allclose(np.reshape(view, (6, 6)), weights, atol=1e-6)
+    table = page.locator("#top tbody tr").all_inner_texts()
+    best = np.argsort(-weights[5], kind="stable")
+    assert [line.split()[2] for line in table] == [str(s) for s in best]
+    assert float(table[0].split()[3]) == pytest.approx(weights[5].max(), rel=0.06)
+
+
+def test_mean_of_heads_and_difference_of_two_models(visit) -> None:
+    made = SAMPLES["compare"]()
+    page = visit(made, "#layer=0&model=2&q=0&k=1")
+    means = [
+        np.mean([shown(made, layer=0, head=head, model=model) for head in (0, 1)], 0)
+        for model in (0, 1)
+    ]
+    view = page.evaluate("[...page.view.data]")
+    np.testing.assert_allclose(np.reshape(view, (5, 5)), means[0] - means[1], atol=1e-6)
+    assert live(page).startswith("‘a’ looks at ‘b’: difference ")
+    assert "other.ckpt" in page.inner_text("#model")
+
+
+def test_slider_of_a_generation_shows_alternatives_and_the_least_sure_step(visit) -> None:
+    made = SAMPLES["causal_lm"]()
+    steps = made[0]["rows"][0]["steps"]
+    page = visit(made)
+    page.locator("#step").fill("3")
+    assert "step=2" in page.url
+    assert f"q={steps[2]['query']}" in page.url
+    assert page.locator("#alternatives li").all_inner_texts()[1].split() == ["␣dog", "0.25"]
+    worst = int(np.argmax([step["entropy"] for step in steps]))
+    assert f"Least sure: step {worst + 1} " in page.inner_text("#step-text")
+    assert "Ranks: 501, 3, 1." in page.inner_text("#lens")
+    page.locator("#play").click()
+    page.wait_for_selector("#step[aria-valuetext^='4 of 4']")
+    page.wait_for_selector("#play:text-is('Play')")
+
+
+def test_masked_position_shows_predictions_with_half_floats(visit) -> None:
+    made = SAMPLES["masked_lm"]()
+    page = visit(made, "#layer=0&head=1")
+    assert page.inner_text("#alternatives li.chosen").split() == ["went", "0.4"]
+    assert live(page).startswith("‘[MASK]’ looks at")
+    assert value(page) == pytest.approx(shown(made, layer=0, head=1)[4].max(), rel=0.06)
+
+
+def test_picture_shows_the_brightest_patch_of_a_clicked_one(visit) -> None:
+    made = SAMPLES["vit"]()
+    page = visit(made, "#map=self&layer=0&head=1")
+    weights = shown(made, name="self", layer=0, head=1)
+    for query, act in ((0, None), (1 + 2 * 4 + 3, "picture")):
+        if act:
+            box = page.locator("#picture").bounding_box()
+            place = {"x": box["width"] * 3.5 / 4, "y": box["height"] * 2.5 / 4}
+            page.locator("#picture").click(position=place)
+        best = int(weights[query, 1:].argmax())
+        text = page.inner_text("#overlay-text")
+        assert f"row {best // 4}, column {best % 4}" in text
+        assert float(text.split("weight ")[1].split(" ")[0]) == pytest.approx(
+            weights[query, 1:].max(), rel=0.06
+        )
+    page.focus("#picture")
+    page.keyboard.press("ArrowUp")
+    assert "Chosen: row 1, column 3" in page.inner_text("#picture-text")
+    page.keyboard.press("r")
+    assert "map=rollout" in page.url
+    page.click("#thumbs button >> nth=1")  # the heads can be chosen from a map without heads
+    assert "map=self&layer=0&head=1" in page.url
+    assert page.inner_text("#classes li.chosen").split() == ["ship", "0.9"]
+
+
+def test_caption_word_shows_its_patches(visit) -> None:
+    made = SAMPLES["captioning"]()
+    page = visit(made)
+    page.click("#text span:text-is('red')")
+    best = int(shown(made, name="alpha")[1].argmax())
+    assert f"row {best // 4}, column {best % 4}" in page.inner_text("#overlay-text")
+    assert page.locator("#gate rect.now").count() == 1
+
+
+def test_document_tints_the_words(visit) -> None:
+    page = visit(SAMPLES["document"]())
+    tints = page.locator("#document span").evaluate_all(
+        "(all) => all.map((one) => parseFloat(one.style.backgroundColor.split('/')[1]))"
+    )
+    scores = [0.75**0.5 * 0.9, 0.75**0.5 * 0.1, 0.25**0.5 * 0.2, 0.25**0.5 * 0.8]
+    np.testing.assert_allclose(tints, np.array(scores) / max(scores) * 0.95, atol=2e-3)
+    assert page.is_hidden("#p-matrix")
+
+
+def test_hostile_tokens_are_shown_and_not_run(visit) -> None:
+    maps = heads("self", len(HOSTILE), len(HOSTILE), 2, 2)
+    row = {"tokens": {"tokens": HOSTILE}, "title": HOSTILE[1]}
+    row["words"] = {"tokens": list(range(len(HOSTILE)))}
+    page = visit(document("masked_lm", [(row, maps)], title=HOSTILE[0]))
+    assert page.locator("main img, main script").count() == 0
+    labels = page.locator("#lines text").all_text_contents()
+    assert {"</script>", "\\u{202e}abc", "עברית", "∅", "␣", "↵", "\\u{0}"} <= set(labels)
+    page.check("#words")
+
+
+def test_saved_files_hold_the_shown_map(visit, tmp_path: Path) -> None:
+    made = SAMPLES["translation"]()
+    page = visit(made, "#layer=1&head=0")
+    for name in ("csv", "png"):
+        with page.expect_download() as waiting:
+            page.click(f"#{name}")
+        waiting.value.save_as(tmp_path / f"map.{name}")
+        assert waiting.value.suggested_filename == f"attention-input1-cross-layer1-head0.{name}"
+    numbers = np.loadtxt(tmp_path / "map.csv", delimiter=",", skiprows=1, usecols=range(1, 7))
+    np.testing.assert_allclose(numbers, shown(made, name="cross", layer=1, head=0), rtol=5e-3)
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_reader_without_scripts_sees_the_table(visit) -> None:
+    page = visit(SAMPLES["translation"](), java_script_enabled=False)
+    assert "house" in page.inner_text("noscript table >> nth=0")
+
+
+def test_damaged_maps_are_reported(chromium, tmp_path: Path) -> None:
+    text = assemble(*causal_lm()[:2])
+    file = tmp_path / "damaged.html"
+    file.write_text(text.replace('id="maps">', 'id="maps">AAAA'), encoding="utf-8")
+    page = chromium.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector("#error:visible")
+    assert "could not be drawn" in page.inner_text("#error")
+    page.close()
+
+
+@pytest.mark.slow
+def test_twelve_layers_of_512_tokens_stay_within_memory_and_elements(visit) -> None:
+    page = visit(causal_lm(512, 12, 12), "#q=511")
+    assert page.evaluate("performance.memory.usedJSHeapSize") < 300e6
+    page.focus("#matrix")
+    page.keyboard.press("ArrowUp")
+    assert "q=510" in page.url
+    assert page.locator("svg *").count() < 2000
+    page.check("#zoom")
+    assert page.evaluate("page.matrix.r") == [472, 512]

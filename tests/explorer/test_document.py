@@ -1,0 +1,263 @@
+"""Document of the page: maps, tokens and predictions are those of the model, in every family."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fourfold
+from fourfold.errors import InputError
+from fourfold.explorer import document as document_module
+from fourfold.explorer.document import Settings, build_document, make_view
+from fourfold.explorer.inputs import Example, token_texts
+from fourfold.explorer.page import unpack
+from fourfold.generation.defaults import GenerationDefaults
+from fourfold.models.analysis.attention_statistics import token_distances
+from fourfold.tokenization.tokenizer import Tokenizer
+from tests.fixtures import tiny_tasks
+
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "causal_lm": tiny_tasks.causal,
+    "masked_lm": tiny_tasks.masked,
+    "translation": tiny_tasks.translation,
+    "t5": tiny_tasks.text_to_text,
+    "joined": tiny_tasks.joined,
+    "recurrent": tiny_tasks.recurrent,
+    "vit": tiny_tasks.images,
+    "captioning": tiny_tasks.captions,
+    "recurrent_captions": tiny_tasks.recurrent_captions,
+    "classification": tiny_tasks.sequences,
+    "causal_classes": tiny_tasks.causal_sequences,
+    "tokens": tiny_tasks.words,
+    "document": tiny_tasks.documents,
+}
+SETTINGS = Settings(generate=4)
+
+
+@pytest.fixture(scope="session")
+def loaded(texts: Path) -> Callable[[str], tuple[Any, list[Example]]]:
+    """Return a function from a family to its model, as loaded, and to examples of test data."""
+
+    def load(family: str) -> tuple[Any, list[Example]]:
+        torch.manual_seed(0)
+        task, data = FAMILIES[family](texts)
+        data.setup()
+        fields = {name: getattr(data, name) for name in task.inferred_from_data}
+        model = task.model_class(replace(task.config, **fields)).eval()
+        with torch.no_grad():  # the weights of a new model are near uniform
+            for parameter in model.parameters():
+                parameter.normal_(std=0.4)
+        model.artifacts = data.artifacts()
+        if "tokenizer" in model.artifacts:
+            model.tokenizer = Tokenizer.from_str(model.artifacts["tokenizer"])
+            start = model.tokenizer.bos_id
+            ids = model.tokenizer.eos_id, model.tokenizer.pad_id
+            model.generation_defaults = GenerationDefaults(start, *ids, num_beams=2)
+        dataset = data.split("test")
+        batch = dataset.batch(np.arange(2), 0, 0)
+        return model, make_view(model, SETTINGS).from_batch(batch, dataset)
+
+    return load
+
+
+def model_inputs(model: Any, example: Example) -> tuple[Any, ...]:
+    """Return the inputs of one pass over a complete example."""
+    target = list(example.target or [])
+    decoder = torch.tensor([[getattr(model.tokenizer, "bos_id", 0), *target[:-1]]])
+    if example.sentences:
+        sizes = [len(row) for row in example.sentences]
+        rows = [[*row, *[0] * (max(sizes) - len(row))] for row in example.sentences]
+        return torch.tensor(rows), sizes, [len(sizes)]
+    if example.image is not None:
+        image = example.image[None]
+        return (image, decoder) if model.can_generate else (image,)
+    ids = torch.tensor([list(example.ids)])
+    if hasattr(model, "decode"):
+        return ids, decoder
+    if example.target is not None:
+        return (torch.tensor([[*example.ids, *target]]),)
+    segments = None if example.segments is None else torch.tensor([list(example.segments)])
+    return (
+        (ids,)
+        if segments is None or getattr(model.config, "n_segments", 0) == 0
+        else (ids, segments)
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_maps_of_the_document_are_the_weights_of_the_model(loaded: Any, family: str) -> None:
+    model, examples = loaded(family)
+    found, maps = build_document(model, examples, SETTINGS)
+    assert len(found["rows"]) == 2
+    view = make_view(model, SETTINGS)
+    for row, example in zip(found["rows"], examples, strict=True):
+        inputs = model_inputs(model, view.complete(example))
+        if family == "causal_classes":
+            inputs = inputs[:1]
+        weights = fourfold.attention(model, *inputs, dtype="float32")
+        weights = {name.replace("cross", "alpha"): x for name, x in weights.items()} | weights
+        n_compared = 0
+        for entry in row["maps"]:
+            shown = unpack(entry, maps)
+            assert shown.shape == tuple(
+                len(row["tokens"][entry[side]]) for side in ("queries", "keys")
+            )
+            name = f"{entry['name']}.{entry['layer']}"
+            if entry["name"] == "alpha sum":
+                total = weights[f"alpha.{entry['layer']}"][0].mean(0).sum(0)
+                assert np.abs(shown[0] - total).max() <= 0.004 * entry["range"][1]
+            elif entry["name"] == "rollout":
+                np.testing.assert_allclose(shown.sum(-1), 1.0, atol=0.05)
+            elif name in weights:
+                own = weights[name][0]
+                own = own.mean(0) if entry["head"] is None else own[entry["head"]]
+                assert np.abs(shown - own[: len(shown)]).max() <= 0.004
+                entropy = -np.sum(own * np.log(np.maximum(own, 1e-30)), -1).mean()
+                assert entry["stats"]["entropy"][0] == pytest.approx(entropy, abs=2e-3)
+                n_compared += 1
+        assert n_compared
+
+
+@pytest.mark.parametrize("family", ["causal_lm", "translation", "recurrent", "captioning"])
+def test_steps_are_the_predictions_of_generation(loaded: Any, family: str) -> None:
+    """The distribution of each step comes from the same pass as the maps."""
+    model, examples = loaded(family)
+    found, _ = build_document(model, examples[:1], SETTINGS)
+    (row,) = found["rows"]
+    example = make_view(model, SETTINGS).complete(examples[0])
+    with torch.no_grad():
+        logits = model(*model_inputs(model, example))[0]
+    assert row["steps"]
+    assert len(row["steps"]) == len(example.target or [])
+    names = row["tokens"][row["steps"][0]["list"]]
+    for step in row["steps"]:
+        p = logits[step["query"]].softmax(-1)
+        assert step["chosen"] == names[step["token"]]
+        assert step["entropy"] == pytest.approx(float(torch.special.entr(p).sum()), rel=1e-3)
+        assert step["top"][0][1] == pytest.approx(float(p.max()), rel=1e-3)
+        token = model.tokenizer.backend.token_to_id(step["top"][0][0])
+        assert token is None or token == int(p.argmax())
+        if step["lens"]:
+            chosen = [list(example.ids), []][hasattr(model, "decode")] + list(example.target or [])
+            rank = int((p > p[chosen[step["token"]]]).sum())
+            assert step["lens"][-1] == rank
+    if family == "causal_lm":  # greedy search takes the most probable token
+        assert all(step["lens"][-1] == 0 for step in row["steps"])
+
+
+def test_masked_places_show_truth_and_alternatives(loaded: Any) -> None:
+    model, examples = loaded("masked_lm")
+    found, _ = build_document(model, examples, SETTINGS)
+    steps = [step for row in found["rows"] for step in row["steps"]]
+    assert {step["kind"] for step in steps} == {"masked"}
+    for row, example in zip(found["rows"], examples, strict=True):
+        shown = {step["token"]: step["truth"] for step in row["steps"]}
+        truth = token_texts(model.tokenizer, list(example.truth.values()))
+        assert shown == dict(zip(example.truth, truth, strict=True))
+    page = fourfold.look(model, ["a <mask> b"])
+    assert len(page.document["rows"][0]["steps"]) == 1
+
+
+def test_causal_maps_store_the_lower_triangle_only(loaded: Any) -> None:
+    model, examples = loaded("causal_lm")
+    found, maps = build_document(model, examples[:1], replace_precision(SETTINGS, 16))
+    entries = found["rows"][0]["maps"]
+    assert all(entry["triangle"] for entry in entries)
+    n_tokens = entries[0]["shape"][0]
+    assert len(maps) == 2 * len(entries) * n_tokens * (n_tokens + 1) // 2
+    distances = token_distances(n_tokens, n_tokens).numpy()
+    for entry in entries:
+        if "distance" in entry["stats"]:
+            mean = float((unpack(entry, maps, 16) * distances).sum(-1).mean())
+            assert entry["stats"]["distance"][0] == pytest.approx(mean, rel=1e-2)
+
+
+def replace_precision(settings: Settings, precision: int) -> Settings:
+    return settings._replace(precision=precision)
+
+
+def test_layers_and_a_small_budget_leave_out_heads(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, examples = loaded("masked_lm")
+    only, _ = build_document(model, examples[:1], SETTINGS._replace(layers=(-1,)))
+    assert {entry["layer"] for entry in only["rows"][0]["maps"]} == {model.config.n_layers - 1}
+    monkeypatch.setattr(document_module, "ROW_BYTES", 10)
+    monkeypatch.setattr(document_module, "_few_layers", lambda _: (0,))
+    reduced, maps = build_document(model, examples[:1], SETTINGS)
+    (notice,) = reduced["notice"]
+    assert "the heads of layers other than 0 are left out" in notice
+    own = [entry for entry in reduced["rows"][0]["maps"] if entry["name"] == "self"]
+    assert {entry["layer"] for entry in own if entry["head"] is not None} == {0}
+    assert {entry["layer"] for entry in own} == set(range(model.config.n_layers))
+    unpack(own[-1], maps)
+
+
+def test_equal_inputs_give_equal_bytes(loaded: Any) -> None:
+    model, examples = loaded("translation")
+    first, second = (build_document(model, examples, SETTINGS) for _ in range(2))
+    assert first == second
+
+
+def test_comparison_adds_the_maps_of_the_other_model(loaded: Any) -> None:
+    model, examples = loaded("masked_lm")
+    other, _ = loaded("masked_lm")
+    with torch.no_grad():
+        other.stack.blocks[0].attn.q.weight.mul_(3)
+    found, maps = build_document(model, examples[:1], SETTINGS, other)
+    entries = found["rows"][0]["maps"]
+    sides = [[entry for entry in entries if entry["model"] == side] for side in (0, 1)]
+    assert len(sides[0]) == len(sides[1])
+    assert np.abs(unpack(sides[0][0], maps) - unpack(sides[1][0], maps)).max() > 0.01
+    with pytest.raises(InputError, match="--compare must be a model of the family masked_lm"):
+        build_document(model, examples[:1], SETTINGS, loaded("causal_lm")[0])
+
+
+def test_a_page_is_displayed_in_a_notebook_and_saved(loaded: Any, tmp_path: Path) -> None:
+    model, _ = loaded("masked_lm")
+    page = fourfold.look(model, 'a "quoted" </script> text')
+    shown = page._repr_html_()
+    assert shown.startswith("<iframe")
+    assert shown.count("<") == 2  # the page is escaped in the attribute srcdoc
+    page.save(tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text() == page.html
+    with pytest.raises(InputError, match=r"a\.html exists; --overwrite replaces it"):
+        page.save(tmp_path / "a.html")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": "a" * 50}, "the text has 52 tokens, but the model reads 32; --truncate"),
+        ({"image": "a.png"}, "--image must not be given: the model reads no images"),
+        ({"text": "a", "layers": [7]}, "--layers must be from 0 to"),
+        ({"source": ["a", "b"], "target": "c"}, "--target must be given for each of 2 sources"),
+        ({}, "text must be given, or an image"),
+    ],
+)
+def test_unsuitable_inputs_are_rejected(
+    loaded: Any, arguments: dict[str, Any], message: str
+) -> None:
+    model, _ = loaded("masked_lm")
+    with pytest.raises(InputError, match=message):
+        fourfold.look(model, **arguments)
+
+
+def test_models_without_attention_or_page_are_rejected() -> None:
+    recurrent = fourfold.models.RecurrentLM(fourfold.models.RecurrentLMConfig(vocab_size=9))
+    with pytest.raises(InputError, match="the model must have attention, got RecurrentLM"):
+        make_view(recurrent, SETTINGS)
+    clip = fourfold.models.CLIP.__new__(fourfold.models.CLIP)
+    torch.nn.Module.__init__(clip)
+    clip.attn = fourfold.models.ViT(
+        fourfold.models.ViTConfig(
+            d_model=8, n_heads=2, n_layers=1, d_ff=8, image_size=4, patch_size=2, n_classes=2
+        )
+    )
+    with pytest.raises(InputError, match="is a CLIP, for which there is no page"):
+        make_view(clip, SETTINGS)

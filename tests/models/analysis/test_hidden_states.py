@@ -1,0 +1,46 @@
+"""Logit lens and massive activations."""
+
+import pytest
+import torch
+
+from fourfold.models.analysis.hidden_states import (
+    hidden_states,
+    logit_lens,
+    massive_activations,
+)
+from tests.fixtures.tiny_models import build, tokens
+
+
+@pytest.mark.parametrize("family", ["causal", "masked", "encoder_decoder", "t5"])
+def test_logit_lens_of_a_block_is_that_of_a_model_without_later_blocks(family: str) -> None:
+    model = build(family)
+    inputs = (tokens(2, 5), tokens(2, 5)) if hasattr(model, "decoder") else (tokens(2, 5),)
+    wanted = tokens(2, 5)
+    found = logit_lens(model, lambda: model(*inputs), wanted)
+    stack = getattr(model, "decoder", None) or model.stack
+    blocks = stack.blocks
+    assert found.shape == (len(blocks), 2, 5)
+    for depth in range(1, len(blocks) + 1):
+        stack.blocks = blocks[:depth]
+        order = model(*inputs).argsort(-1, descending=True)  # token ids from the most probable
+        ranks = (order == wanted[..., None]).int().argmax(-1)
+        assert torch.equal(found[depth - 1], ranks)
+
+
+def test_massive_activations_are_found_by_size_and_ratio() -> None:
+    states = [torch.rand(2, 4, 8) for _ in range(3)]
+    states[1][1, 2, 5] = -3000.0
+    states[2] *= 500  # large everywhere
+    found = massive_activations(states)
+    assert [block.is_massive for block in found] == [False, True, False]
+    assert found[1].place == (1, 2, 5)
+    assert found[1].largest == 3000.0
+    assert found[1].median == pytest.approx(float(states[1].abs().median()))
+
+
+def test_hidden_states_are_the_outputs_of_the_blocks() -> None:
+    model, ids = build("causal"), tokens(1, 4)
+    outputs = []
+    states = hidden_states(model.stack, lambda: outputs.append(model(ids)))
+    torch.testing.assert_close(model.logits(model.stack.norm(states[-1])), outputs[0])
+    assert not any(block._forward_hooks for block in model.stack.blocks)
