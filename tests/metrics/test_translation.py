@@ -40,6 +40,16 @@ def test_scores_equal_those_of_sacrebleu() -> None:
     assert sacrebleu.__version__ in str(scores["bleu_signature"])
 
 
+def test_groups_have_the_bleu_of_their_examples() -> None:
+    metric = TranslationScores()
+    metric.update([0, 1, 2, 3], HYPOTHESES, REFERENCES)
+    scores = metric.compute(groups={"short": {3, 0}, "empty": {7}, "all": range(4)})
+    chosen = sacrebleu.corpus_bleu(HYPOTHESES[::3], [REFERENCES[::3]])
+    assert scores["bleu_short"] == chosen.score != scores["bleu"]
+    assert scores["bleu_all"] == scores["bleu"]
+    assert "bleu_empty" not in scores
+
+
 def test_order_and_duplicates_do_not_change_scores() -> None:
     expected = scores_of([0, 1, 2, 3])
     for seed in range(5):

@@ -263,6 +263,18 @@ def test_length_of_captions_is_limited_by_the_data(
     assert asked == [data.max_len - 1, 60, None] == [76, 60, None]
 
 
+def test_test_reports_bleu_by_source_length(texts: Path, tmp_path: Path) -> None:
+    task, data = FAMILIES["translation"](texts)
+    options = {"num_beams": 1, "source_lengths": [[1, 4], [5, 99]]}
+    task = changed(task, **options)
+    scores = fitted(task, data, tmp_path).test(task, data, verbose=False)[0]
+    lengths = [len(text.split()) for text in data.sources("test")]
+    assert task.length_groups("test")["1_4"] == {i for i, n in enumerate(lengths) if n < 5}
+    assert {"test/bleu_1_4", "test/bleu_5_99"} & set(scores)
+    with pytest.raises(InputError, match="source_lengths must be pairs of ascending numbers"):
+        changed(task, source_lengths=[[5, 4]])
+
+
 def test_references_are_not_truncated(tmp_path: Path) -> None:
     data = CaptionData(tokenizer=TokenizerConfig(vocab_size=150), max_len=6, too_long="truncate")
     data.setup()

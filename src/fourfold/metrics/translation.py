@@ -1,7 +1,7 @@
 """TranslationScores: BLEU, chrF and exact match of translations, summaries and captions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -25,7 +25,9 @@ class TranslationScores(RowMetric):
         """
         self.rows += zip(rows, zip(hypotheses, references, strict=True), strict=True)
 
-    def compute(self, language: str = "") -> dict[str, Any]:
+    def compute(
+        self, language: str = "", groups: Mapping[str, Collection[int]] | None = None
+    ) -> dict[str, Any]:
         """Return the scores by name: bleu and chrf (0 to 100), and exact_match (0 to 1).
 
         The entry bleu_signature is sacreBLEU's description of the settings of BLEU. If an example
@@ -34,19 +36,31 @@ class TranslationScores(RowMetric):
         Args:
             language: Code of the target language, such as "de". For languages without spaces (zh,
                 ja, ko), BLEU divides texts into words with a tokenizer of the language.
+            groups: Indices of examples by the name of a group. The entry bleu_NAME is the BLEU of
+                these examples, if there are any.
         """
-        pairs = [pair for _, pair in sorted(self.gather().items())]
-        hypotheses = [hypothesis for hypothesis, _ in pairs]
-        references = [[given] if isinstance(given, str) else given for _, given in pairs]
-        columns = list(zip_longest(*references)) or [()]
+        scored = sorted(self.gather().items())
+        hypotheses, references, columns = _columns([pair for _, pair in scored])
         bleu = _bleu(language)
+        by_group = {}
+        for name, rows in (groups or {}).items():
+            if pairs := [pair for row, pair in scored if row in rows]:
+                chosen, _, sides = _columns(pairs)
+                by_group[f"bleu_{name}"] = bleu.corpus_score(chosen, sides).score
         n_equal = sum(h in several for h, several in zip(hypotheses, references, strict=True))
         return {
             "bleu": bleu.corpus_score(hypotheses, columns).score,
             "chrf": CHRF().corpus_score(hypotheses, columns).score,
-            "exact_match": n_equal / max(1, len(pairs)),
+            "exact_match": n_equal / max(1, len(scored)),
+            **by_group,
             "bleu_signature": str(bleu.get_signature()),  # known after the score
         }
+
+
+def _columns(pairs: list[Any]) -> tuple[list[str], list[Sequence[str]], list[Any]]:
+    """Return the hypotheses, the references of each, and the references in sacreBLEU's order."""
+    references = [[given] if isinstance(given, str) else given for _, given in pairs]
+    return [text for text, _ in pairs], references, list(zip_longest(*references)) or [()]
 
 
 def _bleu(language: str) -> BLEU:

@@ -150,8 +150,13 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         """
         metrics: dict[str, Any] = self.ppl.compute()
         if self.val_num_beams or split == "test":
-            metrics |= self.scores.compute(self.artifacts.get("tgt_lang", ""))
+            groups = self.length_groups(split) if split == "test" else {}
+            metrics |= self.scores.compute(self.artifacts.get("tgt_lang", ""), groups)
         return metrics
+
+    def length_groups(self, split: str) -> dict[str, set[int]]:
+        """Return groups of examples, whose BLEU a test reports as well; the default is none."""
+        return {}
 
     def predict_step(self, batch: BatchT, batch_idx: int) -> list[tuple[int, str]]:
         """Return a pair (index in the split, generated text) for each source."""

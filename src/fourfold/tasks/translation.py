@@ -48,7 +48,12 @@ class Translation(Seq2SeqTask[PairBatch]):
         config: Config of the model.
         optimizer: Options of the optimizer; the default is the paper's Adam (section 5.3).
         schedule: Options of the schedule; the default is the paper's (eq. 3).
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments.
+        label_smoothing: See `Seq2SeqTask`, as for all further arguments but the next one.
+        source_lengths: Ranges of source lengths in words, such as [[1, 15], [16, 60]]. A test also
+            reports the BLEU of the pairs of each range, such as bleu_1_15.
+
+    Raises:
+        InputError: A range of `source_lengths` does not consist of two numbers in ascending order.
     """
 
     model_class: ClassVar[type[Seq2Seq]] = EncoderDecoder
@@ -60,6 +65,22 @@ class Translation(Seq2SeqTask[PairBatch]):
     )
     schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=4000)
     label_smoothing: float = 0.1
+    source_lengths: list[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        for pair in self.source_lengths or ():
+            if len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
+                message = f"must be pairs of ascending numbers of words, got {pair}"
+                raise InputError(message, option="source_lengths")
+        super().__post_init__()
+
+    def length_groups(self, split: str) -> dict[str, set[int]]:
+        """Return the indices of the pairs of each range of `source_lengths`, by its name."""
+        lengths = [len(text.split()) for text in self.datamodule.sources(split)]
+        return {
+            f"{first}_{last}": {row for row, n in enumerate(lengths) if first <= n <= last}
+            for first, last in self.source_lengths or ()
+        }
 
     def n_units(self, batch: PairBatch) -> int:
         """Return the number of source and target tokens, padding included."""

@@ -8,7 +8,8 @@ from jsonargparse import ArgumentParser
 
 from fourfold.data import TranslationData
 from fourfold.data.loading.sampler import Position
-from fourfold.data.text.translation import read_pairs
+from fourfold.data.readers.text_table import TextTable
+from fourfold.data.text.translation import join_pairs, read_pairs
 from fourfold.errors import InputError
 from fourfold.tokenization.training import TokenizerConfig
 
@@ -46,6 +47,39 @@ def test_several_templates_are_concatenated(folder: Path) -> None:
 def test_sources_without_two_languages_are_rejected(sources: list[str]) -> None:
     with pytest.raises(InputError, match=r"must be \[source file, target file\]"):
         read_pairs(sources, LANGS, None)
+
+
+def test_joined_pairs_consist_of_whole_pairs_and_have_30_to_60_words() -> None:
+    words = [3, 17, 30, 31, 0, 8]
+    english = [f"e{i} " * n for i, n in enumerate(words)]
+    table = TextTable.from_columns([english, [f"d{i}" for i in range(len(words))]], "pair ")
+    joined = join_pairs(table, 200)
+    assert join_pairs(table, 200).columns == joined.columns
+    for source, target in zip(*joined.columns, strict=True):
+        rows = [int(word[1:]) for word in target.split()]
+        assert source == " ".join(english[row] for row in rows)
+        assert not {3, 4} & set(rows)
+        assert 30 <= len(source.split()) <= 60
+    assert len({len(source.split()) for source in joined.columns[0]}) > 10
+
+
+def test_joined_pairs_follow_the_pairs_of_their_split(files):
+    plain, data = from_files(files), from_files(files, joined_pairs={"train": 5, "test": 3})
+    data.max_len = 200
+    for each in (plain, data):
+        each.setup()
+    for split, count in (("train", 5), ("val", 0), ("test", 3)):
+        sources = data.sources(split)
+        assert sources[: len(sources) - count] == plain.sources(split)
+        assert all(len(text.split()) >= 30 for text in sources[len(sources) - count :])
+
+
+def test_joined_pairs_need_sources_of_at_most_30_words() -> None:
+    table = TextTable.from_columns([["word " * 31], ["Wort"]], "pair ")
+    with pytest.raises(InputError, match="no source has from 1 to 30 words"):
+        join_pairs(table, 1)
+    with pytest.raises(InputError, match=r"joined_pairs.val must be at least 0"):
+        TranslationData(joined_pairs={"val": -1})
 
 
 SMALL = TokenizerConfig(vocab_size=300)

@@ -1,4 +1,4 @@
-"""TranslationData and read_pairs: DataModule for translation, and reader of sentence pairs.
+"""TranslationData, read_pairs and join_pairs: DataModule for translation; sentence pairs.
 
 Shapes: B sentence pairs, S source tokens, T target tokens.
 """
@@ -6,7 +6,7 @@ Shapes: B sentence pairs, S source tokens, T target tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from fourfold.data.text.base import TextDataModule
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
+
+JOINED_WORDS = (30, 60)  # fewest and most words of a source that `join_pairs` makes
 
 
 def read_pairs(
@@ -54,6 +56,35 @@ def read_pairs(
         "must be [source file, target file], a name with {lang} in it, or a table with `columns`"
     )
     raise InputError(f"{message}, got {sources}", option="train, val and test")
+
+
+def join_pairs(table: TextTable, n_pairs: int) -> TextTable:
+    """Join random pairs of a table to long pairs, whose sources have 30 to 60 words.
+
+    The same table always gives the same long pairs. Pairs with a source of more than 30 words are
+    not used.
+
+    Args:
+        table: Sentence pairs.
+        n_pairs: Number of long pairs.
+
+    Raises:
+        InputError: If no source has from 1 to 30 words.
+    """
+    n_words = np.array([len(text.split()) for text in table.columns[0]])
+    short = np.flatnonzero((n_words > 0) & (n_words <= JOINED_WORDS[0]))
+    if not len(short):
+        message = f"no source has from 1 to {JOINED_WORDS[0]} words"
+        raise InputError(message, option="joined_pairs")
+    generator, joined = np.random.default_rng(0), []
+    while len(joined) < n_pairs:
+        length, rows = generator.integers(JOINED_WORDS[0], JOINED_WORDS[1], endpoint=True), []
+        while n_words[rows].sum() < length:
+            rows.append(int(generator.choice(short)))
+        if n_words[rows].sum() <= JOINED_WORDS[1]:
+            joined.append(rows)
+    columns = [[" ".join(texts[i] for i in rows) for rows in joined] for texts in table.columns]
+    return TextTable.from_columns(columns, "joined pair ")
 
 
 @dataclass(eq=False)
@@ -101,6 +132,9 @@ class TranslationData(TextDataModule):
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         rows: Number of training pairs to generate if `source` is "builtin", otherwise ignored.
         tokenizer: Tokenizer to train or load; by default one BPE, trained on both languages.
+        joined_pairs: Number of long pairs to add to a split by the name of the split, such as
+            `{train: 4000, test: 500}`. Each joins several pairs of the split to a source of 30 to
+            60 words (see `join_pairs`).
         max_tokens: Upper bound on the size of a batch in tokens, padding included: number of pairs
             times number of tokens of the longest sentence.
         max_rows: Upper bound on the number of pairs in a batch; None means no such bound.
@@ -129,6 +163,7 @@ class TranslationData(TextDataModule):
         hub: HubConfig | None = None,
         rows: int = 20_000,
         tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (frozen)
+        joined_pairs: dict[Literal["train", "val", "test"], int] | None = None,
         max_tokens: int = 4096,
         max_rows: int | None = None,
         max_len: int = 256,
@@ -143,6 +178,9 @@ class TranslationData(TextDataModule):
         self.columns = None if columns is None else [str(column) for column in columns]
         self.hub = hub
         self.rows = rows
+        for name, count in (joined_pairs or {}).items():
+            check_range(f"joined_pairs.{name}", count, minimum=0, maximum=10**7)
+        self.joined_pairs = joined_pairs
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.max_len = max_len
@@ -153,6 +191,9 @@ class TranslationData(TextDataModule):
         builtin = partial(synthetic_pairs, self.src_lang, self.tgt_lang, self.rows)
         raw = read_tables(self.source, self.split_sources, builtin, self._read_split, hold_out)
         raw["train"] = drop_blank(raw["train"])
+        for name, count in (self.joined_pairs or {}).items():
+            if count and name in raw:
+                raw[name] = TextTable.concat([raw[name], join_pairs(raw[name], count)])
         return raw
 
     def _read_split(self, names: list[str]) -> TextTable:
