@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fourfold.checkpoints.load import load
     from fourfold.checkpoints.save import save
+    from fourfold.commands.infer.classify import classify
     from fourfold.generation import beam_search, generate
     from fourfold.models.registry import create, list_models
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "beam_search", "create", "generate", "list_models", "load", "save"]
+__all__ = [
+    "__version__",
+    "beam_search",
+    "classify",
+    "create",
+    "generate",
+    "list_models",
+    "load",
+    "save",
+]
 
 _MODULES = {
     "beam_search": "fourfold.generation",
+    "classify": "fourfold.commands.infer.classify",
     "create": "fourfold.models.registry",
     "generate": "fourfold.generation",
     "list_models": "fourfold.models.registry",
