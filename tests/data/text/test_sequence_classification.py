@@ -106,7 +106,7 @@ def test_empty_texts_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     file = write(tmp_path / "train.tsv", rows, ("text", "label"))
     data(train=file).setup()
     expected = f"train: 2 of 4 rows have an empty text, the first of them {file}:3"
-    assert caplog.messages == [expected]
+    assert expected in caplog.messages
 
 
 def test_regression_labels_are_floats(tmp_path: Path) -> None:
