@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fourfold.checkpoints.load import load
     from fourfold.checkpoints.save import save
+    from fourfold.commands.infer.classify import classify
     from fourfold.explorer.write import look
     from fourfold.generation import beam_search, generate
     from fourfold.models.analysis.attention_maps import attention
@@ -20,6 +21,7 @@ __all__ = [
     "__version__",
     "attention",
     "beam_search",
+    "classify",
     "create",
     "generate",
     "list_models",
@@ -31,6 +33,7 @@ __all__ = [
 _MODULES = {
     "attention": "fourfold.models.analysis.attention_maps",
     "beam_search": "fourfold.generation",
+    "classify": "fourfold.commands.infer.classify",
     "create": "fourfold.models.registry",
     "generate": "fourfold.generation",
     "list_models": "fourfold.models.registry",

@@ -114,7 +114,7 @@ def test_a_signal_to_one_process_saves_and_stops_all(
         ended = fit("stopped", *options, variables=variables)
     # One process ends for all. Heard in the third step, acted on after the fourth.
     assert [end.code for end in ended] == [75, 0], ended
-    assert "stopped by a signal after step 4" in ended[0].out
+    assert "stopped by SIGUSR1 after step 4" in ended[0].out
     # Lightning's own handler would have written this, in the middle of a batch.
     assert not list(here.rglob("hpc_ckpt*"))
     assert [end.code for end in fit("stopped", *options, "--resume=must")] == [0, 0]

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,24 @@ def pretrained(trained: Train) -> Path:
 
 def config_of(run_dir: Path) -> Any:
     return yaml.safe_load((run_dir / "config.yaml").read_text())
+
+
+def test_new_tokenizer_beside_a_source_is_reported(
+    run: Run, configs: dict[str, Path], trained: Train, here: Path
+) -> None:
+    source = trained("lm")
+    call = ["fit", "--config", configs["lm"], "--model.init_from", source, "--trainer.max_steps=1"]
+    option = ("--data.tokenizer.file", source / "tokenizer.json")
+    with pytest.warns(UserWarning, match="so a new tokenizer is trained") as warned:
+        assert run(*call, "--run_dir=new").code == 0
+    assert any(f"{option[0]} {option[1]} keeps its tokenizer" in str(w.message) for w in warned)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert run(*call, "--run_dir=new").code == 0  # a resumed training
+        assert run(*call, "--run_dir=kept", *option).code == 0
+    assert not any("new tokenizer" in str(w.message) for w in caught)
+    kept = (here / "kept/tokenizer.json").read_text()
+    assert kept == (source / "tokenizer.json").read_text()
 
 
 def test_a_config_takes_shape_and_words_from_its_source(

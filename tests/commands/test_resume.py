@@ -157,7 +157,6 @@ def test_a_killed_run_ends_the_same(
         for key in ("lr_schedulers", "global_step", "epoch", "TranslationData"):
             assert a.get(key) == b.get(key)
     assert rows(whole) == rows(killed)
-    assert (killed / "config_resume_1.yaml").is_file()
 
 
 def same_runs(one: Path, other: Path) -> None:
@@ -437,9 +436,12 @@ def test_changed_options_are_listed_and_others_are_not(fit: Run, here: Path) -> 
     expected = {f"resuming with {line}" for line in CHANGES.values() if line}
     assert set(listed) == expected | {"resuming with trainer.max_steps=3, recorded 2"}
     assert len(listed) == len(set(listed))
-    # The run now differs from its latest config, too.
+    # The record is that of the last start.
     listed = fit("r", "--trainer.max_steps=4").out
-    assert "gradient_clip_val=null, recorded 0.5 in config_resume_1.yaml" in listed
+    assert "resuming with trainer.max_steps=4, recorded 3\n" in listed
+    assert "gradient_clip_val=null, recorded 0.5\n" in listed
+    assert "max_steps: 2" in (here / "r" / "config_until_step=2.yaml").read_text()
+    assert "max_steps: 4" in (here / "r" / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("option", ["--data.transform.mixup=0.2", "--data.transform.cutmix=1.0"])

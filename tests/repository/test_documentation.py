@@ -167,7 +167,8 @@ def test_a_checkpoint_of_each_family_gives_a_decoded_result_in_two_lines(
     monkeypatch.chdir(tmp_path)
     texts = tiny_tasks.write_texts(tmp_path)
     runs = {"causal_lm": "causal", "masked_lm": "masked", "vit": "images"}
-    for run, family in {**runs, "translation": "translation"}.items():
+    runs |= {"translation": "translation", "languages": "documents"}
+    for run, family in runs.items():
         trainer = Trainer(
             max_steps=1,
             accelerator="cpu",
@@ -177,7 +178,7 @@ def test_a_checkpoint_of_each_family_gives_a_decoded_result_in_two_lines(
             limit_val_batches=0,
             use_distributed_sampler=False,
         )
-        task, data = tiny_tasks.FAMILIES[family](texts)
+        task, data = {**tiny_tasks.TASKS, **tiny_tasks.FAMILIES}[family](texts)
         trainer.fit(task, data)
         trainer.save_checkpoint(tmp_path / "runs" / run / "checkpoints" / "last.ckpt")
     (block,) = (b for b in ALL if b.page == "docs/python.md" and b.language == "pycon")
@@ -187,6 +188,7 @@ def test_a_checkpoint_of_each_family_gives_a_decoded_result_in_two_lines(
     assert result.failed == 0
     assert isinstance(example.globs["text"], str)
     assert isinstance(example.globs["class_name"], str)
+    assert len(example.globs["languages"]) == 2
 
 
 def test_no_command_hides_in_an_unmarked_block() -> None:

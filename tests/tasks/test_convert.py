@@ -386,6 +386,9 @@ def test_exported_classifier_keeps_its_class_names(label: str, texts: Path, tmp_
     theirs = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     if label == "kind":
         assert theirs.config.id2label == dict(enumerate(data.class_names))
+    loaded = fourfold.load(tmp_path / "out").artifacts
+    kept = {name: task.artifacts[name] for name in ("class_names", "n_separators")}
+    assert loaded == {**kept, "max_len": 96}
     batch: Any = data.split("test").batch(np.arange(4), 0, 0)
     with torch.no_grad():
         out = theirs(

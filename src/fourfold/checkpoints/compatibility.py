@@ -62,4 +62,7 @@ def check_same_settings(
             continue  # these weights have been trained since
         if key in old and as_list(old[key]) != as_list(value):
             message = f"must be {old[key]}, as in the checkpoint, got {value}"
+            if training and section in ("optimizer", "schedule"):
+                message += "; --model.init_from with another --run_dir starts a new training from"
+                message += " the weights"
             raise InputError(message, option=f"model.{key}")

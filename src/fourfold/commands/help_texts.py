@@ -26,7 +26,8 @@ Train a model. Every key of a config is an option; later configs and options ove
   --seed_everything N        seed of weights, dropout and order of the data (default 0)
   --trainer.precision P      Lightning's values, or auto: bf16-mixed if it is fast here, or 32-true
   --run_dir DIR              default trainer.default_root_dir, or runs/FOLDER/NAME for a first
-                             config FOLDER/NAME.yaml
+                             config FOLDER/NAME.yaml; without --config, --model and --data, the
+                             training in DIR continues with its config.yaml
   --resume auto|must|never   auto (default) resumes from DIR/checkpoints/last.ckpt if it exists;
                              must requires it; never requires that it does not exist
   --ckpt_path FILE           resume from this checkpoint in a new run directory
@@ -36,8 +37,8 @@ Train a model. Every key of a config is an option; later configs and options ove
   --ema_decay D              exponential moving average of the weights, validated and saved
   --wandb off|offline|online|auto        Weights & Biases (default off; auto: online with a key)
 
-`fourfold fit --help-all` lists all options, `--model.help CLASS` those of a task,
-`--print_config` prints the merged config."""
+`fourfold fit --help-all` lists all options, `--model.help CLASS` and `--data.help CLASS` those of a
+task and of a DataModule, and `--print_config` prints the merged config."""
 
 PLAN = """usage: fourfold plan --config FILE|NAME [--config ...] [--KEY VALUE ...] [options]
        fourfold plan --run_dir RUN [--KEY VALUE ...] [options]
@@ -62,7 +63,7 @@ fourfold test: evaluate a checkpoint on the test split, print a table and write 
 fourfold predict: write the model's outputs for the test split into the run directory, as
   predictions.txt      texts, one line per row of the split
   predictions.csv      of classifiers: row, class number and name, probability; or a value;
-                       of image classifiers also the file and the true class
+                       also the file, the true class and, of texts, the text
   predictions.json     of question answering: the best answers with their scores, by id
   predictions.pt       otherwise: a list with the tensors of each batch
 

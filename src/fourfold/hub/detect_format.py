@@ -51,6 +51,9 @@ def read_model(
     if hasattr(model.config, "vocab_size"):
         folder = path if content is None else path.parent
         source = replace(source, tokenizer=pretrained.read_tokenizer(folder))
+    if model.source is not None:
+        artifacts = preprocessing.read_class_artifacts(model, source.tokenizer)
+        source = replace(source, artifacts=artifacts)
     if content is None:
         source = replace(source, defaults=preprocessing.read_generation_defaults(path))
     return source

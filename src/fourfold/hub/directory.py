@@ -47,7 +47,7 @@ class SourceModel:
             read.
         tokenizer: The tokenizer as JSON; None if none is stored.
         artifacts: Plain values that inference needs, such as class names and image preprocessing.
-            Empty for transformers, whose directories have separate files for preprocessing.
+            For transformers, only those of `read_class_artifacts`.
         defaults: Special tokens and options of beam search that are stored with the model.
     """
 

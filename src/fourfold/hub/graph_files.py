@@ -1,6 +1,7 @@
 """Files of torch.export and ONNX with the graphs of a model, and the check of these files."""
 
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import _config as shape_config
 
-import fourfold
 from fourfold.core.attention import attention_backend
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
@@ -145,7 +145,7 @@ def _describe(
     scale = {"logit_scale": float(model.scale)} if hasattr(model, "scale") else {}
     return {
         "format": file_format,
-        "fourfold": fourfold.__version__,
+        "fourfold": version("fourfold"),
         "model": type(model).__name__,
         "max_len": getattr(model.config, "max_len", None),
         "graphs": {

@@ -15,7 +15,14 @@ from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
 from fourfold.hub.directory import CONFIG_FILE, write_json
-from fourfold.models import CLIP, CausalLM, HierarchicalClassifier, MaskedLM
+from fourfold.models import (
+    CLIP,
+    CausalLM,
+    HierarchicalClassifier,
+    MaskedLM,
+    SequenceClassifier,
+    SpanExtractor,
+)
 from fourfold.models.base import Model
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.text_files import read_json
@@ -95,6 +102,31 @@ def class_names(config: Json) -> list[str]:
         return [str(names[key]) for key in sorted(names, key=int)]
     except (TypeError, ValueError) as error:
         raise InputError("must map each class id to a name", option="id2label") from error
+
+
+def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
+    """Return the artifacts of a model of a transformers directory that it has no file for.
+
+    These are the class names of a classifier; of a text classifier also `max_len`; and, if a
+    tokenizer is stored, the number of separators of an encoder for sentence pairs.
+
+    Args:
+        model: The imported model.
+        tokenizer: Tokenizer as JSON; None if none is stored.
+    """
+    artifacts: dict[str, Any] = {}
+    n_classes = getattr(model.config, "n_classes", None)
+    if n_classes:
+        names = class_names(model.source.config)
+        if not hasattr(model.config, "image_size"):
+            artifacts["max_len"] = model.config.max_len
+            names = names or default_class_names(n_classes)
+        if n_classes == 1:  # a regression
+            names = []
+        artifacts["class_names"] = names if len(names) == n_classes else []
+    if tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
+        artifacts["n_separators"] = count_separators(tokenizer)
+    return artifacts
 
 
 def read_generation_defaults(path: Path) -> GenerationDefaults:

@@ -14,8 +14,7 @@ from fourfold.checkpoints.save import staged_directory, write_graphs, write_tran
 from fourfold.errors import InputError
 from fourfold.hub import preprocessing, timm
 from fourfold.hub.directory import SourceModel
-from fourfold.hub.preprocessing import default_class_names
-from fourfold.models import CLIP, SequenceClassifier, SpanExtractor
+from fourfold.models import CLIP
 
 TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
 
@@ -62,21 +61,12 @@ def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
     """Return the artifacts of an imported model: tokenizer, class names and preprocessing."""
     model: Any = found.model
     artifacts: dict[str, Any] = {"tokenizer": found.tokenizer} if found.tokenizer else {}
-    if model.source is None:
-        return artifacts | dict(found.artifacts)
-    hf_config = model.source.config
-    if hasattr(model.config, "image_size"):
+    artifacts |= found.artifacts
+    if model.source is not None and hasattr(model.config, "image_size"):
         shape = (model.config.image_size, model.config.n_channels)
-        artifacts |= preprocessing.read_image_preprocessing(found.path, hf_config, *shape)
+        artifacts |= preprocessing.read_image_preprocessing(found.path, model.source.config, *shape)
         if isinstance(model, CLIP):
             del artifacts["class_names"]  # CLIP has no classes
-    elif hasattr(model.config, "n_classes"):
-        n_classes = model.config.n_classes
-        names = preprocessing.class_names(hf_config) or default_class_names(n_classes)
-        artifacts["class_names"] = [] if n_classes == 1 else names  # none for a regression
-        artifacts["max_len"] = model.config.max_len
-    if found.tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
-        artifacts["n_separators"] = preprocessing.count_separators(found.tokenizer)
     return artifacts
 
 
@@ -107,7 +97,9 @@ def export_checkpoint(
         file_format = "timm"
     target = Path(str(target).removeprefix(TIMM_PREFIX))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError("this exists already and is not an empty directory", file=target)
+        raise InputError(
+            "this exists already and is not an empty directory; name another one", file=target
+        )
     model: Any = load(source, classes=classes)
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
     with disk_errors(target, size), staged_directory(target) as folder:

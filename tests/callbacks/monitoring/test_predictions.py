@@ -25,8 +25,8 @@ def test_class_probabilities_are_written_in_row_order() -> None:
 
 def test_predictions_of_images_name_file_and_true_class() -> None:
     probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
-    files = [("a.png", "cat"), ("b.png", "cat")]
-    lines = format_csv([1, 0], probabilities, ["cat", "dog"], files).splitlines()
+    origins = [{"file": name, "true": "cat"} for name in ("a.png", "b.png")]
+    lines = format_csv([1, 0], probabilities, ["cat", "dog"], origins).splitlines()
     assert lines[0] == "row,class,name,probability,file,true"
     assert lines[1:] == ["0,0,cat,1.000000,a.png,cat", "1,1,dog,0.750000,b.png,cat"]
 

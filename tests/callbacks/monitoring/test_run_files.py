@@ -11,15 +11,17 @@ def start_training(folder: Path, config: str, step: int = 0, is_global_zero: boo
     RunFiles(folder, config).on_train_start(trainer, module)
 
 
-def test_config_of_a_resumed_run_has_a_number(tmp_path: Path) -> None:
+def test_config_is_that_of_the_last_start_and_earlier_ones_are_kept(tmp_path: Path) -> None:
     run = tmp_path / "run"
     start_training(run, "a: 1")
+    start_training(run, "a: 1", step=3)  # the same options
     assert {file.name for file in run.iterdir()} == {"config.yaml", "tokenizer.json"}
-    for step in (5, 8):
-        start_training(run, f"a: {step}", step)
-    assert (run / "config.yaml").read_text() == "a: 1"
-    assert (run / "config_resume_1.yaml").read_text() == "a: 5"
-    assert (run / "config_resume_2.yaml").read_text() == "a: 8"
+    start_training(run, "a: 5", step=5)
+    start_training(run, "a: 6", step=5)  # no checkpoint was saved with a: 5
+    start_training(run, "a: 8", step=8)
+    assert (run / "config.yaml").read_text() == "a: 8"
+    assert (run / "config_until_step=5.yaml").read_text() == "a: 1"
+    assert (run / "config_until_step=8.yaml").read_text() == "a: 6"
 
 
 def test_run_that_starts_from_scratch_replaces_its_config(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+import fourfold
 from fourfold import generation
 from fourfold.checkpoints.files import read_file
 from fourfold.commands.infer import main
+from fourfold.errors import InputError
 
 Run = Callable[..., Any]
 Train = Callable[[str], Path]
@@ -183,6 +185,24 @@ def test_sentences_and_pairs_are_classified(ask: Ask) -> None:
     result = ask("classify", "classes", long)
     assert (result.code, "the model reads 16" in result.err) == (2, True)
     assert len(lines(ask("classify", "classes", long, "--truncate"))) == 1
+
+
+def test_python_function_classifies_as_the_command(ask: Ask, trained: Train) -> None:
+    pairs = [("one two", "two one"), ("four five six", "four five six")]
+    given = "".join(f"{a}\t{b}\n" for a, b in pairs)
+    found = lines(ask("classify", "classes", given, "--top-k", 2))
+    model = fourfold.load(trained("classes"))
+    probabilities = fourfold.classify(model, pairs, batch_size=1)
+    for line, row in zip(found, probabilities.tolist(), strict=True):
+        named = dict(zip(model.artifacts["class_names"], row, strict=True))
+        cells = line.split("\t")
+        assert {k: float(p) for k, p in zip(cells[::2], cells[1::2], strict=True)} == pytest.approx(
+            named, abs=1e-4
+        )
+    with pytest.raises(InputError, match="must have 2 texts"):
+        fourfold.classify(model, ["one"])
+    with pytest.raises(InputError, match="model must be a classifier of texts, got CausalLM"):
+        fourfold.classify(fourfold.load(trained("lm")), ["one"])
 
 
 def test_words_are_tagged(ask: Ask) -> None:

@@ -59,6 +59,21 @@ def test_explicit_precision_is_recorded_as_such(
     assert "auto" not in run("validate", "--run_dir=r").out
 
 
+def test_run_without_a_precision_is_evaluated_without_auto(
+    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SPEEDUP_VARIABLE, "2.5")
+    result = run("fit", "--config", configs["lm"], "--run_dir=r", "--trainer.max_steps=1")
+    assert result.code == 0, result.err
+    assert recorded(here / "r") == (None, None)
+    result = run("validate", "--run_dir=r", "--trainer.max_steps=1")
+    assert result.code == 0, result.err
+    assert "auto" not in result.out
+    # The same run continues with its own config.
+    result = run("fit", "--run_dir=r", "--trainer.max_steps=2")
+    assert "trained to step 2" in result.out
+
+
 def test_plan_shows_the_choice(
     run: Run, configs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

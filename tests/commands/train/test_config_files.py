@@ -80,6 +80,10 @@ def test_run_directory_alone_supplies_its_config(tmp_path: Path) -> None:
     assert expand_arguments(arguments, evaluates=True) == ["--config", str(config), *arguments]
     given = ["--config", str(config), *arguments]
     assert expand_arguments(given, evaluates=True) == given
+    longer = [*arguments, "--trainer.max_steps", "3"]  # of `fit`
+    assert expand_arguments(longer) == ["--config", str(config), *longer]
+    for other in (["--model", "Translation"], ["--data=TranslationData"]):
+        assert expand_arguments([*arguments, *other]) == [*arguments, *other]
 
 
 def test_later_files_and_options_override_earlier_ones(

@@ -58,6 +58,15 @@ def test_lines_of_progress_without_a_terminal(
     for word in ("epoch ", "loss ", "lr ", "images/s ", "left "):
         assert not [line for line in steps if word not in line]
     assert any("val/top1" in line for line in out)
+    assert out[1].startswith("examples of the splits: train ")
+    # The learning rate of a line is that of its step.
+    metrics = list(csv.DictReader((here / "runs/small/vit/metrics.csv").open()))
+    rates = {row["step"]: float(row["train/lr"]) for row in metrics if row["train/lr"]}
+    shown = {
+        line.split()[1].split("/")[0]: float(line.split("lr ")[1].split()[0]) for line in steps
+    }
+    assert rates
+    assert {step: shown[step] for step in rates} == pytest.approx(rates, rel=0.01)
     assert not [
         line for line in out if "optimizer step takes" in line
     ]  # it takes what the config says
@@ -137,7 +146,12 @@ def test_checkpoint_of_another_task_is_rejected(run: Run, trained: Train, here: 
 
 @pytest.mark.parametrize(
     ("family", "file"),
-    [("mt", "predictions.txt"), ("vit", "predictions.csv"), ("lm", "predictions.pt")],
+    [
+        ("mt", "predictions.txt"),
+        ("vit", "predictions.csv"),
+        ("classes", "predictions.csv"),
+        ("lm", "predictions.pt"),
+    ],
 )
 def test_predictions(family: str, file: str, run: Run, trained: Train, text: Path) -> None:
     folder = trained(family)
@@ -147,6 +161,12 @@ def test_predictions(family: str, file: str, run: Run, trained: Train, text: Pat
     if family == "mt":
         sources = (text / "test.a").read_text().splitlines()
         assert len((folder / file).read_text().splitlines()) == len(sources)
+    elif family == "classes":
+        lines = (text / "test.tsv").read_text().splitlines()
+        for n, row in enumerate(csv.DictReader((folder / file).open()), start=2):
+            assert row["file"] == f"{text / 'test.tsv'}:{n}"
+            assert f"{row['text']}\t{row['true']}" == lines[n - 1]
+        assert n == len(lines)
     elif family == "vit":
         rows = list(csv.DictReader((folder / file).open()))
         assert [int(row["row"]) for row in rows] == list(range(len(rows)))
@@ -223,7 +243,7 @@ def test_signal_stops_a_training_without_checkpoints(
     more = ("--trainer.max_steps=5", "--trainer.enable_checkpointing=false")
     result = run("fit", "--config", configs["vit"], "--run_dir=r", *more)
     assert result.code == 75
-    assert "stopped by a signal after step 1; no checkpoint is saved" in result.out
+    assert "stopped by SIGTERM after step 1; no checkpoint is saved" in result.out
     assert not list(here.rglob("*.ckpt"))
 
 

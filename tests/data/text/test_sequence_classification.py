@@ -101,6 +101,14 @@ def test_longer_sentence_is_truncated_first(n_separators: int) -> None:
         assert rows[i][begin : begin + kept[1]].tolist() == parts[1][i][: kept[1]].tolist()
 
 
+def test_empty_texts_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [("red", "a"), ("", "b"), ("blue", "b"), ("", "a")]
+    file = write(tmp_path / "train.tsv", rows, ("text", "label"))
+    data(train=file).setup()
+    expected = f"train: 2 of 4 rows have an empty text, the first of them {file}:3"
+    assert expected in caplog.messages
+
+
 def test_regression_labels_are_floats(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(

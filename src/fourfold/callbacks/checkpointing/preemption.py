@@ -102,7 +102,9 @@ class StopOnSignal(Callback):
             self.checkpoints.save_last(trainer)
             hint = f"run the same command again to resume from {self.checkpoints.last}"
         if trainer.is_global_zero:
-            print(f"stopped by a signal after step {trainer.global_step:,}; {hint}", flush=True)
+            name = signal.Signals(self.signal).name if self.signal else "a signal"
+            name = "Ctrl-C" if self.signal == signal.SIGINT else name
+            print(f"stopped by {name} after step {trainer.global_step:,}; {hint}", flush=True)
         code = INTERRUPTED if self.signal == signal.SIGINT else EXIT_CODE
         raise SystemExit(code if _reports_exit_code(trainer) else 0)
 

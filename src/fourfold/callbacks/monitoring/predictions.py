@@ -28,8 +28,8 @@ class PredictionWriter(Callback):
       pairs (index of the example in the split, text).
     - predictions.csv: one class or value per line in the order of the split, if outputs are tensors
       of class probabilities (B, K) or values of a regression (B, 1) for B examples, and batches
-      have a field `rows` (B,) with the indices of the examples in the split. For images, each line
-      also has the file and the true class.
+      have a field `rows` (B,) with the indices of the examples in the split. For images and texts,
+      each line also has the file and the true class or value, and for texts the text.
     - predictions.pt: in all other cases, a list with the output of each batch.
 
     Args:
@@ -74,17 +74,34 @@ class PredictionWriter(Callback):
             file = file.with_suffix(".csv")
             names = getattr(pl_module, "artifacts", {}).get("class_names")
             data = resumable_data(trainer)
-            dataset: Any = None if data is None else data.split("test")
-            files = None
-            if hasattr(dataset, "location") and names:
-                in_order = sorted(rows)
-                files = [(dataset.location(row), names[dataset.labels[row]]) for row in in_order]
-            write_atomically(file, format_csv(rows, torch.cat(outputs), names, files))
+            dataset = None if data is None else data.split("test")
+            origins = [describe_example(dataset, row, names) for row in sorted(rows)]
+            write_atomically(file, format_csv(rows, torch.cat(outputs), names, origins))
         else:
             file = file.with_suffix(".pt")
             with atomic_path(file) as part, part.open("wb") as stream:
                 torch.save(outputs, stream)
         print(f"wrote {file}", flush=True)
+
+
+def describe_example(dataset: Any, row: int, names: list[str] | None) -> dict[str, str]:
+    """Return the columns file, true and text of an example in predictions.csv.
+
+    Args:
+        dataset: Dataset of the split. One of images has a method `location`, one of texts has a
+            `table` of texts. For other datasets the result is empty.
+        row: Index of the example in the split.
+        names: Names of the classes; empty or None for a regression.
+    """
+    table = getattr(dataset, "table", None)
+    if table is None and not (names and hasattr(dataset, "location")):
+        return {}
+    label = dataset.labels[row]
+    location = dataset.location(row) if table is None else table.location(row)
+    columns = {"file": location, "true": names[label] if names else str(label)}
+    if table is not None:
+        columns["text"] = "\t".join(column[row] for column in table.columns[:-1])
+    return columns
 
 
 def interleave(by_rank: list[list[Any]]) -> list[Any]:
@@ -116,7 +133,7 @@ def format_csv(
     rows: list[int],
     values: Tensor,
     names: list[str] | None,
-    files: list[tuple[str, str]] | None = None,
+    origins: Sequence[dict[str, str]] = (),
 ) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
@@ -127,20 +144,18 @@ def format_csv(
         rows: Row of each of the N examples.
         values: Class probabilities (N, K) or values of a regression (N, 1).
         names: Names of the K classes; None writes the indices of the classes as names.
-        files: File and name of the true class of each example, in the order of the rows; they are
-            written in two further columns, file and true.
+        origins: Names and values of the further columns of each example, in the order of the rows;
+            empty for no further columns.
     """
     out = io.StringIO()
     writer = csv.writer(out)
     probabilities, classes = values.max(dim=-1)
     lines = sorted(zip(rows, classes.tolist(), probabilities.tolist(), strict=True))
-    if values.shape[-1] == 1:
-        writer.writerow(["row", "value"])
-        writer.writerows([row, f"{x:.6f}"] for row, _, x in lines)
-    else:
-        more: Sequence[tuple[str, ...]] = files or [()] * len(lines)
-        header = ["row", "class", "name", "probability"]
-        writer.writerow([*header, "file", "true"] if files else header)
-        for (row, k, p), extra in zip(lines, more, strict=True):
-            writer.writerow([row, k, names[k] if names else k, f"{p:.6f}", *extra])
+    more = origins or [{} for _ in lines]
+    is_regression = values.shape[-1] == 1
+    header = ["row", "value"] if is_regression else ["row", "class", "name", "probability"]
+    writer.writerow([*header, *more[0]])
+    for (row, k, x), extra in zip(lines, more, strict=True):
+        class_columns = [] if is_regression else [k, names[k] if names else k]
+        writer.writerow([row, *class_columns, f"{x:.6f}", *extra.values()])
     return out.getvalue()

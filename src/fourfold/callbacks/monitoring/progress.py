@@ -70,6 +70,9 @@ class Progress(Callback):
             size = describe_step_size(trainer)
             self.print(f"each optimizer step takes {size}; the learning rate is not scaled")
         data = resumable_data(trainer)
+        if data is not None:
+            sizes = (f"{name} {len(split):,}" for name, split in data.splits.items())
+            self.print(f"examples of the splits: {', '.join(sizes)}")
         if not trainer.enable_validation or (data is not None and "val" not in data.splits):
             self.print("there is no validation: best.ckpt will not be written, only last.ckpt")
         elif self._total is not None and self._total < (first := first_validation(trainer)):
@@ -83,6 +86,10 @@ class Progress(Callback):
         self._started_at = self._updated_at = time.monotonic()
         self._reading = self.step_metrics.read()
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Keep the learning rate of the step, which the scheduler changes before the step ends."""
+        self._lr: float = trainer.optimizers[0].param_groups[0]["lr"]
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Print a line of progress every `seconds` seconds, and after the first and last batch."""
         is_end = trainer.fit_loop.total_batch_idx == 0 or trainer.global_step == self._total
@@ -93,7 +100,7 @@ class Progress(Callback):
         loss = trainer.callback_metrics.get("train/loss")
         if loss is not None:
             parts.append(f"loss {float(loss):.4f}")
-        parts.append(f"lr {trainer.optimizers[0].param_groups[0]['lr']:.2e}")
+        parts.append(f"lr {self._lr:.2e}")
         earlier, self._reading = self._reading, self.step_metrics.read()
         parts.append(f"{pl_module.unit}/s {self._reading.rate_since(earlier):,.0f}")
         self.print(*parts, f"left {self._time_left(trainer.global_step)}")
@@ -129,6 +136,12 @@ class Progress(Callback):
         metrics = trainer.callback_metrics.items()
         values = [f"{name} {float(x):.4f}" for name, x in metrics if name.startswith("val/")]
         self.print(f"step {trainer.global_step:,}", *values)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the number of examples of the test split."""
+        data = resumable_data(trainer)
+        if data is not None:
+            self.print(f"the test split has {len(data.split('test')):,} examples")
 
     def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Print the number of tested batches every `seconds` seconds."""

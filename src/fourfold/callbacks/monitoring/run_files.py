@@ -1,7 +1,6 @@
 """Callback that writes config.yaml and tokenizer.json of a training to the run directory."""
 
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 
 from lightning import Callback, LightningModule, Trainer
@@ -12,9 +11,10 @@ from fourfold.atomic_files import write_atomically
 class RunFiles(Callback):
     """Callback that writes config.yaml and tokenizer.json to the run directory.
 
-    The config of a resumed run is written to config_resume_N.yaml, with the first free number N
-    from 1. The file tokenizer.json is written if the task has a tokenizer. Files are written only
-    when training starts, so that invalid input leaves no files behind.
+    config.yaml has the options of the last start. If a resumed training has other options, the
+    earlier config.yaml is renamed to config_until_step=N.yaml, where N is the number of optimizer
+    steps before the resumption. The file tokenizer.json is written if the task has a tokenizer.
+    Files are written only when training starts, so that invalid input leaves no files behind.
 
     Args:
         folder: The run directory.
@@ -35,14 +35,13 @@ class RunFiles(Callback):
         for line in self.changes:
             print(line, flush=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._config_file(resumed=trainer.global_step > 0), self.config)
+        file = self.folder / "config.yaml"
+        earlier = self.folder / f"config_until_step={trainer.global_step}.yaml"
+        if trainer.global_step and file.is_file() and not earlier.exists():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if text != self.config:
+                write_atomically(earlier, text)
+        write_atomically(file, self.config)
         tokenizer = getattr(pl_module, "artifacts", {}).get("tokenizer")
         if tokenizer is not None:
             write_atomically(self.folder / "tokenizer.json", tokenizer)
-
-    def _config_file(self, resumed: bool) -> Path:
-        first = self.folder / "config.yaml"
-        if not resumed or not first.exists():
-            return first
-        files = (self.folder / f"config_resume_{number}.yaml" for number in count(1))
-        return next(file for file in files if not file.exists())

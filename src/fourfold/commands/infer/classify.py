@@ -1,17 +1,21 @@
 """Line processors of `fourfold classify`: image files, sentences, pairs, documents and words.
 
+`classify` gives a text classifier the same inputs in Python.
+
 Shapes: B lines of a batch, T tokens, K classes, C channels, H height, W width.
 """
 
 from argparse import Namespace
+from collections.abc import Sequence
 from itertools import accumulate
+from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.commands.infer.base import LineProcessor, TextProcessor, escape
+from fourfold.commands.infer.base import LineProcessor, LoadedModel, TextProcessor, escape
 from fourfold.commands.infer.line_io import Item
 from fourfold.core.validation import MAX_SIZE
 from fourfold.data.loading.batches import DocumentBatch, SequenceBatch
@@ -21,6 +25,7 @@ from fourfold.data.text.segments import join_segments, n_special_tokens
 from fourfold.data.vision.transforms import eval_transform
 from fourfold.errors import InputError
 from fourfold.hub.preprocessing import default_class_names
+from fourfold.models.base import Model
 
 
 class ImageClassifier(LineProcessor):
@@ -75,7 +80,10 @@ class TextClassifier(TextProcessor):
             InputError: The line is too long and `--truncate` is not given, or the number of
                 sentences in the line (one or two) differs from that of the training examples.
         """
-        texts = line.split("\t")
+        return self.prepare_texts(line.split("\t"))
+
+    def prepare_texts(self, texts: Sequence[str]) -> Item:
+        """Return the item of `prepare` for one or two texts."""
         wanted = self.task.artifacts.get("n_texts")  # unknown for an imported checkpoint
         if len(texts) > 2 or len(texts) != (wanted or len(texts)):
             raise InputError(
@@ -94,12 +102,16 @@ class TextClassifier(TextProcessor):
 
         For a regression model, a line is the predicted value.
         """
+        return self.answers(self.logits(items))
+
+    def logits(self, items: list[Item]) -> Tensor:
+        """Return logits (B, K) of prepared texts."""
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
         unused = torch.zeros(len(items), dtype=torch.long, device=self.device)
-        batch = SequenceBatch(ids, unused, segments, mask, unused)
-        return self.answers(self.task.logits(batch))
+        logits: Tensor = self.task.logits(SequenceBatch(ids, unused, segments, mask, unused))
+        return logits
 
     def answers(self, logits: Tensor) -> list[str]:
         """Return a line for each row of logits (B, K): classes and probabilities, or the value."""
@@ -111,14 +123,17 @@ class TextClassifier(TextProcessor):
 class DocumentClassifier(TextClassifier):
     """Line processor that classifies documents. Each line of input is a document."""
 
-    def prepare(self, line: str) -> Item:
+    def prepare_texts(self, texts: Sequence[str]) -> Item:
         """Return an item whose content is the list of the word ids of each sentence.
 
+        Args:
+            texts: The document, or parts of it that were separated by tabs.
+
         Raises:
-            InputError: The line has no sentence, or it has too many sentences and `--truncate` is
-                not given.
+            InputError: The document has no sentence, or it has too many sentences and `--truncate`
+                is not given.
         """
-        found = encode_documents([line], self.tokenizer, self.max_len or MAX_SIZE)
+        found = encode_documents(["\t".join(texts)], self.tokenizer, self.max_len or MAX_SIZE)
         n_sentences, limit = len(found), self.model.config.max_sentences
         limit = min(limit, self.task.artifacts.get("max_sentences", limit))
         if n_sentences == 0:
@@ -131,13 +146,14 @@ class DocumentClassifier(TextClassifier):
         rows = [found.ids[i].tolist() for i in range(min(n_sentences, limit))]
         return Item(rows, len(rows))
 
-    def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each document. The lines are those of `TextClassifier`."""
+    def logits(self, items: list[Item]) -> Tensor:
+        """Return logits (B, K) of prepared documents."""
         ids, mask = self.pad([row for item in items for row in item.content])  # (N, T)
         n_sentences = tuple(len(item.content) for item in items)
         unused = torch.zeros(len(items), dtype=torch.long)
         batch = DocumentBatch(ids, unused, tuple(mask.sum(1).tolist()), n_sentences, unused)
-        return self.answers(self.task.logits(batch))
+        logits: Tensor = self.task.logits(batch)
+        return logits
 
 
 class WordTagger(TextProcessor):
@@ -171,6 +187,58 @@ class WordTagger(TextProcessor):
             " ".join(tags[row[position]] for position in item.content[1])
             for row, item in zip(best, items, strict=True)
         ]
+
+
+@torch.inference_mode()
+def classify(
+    model: Model,
+    texts: Sequence[str | tuple[str, str]],
+    *,
+    batch_size: int = 64,
+    truncate: bool = False,
+) -> Tensor:
+    """Classify texts as `fourfold classify` does, with the special tokens of the training.
+
+    Args:
+        model: Classifier of sentences, pairs of sentences or documents that `fourfold.load`
+            returned.
+        texts: N sentences, pairs or documents.
+        batch_size: Number of texts in a batch.
+        truncate: Truncate texts that are too long for the model, instead of raising an error.
+
+    Returns:
+        Probabilities (N, K) of the classes in `model.artifacts["class_names"]`, in fp32 on the CPU;
+        or the predicted values (N, 1) of a regression model.
+
+    Raises:
+        InputError: The model is not a classifier of texts or has no tokenizer, or a text does not
+            fit the model.
+
+    Example:
+        >>> model = fourfold.load("runs/languages")  # doctest: +SKIP
+        >>> fourfold.classify(model, ["zweiundvierzig", "a house"]).argmax(-1)  # doctest: +SKIP
+        tensor([0, 1])
+    """
+    from fourfold.tasks import (  # imports Lightning
+        CausalSequenceClassification,
+        DocumentClassification,
+        SequenceClassification,
+    )
+
+    kinds = (SequenceClassification, CausalSequenceClassification, DocumentClassification)
+    task_class = next((kind for kind in kinds if isinstance(model, kind.model_class)), None)
+    if task_class is None:
+        raise InputError(
+            f"must be a classifier of texts, got {type(model).__name__}", option="model"
+        )
+    task: Any = LoadedModel(model)
+    task.config, task.logits = model.config, MethodType(task_class.logits, task)
+    processor_class = DocumentClassifier if task_class is kinds[-1] else TextClassifier
+    processor = processor_class(task, Namespace(truncate=truncate))
+    items = [processor.prepare_texts([x] if isinstance(x, str) else x) for x in texts]
+    batches = [items[i : i + batch_size] for i in range(0, len(items), batch_size)]
+    logits = torch.cat([processor.logits(batch).float().cpu() for batch in batches])
+    return logits if logits.shape[-1] == 1 else logits.softmax(-1)
 
 
 def _format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:

@@ -84,11 +84,18 @@ def make_parser(command: str) -> OptionParser:
     add("--quantize", choices=("int8",), help="weights in int8, on a CPU only")
     add("--truncate", action="store_true", help="truncate lines that are too long for the model")
     if command in ("translate", "generate", "caption"):
-        add("--beam", type=int, help="width of the beam search; 1 is greedy")
+        default = "1" if command == "generate" else "that of the checkpoint"
+        add("--beam", type=int, help=f"width of the beam search; 1 is greedy; default: {default}")
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the length penalty")
         add("--length-penalty-type", choices=LENGTH_PENALTIES)
         add("--max-new", type=int, metavar="N", help="maximum number of new tokens")
-        add("--n-best", type=int, default=1, metavar="N", help="outputs per line, tab-separated")
+        add(
+            "--n-best",
+            type=int,
+            default=1,
+            metavar="N",
+            help="outputs per line, tab-separated (%(default)s)",
+        )
     if command == "generate":
         add("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
         add("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens")

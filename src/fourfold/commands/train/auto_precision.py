@@ -43,7 +43,8 @@ def set_precision(
     trainer = config["trainer"]
     device = device_kind(trainer["accelerator"])
     given = ALIASES.get(str(trainer["precision"]), trainer["precision"])
-    was_auto = given == config["auto_precision"] and not is_given(OPTION, arguments)
+    chosen = config["auto_precision"]
+    was_auto = chosen is not None and given == chosen and not is_given(OPTION, arguments)
     config["auto_precision"] = None
     if given == AUTO or (was_auto and not trains):
         fast = resolve_precision(AUTO, device)

@@ -1,4 +1,4 @@
-"""Comparison of the options of a resumed training with the configs recorded in its run directory.
+"""Comparison of the options of a resumed training with the config.yaml of its run directory.
 
 All options are compared, except for those in `IGNORED`, so that a new option needs no entry here.
 """
@@ -38,44 +38,39 @@ MAX_VALUE = 80  # characters of a value in a line
 
 
 def describe_changes(config: str, checkpoint: Path) -> list[str]:
-    """Compare the options of a resumed training with those of the training so far.
+    """Compare the options of a resumed training with those of the last start of the training.
 
-    The options of the training so far are in the files config.yaml and config_resume_N.yaml of the
-    run directory of the checkpoint.
+    The options of the last start are in the file config.yaml of the run directory.
 
     Args:
         config: All options as YAML.
         checkpoint: The checkpoint to resume from, in the folder checkpoints of its run directory.
 
     Returns:
-        A line for each option that differs from the value in one of the files, or one line if no
-        file can be read.
+        A line for each option that differs from the value in config.yaml, or one line if the file
+        cannot be read.
 
     Raises:
         InputError: `model.init_from` differs.
     """
     folder = checkpoint.absolute().parent.parent
     current = _options(config)
-    lines: dict[str, str] = {}
-    texts: dict[str, str] = {}  # text of each different config: name of its first file
-    for file in [folder / "config.yaml", *sorted(folder.glob("config_resume_*.yaml"))]:
-        with suppress(OSError, UnicodeDecodeError):
-            texts.setdefault(file.read_text(encoding="utf-8"), file.name)
-    records = {name: _options(text) for text, name in texts.items()}
-    if not any(records.values()):
+    recorded: dict[str, Any] = {}
+    with suppress(OSError, UnicodeDecodeError):
+        recorded = _options((folder / "config.yaml").read_text(encoding="utf-8"))
+    if not recorded:
         return [f"changed options are not reported, since {folder} has no record of the options"]
-    for name, recorded in records.items():
-        for key in {**recorded, **current} if recorded else ():
-            old, new = recorded.get(key), current.get(key)
-            if key in IGNORED or _comparable(key, old) == _comparable(key, new):
-                continue
-            if key == "model.init_from":
-                message = f"must be {_format(old)}, from which this training started, got"
-                message += f" {_format(new)}; weights of another model need another --run_dir"
-                raise InputError(message, option=key)
-            line = f"resuming with {key}={_format(new)}, recorded {_format(old)}"
-            lines.setdefault(key, line if name == "config.yaml" else f"{line} in {name}")
-    return list(lines.values())
+    lines = []
+    for key in {**recorded, **current}:
+        old, new = recorded.get(key), current.get(key)
+        if key in IGNORED or _comparable(key, old) == _comparable(key, new):
+            continue
+        if key == "model.init_from":
+            message = f"must be {_format(old)}, from which this training started, got"
+            message += f" {_format(new)}; weights of another model need another --run_dir"
+            raise InputError(message, option=key)
+        lines.append(f"resuming with {key}={_format(new)}, recorded {_format(old)}")
+    return lines
 
 
 def _options(config: str) -> dict[str, Any]:

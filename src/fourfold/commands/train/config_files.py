@@ -38,7 +38,8 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
     Args:
         arguments: Arguments of a command that reads configs.
         evaluates: True for commands that read the config of an existing run. For these,
-            `--config DIR/config.yaml` is added to `--run_dir DIR` if no other config is given.
+            `--config DIR/config.yaml` is added to `--run_dir DIR` if no other config is given. For
+            others, it is added if the file exists and neither model nor data are given.
 
     Raises:
         InputError: A recipe is unknown.
@@ -57,9 +58,12 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
         else:
             expanded.append(name + equals + value)
     given = dict(options(expanded))
-    if not evaluates or "run_dir" not in given or "config" in given:
+    if "run_dir" not in given or "config" in given:
         return expanded
-    return ["--config", str(Path(given["run_dir"], "config.yaml")), *expanded]
+    config = Path(given["run_dir"], "config.yaml")
+    if not evaluates and (not given.keys().isdisjoint(("model", "data")) or not config.is_file()):
+        return expanded
+    return ["--config", str(config), *expanded]
 
 
 def _recipe_path(value: str) -> str:

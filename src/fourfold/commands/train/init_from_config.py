@@ -4,6 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.init_from import read_source
 from fourfold.checkpoints.word_vectors import is_vector_file
@@ -63,10 +65,24 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     if "data.init_args.tokenizer" in given:
         if "vocab_size" not in given_config:
             model_config["vocab_size"] = None
-        data["tokenizer"]["file"] = _moved_tokenizer(data["tokenizer"]["file"], run)
+        file = data["tokenizer"]["file"] = _moved_tokenizer(data["tokenizer"]["file"], run)
+        if file is None and not (run and run.checkpoints.exists()):
+            _warn_of_new_tokenizer(path, classes)
     else:
         for name, value in _source_tokenizer(path, run, classes).items():
             data["tokenizer"][name] = value
+
+
+def _warn_of_new_tokenizer(path: str, classes: tuple[str, ...]) -> None:
+    """Warn that a new tokenizer will be trained, if the model in `model.init_from` has its own."""
+    default = asdict(TokenizerConfig())
+    values = _source_tokenizer(path, None, classes).items()
+    kept = [f"--data.tokenizer.{name} {x}" for name, x in values if x != default[name]]
+    if kept:
+        rank_zero_warn(
+            "the config has data.tokenizer without a file, so a new tokenizer is trained, and its"
+            f" tokens that {path} lacks get new embeddings; {' '.join(kept)} keeps its tokenizer"
+        )
 
 
 def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
@@ -130,5 +146,6 @@ def _source_tokenizer(
     elif directory.is_model_directory(source) and (files := pretrained.tokenizer_files(source)):
         return asdict(files)
     elif source.is_dir():
-        source = find_checkpoint(source)
+        saved = source / pretrained.TOKENIZER_FILE  # of a run
+        source = saved if saved.is_file() else find_checkpoint(source)
     return asdict(TokenizerConfig(file=str(source)))

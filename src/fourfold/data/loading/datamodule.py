@@ -333,8 +333,9 @@ class ResumableDataModule(LightningDataModule):
         if self.trainer is not None and self.trainer.state.fn != "fit":
             return  # evaluation reads all batches of whatever data it is given
         if state_dict["seed"] != self.seed:
-            message = f"must be {state_dict['seed']}, as in the checkpoint to resume"
-            raise InputError(f"{message}, got {self.seed}", option="data.seed")
+            message = f"must be {state_dict['seed']}, as in the checkpoint to resume, got"
+            message += f" {self.seed}; without data.seed, it is seed_everything"
+            raise InputError(message, option="data.seed")
         if state_dict["order"] != self.split("train").order.fingerprint():
             message = "must be those of the checkpoint to resume, got other training data or batch"
             message += " sizes: restore the options of `data`, or set another --run_dir"

@@ -60,6 +60,7 @@ class DocumentDataset(BatchedDataset):
         labels: (documents,) int64 class indices, or float32 targets of a regression.
         pad_id: Id of the padding token.
         order: Division of the documents into batches.
+        table: Texts and locations of the documents; None if no output names them.
     """
 
     sentences: RaggedArray
@@ -67,6 +68,7 @@ class DocumentDataset(BatchedDataset):
     labels: np.ndarray
     pad_id: int
     order: LengthBucketedOrder
+    table: TextTable | None = None
 
     has_static_shape = False  # a batch is as long as its documents
 
@@ -178,6 +180,5 @@ class DocumentData(SequenceData):
             [documents], raw, limit, self.too_long, name, option="max_sentences", unit="sentences"
         )
         order = self.batch_order(name, documents.lengths, max_rows=self.batch_sizes[name])
-        return DocumentDataset(
-            found.ids, documents, self.encode_labels(raw), tokenizer.pad_id, order
-        )
+        labels, table = self.encode_labels(raw), raw if name == "test" else None
+        return DocumentDataset(found.ids, documents, labels, tokenizer.pad_id, order, table)

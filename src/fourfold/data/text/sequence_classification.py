@@ -3,6 +3,7 @@
 Shapes: B examples (sentences or sentence pairs), T tokens of the longest example.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,8 @@ from fourfold.errors import InputError
 from fourfold.text_files import read_bytes
 from fourfold.tokenization.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 BUILTIN_LANGUAGES = ("en", "de")
 
 
@@ -47,6 +50,7 @@ class SequenceDataset(BatchedDataset):
         labels: (examples,) int64 class indices, or float32 targets of a regression.
         pad_id: Id of the padding token.
         order: Division of the examples into batches.
+        table: Texts and locations of the examples; None if no output names them.
     """
 
     rows: RaggedArray
@@ -54,6 +58,7 @@ class SequenceDataset(BatchedDataset):
     labels: np.ndarray
     pad_id: int
     order: LengthBucketedOrder
+    table: TextTable | None = None
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> SequenceBatch:
         ids, mask = self.rows.padded(rows, self.pad_id)  # (B, T)
@@ -185,6 +190,10 @@ class SequenceData(LabelledDataModule):
             raw: Sentences and, in the last column, labels of the split.
             tokenizer: Tokenizer of the sentences.
         """
+        empty = [i for i, row in enumerate(zip(*raw.columns[:-1], strict=True)) if "" in row]
+        if empty:
+            message = "%s: %d of %d rows have an empty text, the first of them %s"
+            log.warning(message, name, len(empty), len(raw), raw.location(empty[0]))
         encoded = map(tokenizer.encode_corpus, raw.columns[:-1])
         columns = [RaggedArray.from_lengths(*texts) for texts in encoded]
         sizes = np.sum([column.lengths for column in columns], axis=0)
@@ -193,7 +202,8 @@ class SequenceData(LabelledDataModule):
         rows, first_lengths = join_segments(columns, tokenizer, self.max_len, self.n_separators)
         labels = self.encode_labels(raw)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_sizes[name])
-        return SequenceDataset(rows, first_lengths, labels, tokenizer.pad_id, order)
+        table = raw if name == "test" else None
+        return SequenceDataset(rows, first_lengths, labels, tokenizer.pad_id, order, table)
 
     def encode_labels(self, raw: TextTable) -> np.ndarray:
         """Return the labels (examples,) of a split: int64 class indices, or float32 targets."""

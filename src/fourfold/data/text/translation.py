@@ -53,7 +53,8 @@ def read_pairs(
     if len(sources) == 2:
         return read_aligned_lines(sources)
     message = (
-        "must be [source file, target file], a name with {lang} in it, or a table with `columns`"
+        "must be [source file, target file], a name with {lang} in it, or a table with"
+        " data.columns, such as '[en,de]', or '[0,1]' if the table has no header"
     )
     raise InputError(f"{message}, got {sources}", option="train, val and test")
 
