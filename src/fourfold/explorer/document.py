@@ -2,9 +2,9 @@
 
 import zlib
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from fourfold import __version__
 from fourfold.checkpoints.digests import compute_digests
 from fourfold.environment import commit
 from fourfold.errors import InputError
@@ -133,7 +133,7 @@ def build_document(
             "command": settings.command,
             "checkpoint": settings.checkpoint,
             "digest": weights_digest(model),
-            "version": __version__,
+            "version": version("fourfold"),
             "commit": commit(),
             "model": name,
             "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
