@@ -120,7 +120,7 @@ def test_keyboard_walk_says_the_weights(visit) -> None:
 
     def check(layer: int, head: int, t: int, s: int) -> None:
         weights = shown(made, name="cross", layer=layer, head=head)
-        start = f"‘{tokens['target'][t]}’ looks at ‘{tokens['source'][s]}’: "
+        start = f"‘{tokens['target'][t]}’ attends to ‘{tokens['source'][s]}’: "
         assert live(page).startswith(start)
         assert value(page) == pytest.approx(weights[t, s], rel=0.06, abs=1e-4)
 
@@ -154,7 +154,7 @@ def test_address_shows_the_same_to_another_reader(visit) -> None:
     other = visit(made, "#" + page.url.split("#")[1])
     assert "self-attention of the encoder, layer 0, head 1" in live_place(other).lower()
     assert live(other) == live(page)
-    assert live(page).startswith("‘am’ looks at")
+    assert live(page).startswith("‘am’ attends to")
 
 
 def live_place(page: Any) -> str:
@@ -165,7 +165,7 @@ def test_words_take_the_sum_over_keys_and_special_tokens_can_be_hidden(visit) ->
     made = SAMPLES["translation"]()
     page = visit(made, "#layer=0&head=0&q=1&k=3&words=1")
     weights = shown(made, name="cross", layer=0, head=0)
-    assert live(page).startswith("‘house’ looks at ‘Meer’")
+    assert live(page).startswith("‘house’ attends to ‘Meer’")
     assert value(page) == pytest.approx(weights[1, 3] + weights[1, 4], rel=0.06)
     page.check("#special")
     assert "</s>" not in page.text_content("#lines") + page.text_content("#text")
@@ -207,7 +207,7 @@ def test_mean_of_heads_and_difference_of_two_models(visit) -> None:
     ]
     view = page.evaluate("[...page.view.data]")
     np.testing.assert_allclose(np.reshape(view, (5, 5)), means[0] - means[1], atol=1e-6)
-    assert live(page).startswith("‘a’ looks at ‘b’: difference ")
+    assert live(page).startswith("‘a’ attends to ‘b’: difference ")
     assert "other.ckpt" in page.inner_text("#model")
 
 
@@ -231,7 +231,7 @@ def test_masked_position_shows_predictions_with_half_floats(visit) -> None:
     made = SAMPLES["masked_lm"]()
     page = visit(made, "#layer=0&head=1")
     assert page.inner_text("#alternatives li.chosen").split() == ["went", "0.4"]
-    assert live(page).startswith("‘[MASK]’ looks at")
+    assert live(page).startswith("‘[MASK]’ attends to")
     assert value(page) == pytest.approx(shown(made, layer=0, head=1)[4].max(), rel=0.06)
 
 

@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
     if options.target and not options.source:
         raise InputError("needs --source", option="--target")
     if not examples:
-        examples = test_examples(view, path, options.rows)
+        examples = examples_of_run(view, path, options.rows)
     page = make_page(model, examples, settings, other)
     page.save(out, overwrite=options.overwrite)
     print(page.describe(out))
@@ -128,7 +128,7 @@ def shown_command(argv: Sequence[str]) -> str:
     return shlex.join(["fourfold", "look", *shown])
 
 
-def test_examples(view: Any, checkpoint: Path, n_rows: int) -> list[Any]:
+def examples_of_run(view: Any, checkpoint: Path, n_rows: int) -> list[Any]:
     """Return the examples of the first rows of the test data of a checkpoint's run directory.
 
     Raises:

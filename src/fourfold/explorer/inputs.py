@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.loggers.samples import token_bytes
+from fourfold.loggers.samples import is_byte_level, token_names
 from fourfold.models.analysis.attention_maps import Array
 from fourfold.models.base import Model
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -84,18 +84,14 @@ def fit(ids: list[int], limit: int | None, truncate: bool, n_special: int = 0) -
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     r"""Return the text of each token, with its leading space; \xE2 for an incomplete character."""
-    names = [tokenizer.backend.id_to_token(i) or "" for i in ids]
+    names = token_names(tokenizer, ids, _decode)
+    if is_byte_level(tokenizer):
+        return names
     special = set(tokenizer.special_ids)
-    decoder = type(tokenizer.backend.decoder).__name__
-    if "ByteLevel" not in decoder:
-        return [x if i in special else x.replace("▁", " ") for x, i in zip(names, ids, strict=True)]
-    return [x if i in special else _text(x) for x, i in zip(names, ids, strict=True)]
+    return [x if i in special else x.replace("▁", " ") for x, i in zip(names, ids, strict=True)]
 
 
-def _text(token: str) -> str:
-    encoded = token_bytes(token)
-    if encoded is None:
-        return token
+def _decode(encoded: bytes) -> str:
     try:
         return encoded.decode()
     except UnicodeDecodeError:
@@ -108,10 +104,10 @@ def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return [int(i) for i in np.cumsum(starts) - 1]
 
 
-def special_places(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+def special_positions(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Return the indices of special tokens, masks excluded."""
     hidden = set(tokenizer.special_ids) - {tokenizer.mask_id}
-    return [place for place, i in enumerate(ids) if i in hidden]
+    return [position for position, i in enumerate(ids) if i in hidden]
 
 
 def short_title(text: str, width: int = 80) -> str:

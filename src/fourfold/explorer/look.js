@@ -14,10 +14,10 @@ const TITLES = {
   position: "similarity of positions", positions: "similarity of positions",
 };
 const STATS = {
-  previous: "looks at the token before", self: "looks at the token itself", next: "looks at the token after",
-  first: "looks at the first token", induction: "looks at what followed an earlier copy (induction)",
-  separator: "looks at separators such as [SEP]", distance: "looks far: largest mean distance (tokens, patches)",
-  entropy: "entropy in nats (0: looks at one token only)",
+  previous: "attends to the token before", self: "attends to the token itself", next: "attends to the token after",
+  first: "attends to the first token", induction: "attends to what followed an earlier copy (induction)",
+  separator: "attends to separators such as [SEP]", distance: "attends far away: largest mean distance (tokens, patches)",
+  entropy: "entropy in nats (0: attends to one token only)",
 };
 const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", class: "class token" };
 const listTitle = (side) => TEXTS[side.name] || side.name;
@@ -150,7 +150,7 @@ const stepQuery = (step) => step.query ?? (step.kind === "masked" ? step.token :
 const indexOf = (groups, token) => Math.max(0, groups.findIndex((group) => group[group.length - 1] >= token));
 const rowOf = (view, t) => view.data.subarray(t * view.columns, (t + 1) * view.columns);
 
-/** Keys that a query may look at, for the uniform value: the causal ones or all. */
+/** Keys that a query may attend to, for the uniform value: the causal ones or all. */
 const uniformOf = (view, t) => 1 / (view.map.triangle ? Math.max(...view.q.groups[t]) + 1 : view.k.raw.length);
 
 /** Colour [r, g, b] of a weight: square-root scale, so that small weights can be seen. */
@@ -187,7 +187,7 @@ function pixels(rows, columns, paint) {
 
 // ------------------------------------------------------------------------------------------------------ 2 panels
 /** Where the map comes from, in words. */
-function placeText() {
+function mapName() {
   const { layer, head, map } = page.state;
   const parts = [];
   if (layer !== null) parts.push(`layer ${layer}`);
@@ -198,17 +198,17 @@ function placeText() {
 
 function cellText(t, s) {
   const view = page.view, value = view.data[t * view.columns + s];
-  const pair = `‘${view.q.labels[t]}’ looks at ‘${view.k.labels[s]}’`;
-  if (page.state.model === 2) return `${pair}: difference ${digits(value)} (${placeText()})`;
+  const pair = `‘${view.q.labels[t]}’ attends to ‘${view.k.labels[s]}’`;
+  if (page.state.model === 2) return `${pair}: difference ${digits(value)} (${mapName()})`;
   if (!view.isWeight) return `‘${view.q.labels[t]}’ and ‘${view.k.labels[s]}’: ${digits(value)}`;
   const uniform = digits(uniformOf(view, t) * view.k.groups[s].length);
-  return `${pair}: ${digits(value)} (${placeText()}; uniform attention: ${uniform})`;
+  return `${pair}: ${digits(value)} (${mapName()}; uniform attention: ${uniform})`;
 }
 
 /** The map and the cell that are shown, in words. */
 function drawNow() {
   const view = page.view, stats = view.map.stats || {};
-  const parts = [unique([mapTitle(view.map.name), placeText()]).join(", ").replace(/^./, (c) => c.toUpperCase())];
+  const parts = [unique([mapTitle(view.map.name), mapName()]).join(", ").replace(/^./, (c) => c.toUpperCase())];
   if (page.doc.compare) parts[0] += ` — ${$("model").selectedOptions[0]?.textContent ?? ""}`;
   if (view.map.label) parts.push(`pattern: ${view.map.label}`);
   for (const name of ["entropy", "distance"]) {
@@ -307,15 +307,15 @@ function drawMatrix() {
   drawMarks(pen, view, r, c, left, top, size);
   page.matrix = { left, top, size, r, c };
   canvas.setAttribute("aria-label", `Map of ${view.rows} rows (queries) and ${view.columns} columns (keys), `
-    + `${mapTitle(view.map.name)}, ${placeText()}. Arrow keys choose a cell, which is read out.`);
+    + `${mapTitle(view.map.name)}, ${mapName()}. Arrow keys choose a cell, which is read out.`);
   $("zoom-box").hidden = Math.max(view.rows, view.columns) <= 40;
   $("matrix-hint").textContent = view.signed
-    ? page.state.model === 2 ? "Orange: the first model looks there more; blue: the second one; grey: both alike."
+    ? page.state.model === 2 ? "Orange: the first model attends there more; blue: the second one; grey: both alike."
       : "Orange: above zero; blue: below zero; grey: zero."
-    : `A row belongs to the token that looks (${listTitle(view.q)}), a column to the token that is `
-      + `looked at (${listTitle(view.k)}). Yellow is much, violet is little`
+    : `A row belongs to a query (${listTitle(view.q)}), a column to a key `
+      + `(${listTitle(view.k)}). Yellow is much, violet is little`
       + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
-      + `${alignmentOf(view) ? " White line: the window of the source in which the model looks; dot: its centre." : ""}`;
+      + `${alignmentOf(view) ? " White line: the window of the source that the model attends to; dot: its centre." : ""}`;
   drawLegend(view);
 }
 
@@ -390,7 +390,7 @@ function drawLines() {
   const width = Math.max(270, box.clientWidth - 4), side = Math.min(150, width * 0.32);
   const height = top + pitch * Math.max(view.rows, view.columns) + 4;
   const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
-    `Lines from the tokens that look, on the left, to the tokens that are looked at, on the right; ${placeText()}` });
+    `Lines from the queries, on the left, to the keys, on the right; ${mapName()}` });
   const y = (i) => top + pitch * (i + 0.5), from = side + 6, to = width - side - 6;
   const link = (t, s, value, kind) => makeSvg("path", { class: kind,
     d: `M${from} ${y(t)}C${(from + to) / 2} ${y(t)} ${(from + to) / 2} ${y(s)} ${to} ${y(s)}`,
@@ -404,8 +404,8 @@ function drawLines() {
   }
   const row = rowOf(view, view.row);
   for (const s of topK(row, 200)) if (row[s] > 0.004 * view.limit) svg.append(link(view.row, s, row[s], "link query"));
-  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, `looks (${listTitle(view.q)})`),
-    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, `is looked at (${listTitle(view.k)})`));
+  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, `query (${listTitle(view.q)})`),
+    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, `key (${listTitle(view.k)})`));
   const word = (labels, isQuery) => labels.forEach((label, i) => {
     const strength = isQuery ? i === view.row : i === view.column;
     const text = makeSvg("text", { x: isQuery ? side : to + 6, y: y(i) + 4, class: strength ? "hit query" : "hit",
@@ -418,7 +418,7 @@ function drawLines() {
   const seen = box.scrollTop, now = y(view.row);
   box.replaceChildren(svg);
   box.scrollTop = now < seen + top || now > seen + box.clientHeight - pitch ? now - box.clientHeight / 2 : seen;
-  $("lines-hint").textContent = "Choose a word on the left: the thick lines show where it looks."
+  $("lines-hint").textContent = "Choose a word on the left: the thick lines show its largest weights."
     + (view.rows > 96 ? " With more than 96 rows, only the lines of the chosen token are drawn." : "")
     + (/␣/.test(view.q.labels + view.k.labels) ? " ␣ stands for a space." : "");
 }
@@ -453,14 +453,14 @@ function drawText() {
   const row = rowOf(view, view.row), parts = [];
   if (!isSame) parts.push(make("h3", { textContent: `Choose a word (${listTitle(view.q)})` }), tokenLine(view, view.q, null));
   if (hasTextKeys) {
-    if (!isSame) parts.push(make("h3", { textContent: `What it looks at (${listTitle(view.k)})` }));
+    if (!isSame) parts.push(make("h3", { textContent: `Tokens that it attends to (${listTitle(view.k)})` }));
     parts.push(tokenLine(view, view.k, row));
   }
   $("text").replaceChildren(...parts);
-  $("h-text").textContent = hasTextKeys ? "Text, tinted by what one token looks at" : "Words of the caption";
+  $("h-text").textContent = hasTextKeys ? "Text tinted by the attention of one token" : "Words of the caption";
   $("text-hint").textContent = hasTextKeys
-    ? "Click a token (framed). The stronger the tint of another token, the more the framed one looks at it."
-    : "Click a word: the picture shows where the model looked when it wrote the word.";
+    ? "Click a token (framed). The stronger the tint of another token, the more the framed one attends to it."
+    : "Click a word: the image shows the attention at the step that predicts the word.";
   drawGate(view);
   drawStrip(view);
 }
@@ -529,7 +529,7 @@ function expandRows(map, rows) {
 
 function drawTop() {
   const view = page.view, row = rowOf(view, view.row), uniform = uniformOf(view, view.row);
-  $("h-top").textContent = `What ‘${view.q.labels[view.row] ?? ""}’ looks at most`;
+  $("h-top").textContent = `Largest weights of ‘${view.q.labels[view.row] ?? ""}’`;
   const last = view.map.triangle ? Math.max(...view.q.groups[view.row] || [0]) : Infinity;
   const best = topK(view.signed ? row.map(Math.abs) : row, 10).filter((s) => view.k.groups[s][0] <= last);
   const body = best.map((s, i) => make("tr", {}, make("td", { textContent: i + 1 }),
@@ -630,9 +630,9 @@ function drawThumbs() {
       return button;
     }))));
   $("thumbs-hint").textContent = onGrid
-    ? "A row of pictures for each layer, one picture for each head: where the chosen patch or word looks. Click one to enlarge it."
-    : "A row for each layer, one map for each head: a diagonal line is a head that looks at the token itself or beside it, "
-      + "a vertical line one that always looks at the same token. Click a map to enlarge it.";
+    ? "A row of pictures for each layer, one picture for each head: the attention of the chosen patch or word. Click one to enlarge it."
+    : "A row for each layer, one map for each head: a diagonal line is a head that attends to the token itself or beside it, "
+      + "a vertical line one that always attends to the same token. Click a map to enlarge it.";
 }
 
 function drawThumb(canvas, map, query) {
@@ -656,8 +656,8 @@ function drawSteps() {
   const before = readable(tokens.slice(Math.max(0, step.token - 8), step.token));
   const after = isMasked ? ` ${readable(tokens.slice(step.token + 1, step.token + 7))} …` : "";
   $("h-steps").textContent = isMasked ? "Masked positions: what the model would put there" : "Generation, step by step";
-  $("steps-hint").textContent = isMasked ? "Move the slider to another masked position. The map and the text below show where it looks."
-    : "Move the slider, or press Play. The map and the text below show where the model looked at this step.";
+  $("steps-hint").textContent = isMasked ? "Move the slider to another masked position. The map and the text below show its attention."
+    : "Move the slider, or press Play. The map and the text below show the attention of this step.";
   $("step").max = steps.length;
   $("step").value = state.step + 1;
   $("step").setAttribute("aria-valuetext", `${state.step + 1} of ${steps.length}: ${visible(step.chosen)}`);
@@ -785,9 +785,9 @@ function drawImage() {
   $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
   $("image-hint").textContent = canSelect
     ? `Left: click a patch${image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
-      + `Right: ${view.isWeight ? "where it looks" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
-    : !isText ? "Right: where the class token, whose result decides the class, looks; yellow is much, violet is little."
-    : "Choose a word below or a step above: the right picture shows where the model looked for it; yellow is much, violet is little.";
+      + `Right: ${view.isWeight ? "its attention" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
+    : !isText ? "Right: the attention of the class token, whose result decides the class; yellow is much, violet is little."
+    : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
     : `Brightest patch: row ${Math.floor(best / gridColumns)}, column ${best % gridColumns}, `

@@ -14,9 +14,8 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.floating[Any]]
+from fourfold.models.analysis.attention_maps import Array, dequantize, quantize
 
 CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
@@ -33,7 +32,7 @@ def pack(
     Args:
         arrays: Weights in [0, 1], one (T, S) array for each map.
         triangles: True for maps of which only the lower triangle is stored, row by row.
-        precision: 8 for q = round(255 sqrt(a)), which is at most 0.004 from a; 16 for half floats.
+        precision: 8 for bytes (see `quantize`), 16 for half floats.
 
     Returns:
         The bytes, and the offset of each map in elements.
@@ -42,10 +41,7 @@ def pack(
     for array, triangle in zip(arrays, triangles or [False] * len(arrays), strict=True):
         values = np.asarray(array, dtype=np.float32)
         flat = values[np.tril_indices(values.shape[0], m=values.shape[1])] if triangle else values
-        if precision == 8:
-            stored = np.round(255 * np.sqrt(flat.clip(0, 1))).astype(np.uint8)
-        else:
-            stored = flat.astype("<f2")
+        stored = quantize(flat) if precision == 8 else flat.astype("<f2")
         chunks.append(stored.tobytes())
         offsets.append(position)
         position += stored.size
@@ -59,8 +55,8 @@ def unpack(entry: dict[str, Any], maps: bytes, precision: int = 8) -> Array:
     count = rows * columns if cells is None else len(cells[0])
     size = precision // 8
     kind = np.uint8 if precision == 8 else np.dtype("<f2")
-    stored = np.frombuffer(maps, kind, count, entry["offset"] * size).astype(np.float32)
-    weights = (stored / 255) ** 2 if precision == 8 else stored
+    stored = np.frombuffer(maps, kind, count, entry["offset"] * size)
+    weights = dequantize(stored) if precision == 8 else stored.astype(np.float32)
     low, high = entry.get("range") or (0, 1)
     result = np.zeros((rows, columns), np.float32)
     result[cells if cells is not None else ...] = (low + (high - low) * weights).reshape(
@@ -73,7 +69,7 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
     """Return the page as one HTML file that requests nothing.
 
     Args:
-        document: Names, tokens, places and statistics of the maps, with a list of inputs in "rows".
+        document: Names, tokens, offsets and statistics of the maps; the inputs are in "rows".
         maps: Bytes of all maps, as `pack` returns them.
 
     Returns:

@@ -45,7 +45,7 @@ class CausalView(View):
         return Example(short_title(text), fit(ids, longest_input(self.model), self.truncate))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch: the begin of each row is a prompt."""
+        """Return the examples of a batch: the beginning of each row is a prompt."""
         decode = tokenizer_of(self.model).decode
         limit = min(MAX_TOKENS, longest_input(self.model) or MAX_TOKENS) // 2
         rows = [row["ids"] for row in real_rows(batch, limit)]
@@ -76,13 +76,13 @@ class CausalView(View):
         batch = self.tensor(ids)
         kind = Kind("tokens", "tokens", ids=batch[0], rollout="rollout")
         logits, ranks = self.run(collector, {"self": kind}, batch.roll(-1, 1), batch)
-        places = {token: token - 1 for token in range(max(n_prompt, 1), len(ids))}
-        steps = self.steps(logits, ids, places, ranks, "generate", list="tokens")
+        positions = {token: token - 1 for token in range(max(n_prompt, 1), len(ids))}
+        steps = self.steps(logits, ids, positions, ranks, "generate", list="tokens")
         return {**self.tokens(tokens=ids), "title": example.title, "steps": steps}
 
 
 class MaskedView(View):
-    """View of a masked LM: all heads, and the predictions at masked places."""
+    """View of a masked LM: all heads, and the predictions at masked positions."""
 
     family = "masked_lm"
 
@@ -106,7 +106,7 @@ class MaskedView(View):
         examples = []
         for row in real_rows(batch, MAX_TOKENS):
             truth = {i: t for i, t in enumerate(row["targets"] or []) if t != IGNORE_INDEX}
-            whole = [truth.get(place, i) for place, i in enumerate(row["ids"])]
+            whole = [truth.get(position, i) for position, i in enumerate(row["ids"])]
             title = short_title(tokenizer_of(self.model).decode(whole))
             examples.append(Example(title, row["ids"], segments=row["segments"], truth=truth))
         return examples
@@ -114,8 +114,8 @@ class MaskedView(View):
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         """Return the row of a text with the distributions at its masks."""
         ids, tokenizer = list(example.ids), tokenizer_of(self.model)
-        places = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
-        places = sorted({*places, *example.truth})
+        positions = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
+        positions = sorted({*positions, *example.truth})
         batch = self.tensor(ids)
         ends = batch[0] == tokenizer.eos_id
         kind = Kind("tokens", "tokens", ids=batch[0], separators=ends, rollout="rollout")
@@ -124,10 +124,14 @@ class MaskedView(View):
             options["segments"] = self.tensor(example.segments)
         with torch.no_grad():
             guess = self.model(batch, **options)[0].argmax(-1).tolist()
-        chosen = [example.truth.get(i, guess[i]) if i in places else t for i, t in enumerate(ids)]
+        chosen = [
+            example.truth.get(i, guess[i]) if i in positions else t for i, t in enumerate(ids)
+        ]
         wanted = self.tensor(chosen)
         logits, ranks = self.run(collector, {"self": kind}, wanted, batch, **options)
-        steps = self.steps(logits, chosen, {i: i for i in places}, ranks, "masked", list="tokens")
+        steps = self.steps(
+            logits, chosen, {i: i for i in positions}, ranks, "masked", list="tokens"
+        )
         for step in steps:
             if step["token"] in example.truth:
                 step["truth"] = step["chosen"]
@@ -176,8 +180,8 @@ class TranslationView(View):
         }
         chosen = self.tensor(target)
         logits, ranks = self.run(collector, kinds, chosen, source, self.tensor(inputs))
-        places = {i: i for i in range(len(target))}
-        steps = self.steps(logits, target, places, ranks, "generate", list="target")
+        positions = {i: i for i in range(len(target))}
+        steps = self.steps(logits, target, positions, ranks, "generate", list="target")
         fields = self.tokens(source=example.ids, target=target, inputs=inputs)
         if collector.centers is not None:
             window = self.model.decoder.cross_attn.window

@@ -20,7 +20,7 @@ from fourfold.data.vision.transforms import eval_transform
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
-    special_places,
+    special_positions,
     token_texts,
     tokenizer_of,
     word_numbers,
@@ -107,14 +107,14 @@ class View:
         return {
             "tokens": {name: token_texts(tokenizer, ids) for name, ids in lists.items()},
             "words": {name: word_numbers(tokenizer, ids) for name, ids in lists.items()},
-            "special": {name: special_places(tokenizer, ids) for name, ids in lists.items()},
+            "special": {name: special_positions(tokenizer, ids) for name, ids in lists.items()},
         }
 
     def steps(
         self,
         logits: Tensor,
         ids: list[int],
-        places: dict[int, int],
+        positions: dict[int, int],
         ranks: Tensor | None,
         kind: str,
         **fields: Any,
@@ -124,13 +124,13 @@ class View:
         Args:
             logits: Logits (T, V).
             ids: Ids of the tokens that were chosen.
-            places: Row of the logits for the index of each token.
+            positions: Row of the logits for the index of each token.
             ranks: Ranks (L, T) of the chosen tokens by layer; None leaves them out.
             kind: generate or masked.
             **fields: Further fields of each step.
         """
         tokenizer, steps = tokenizer_of(self.model), []
-        for token, query in places.items():
+        for token, query in positions.items():
             p = logits[query].float().softmax(-1)
             values, best = p.topk(min(N_ALTERNATIVES, len(p)))
             names = token_texts(tokenizer, best.tolist())
@@ -323,8 +323,8 @@ class CaptionView(ImageView):
         finally:
             if hook:
                 hook.remove()
-        places = {i: i for i in range(len(target))}
-        steps = self.steps(logits, target, places, ranks, "generate", list="target")
+        positions = {i: i for i in range(len(target))}
+        steps = self.steps(logits, target, positions, ranks, "generate", list="target")
         fields |= {"title": example.title, "steps": steps}
         fields["image"] = image_entry(example.picture, grid, n_prefix)
         if gates:
@@ -362,8 +362,8 @@ def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | 
 def patch_names(n_rows: int, n_columns: int, n_prefix: int) -> list[str]:
     """Return the names of the tokens before the patches, and of the patches row by row."""
     prefix = ["[CLS]", "[DIST]"][:n_prefix]
-    places = [(i, j) for i in range(n_rows) for j in range(n_columns)]
-    return prefix + [f"row {i}, column {j}" for i, j in places]
+    grid = [(i, j) for i in range(n_rows) for j in range(n_columns)]
+    return prefix + [f"row {i}, column {j}" for i, j in grid]
 
 
 def _short(value: float) -> float:

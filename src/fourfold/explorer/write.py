@@ -26,7 +26,7 @@ class Page:
 
     Args:
         html: Text of the HTML file.
-        document: Tokens, statistics and places of the maps.
+        document: Tokens, statistics and offsets of the maps.
         height: Height of the frame in a notebook, in pixels.
     """
 

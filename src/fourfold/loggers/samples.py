@@ -3,7 +3,7 @@
 Shapes: B examples of a batch, T tokens, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,11 +73,31 @@ def layer_maps(
     )
 
 
-def token_names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Return True if each character of a token stands for a byte, as in GPT-2."""
+    return "ByteLevel" in type(tokenizer.backend.decoder).__name__
+
+
+def _readable(encoded: bytes) -> str:
+    try:
+        text = encoded.decode()
+    except UnicodeDecodeError:
+        return f"<{encoded.hex().upper()}>"
+    return text.replace(" ", "␣").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def token_names(
+    tokenizer: Tokenizer, ids: Sequence[int], decode: Callable[[bytes], str] = _readable
+) -> list[str]:
     r"""Return a readable name of each token; "" for an id that is not in the vocabulary.
 
     A name is the token itself. The bytes of a byte-level token are decoded: a leading space is
     written as "␣", a line break as "\n", and bytes that are no complete character in hexadecimal.
+
+    Args:
+        tokenizer: The tokenizer.
+        ids: Token ids.
+        decode: Function that converts the bytes of a byte-level token to its name.
 
     Example:
         >>> from tokenizers import Tokenizer as Backend, decoders, models
@@ -88,21 +108,11 @@ def token_names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
         ['␣the', '\\n', '<C3>', 'ä']
     """
     names = [tokenizer.backend.id_to_token(i) or "" for i in ids]
-    if "ByteLevel" not in type(tokenizer.backend.decoder).__name__:
+    if not is_byte_level(tokenizer):
         return names
     special = set(tokenizer.special_ids)
-    return [x if i in special else _readable(x) for x, i in zip(names, ids, strict=True)]
-
-
-def _readable(token: str) -> str:
-    encoded = token_bytes(token)
-    if encoded is None:
-        return token
-    try:
-        text = encoded.decode()
-    except UnicodeDecodeError:
-        return f"<{encoded.hex().upper()}>"
-    return text.replace(" ", "␣").replace("\n", "\\n").replace("\t", "\\t")
+    encoded = [None if i in special else token_bytes(x) for x, i in zip(names, ids, strict=True)]
+    return [x if part is None else decode(part) for x, part in zip(names, encoded, strict=True)]
 
 
 def token_bytes(token: str) -> bytes | None:

@@ -1,7 +1,7 @@
 """CaptionScores: corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with intervals."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,9 @@ class CaptionScores(TranslationScores):
     several points.
     """
 
-    def compute(self, language: str = "") -> dict[str, Any]:
+    def compute(
+        self, language: str = "", groups: Mapping[str, Collection[int]] | None = None
+    ) -> dict[str, Any]:
         """Return the scores by name.
 
         In addition to the scores of `TranslationScores`, they are:
@@ -50,7 +52,7 @@ class CaptionScores(TranslationScores):
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)
-        scores = super().compute(language)
+        scores = super().compute(language, groups)
         sums, resampled = table.sum(0), bleu_of_counts(resamples(len(table)) @ table)
         for order, value in enumerate(bleu_of_counts(sums), start=1):
             low, high = np.percentile(resampled[:, order - 1], PERCENTILES)

@@ -33,7 +33,7 @@ def test_massive_activations_are_found_by_size_and_ratio() -> None:
     states[2] *= 500  # large everywhere
     found = massive_activations(states)
     assert [block.is_massive for block in found] == [False, True, False]
-    assert found[1].place == (1, 2, 5)
+    assert found[1].location == (1, 2, 5)
     assert found[1].largest == 3000.0
     assert found[1].median == pytest.approx(float(states[1].abs().median()))
 

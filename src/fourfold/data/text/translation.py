@@ -1,4 +1,4 @@
-"""TranslationData, read_pairs and join_pairs: DataModule for translation; sentence pairs.
+"""TranslationData: DataModule for translation; read_pairs and join_pairs make sentence pairs.
 
 Shapes: B sentence pairs, S source tokens, T target tokens.
 """
@@ -77,9 +77,11 @@ def join_pairs(table: TextTable, n_pairs: int) -> TextTable:
     if not len(short):
         message = f"no source has from 1 to {JOINED_WORDS[0]} words"
         raise InputError(message, option="joined_pairs")
-    generator, joined = np.random.default_rng(0), []
+    generator = np.random.default_rng(0)
+    joined: list[list[int]] = []
     while len(joined) < n_pairs:
-        length, rows = generator.integers(JOINED_WORDS[0], JOINED_WORDS[1], endpoint=True), []
+        length = generator.integers(*JOINED_WORDS, endpoint=True)
+        rows: list[int] = []
         while n_words[rows].sum() < length:
             rows.append(int(generator.choice(short)))
         if n_words[rows].sum() <= JOINED_WORDS[1]:

@@ -67,13 +67,13 @@ class Activations(NamedTuple):
     Args:
         largest: Largest absolute value.
         median: Median of the absolute values.
-        place: Indices (row, token, channel) of the largest absolute value.
+        location: Indices (row, token, channel) of the largest absolute value.
         is_massive: `largest` is above 100 and above 1000 times the median (Sun et al. 2024).
     """
 
     largest: float
     median: float
-    place: tuple[int, ...]
+    location: tuple[int, ...]
     is_massive: bool
 
 
@@ -83,6 +83,6 @@ def massive_activations(states: list[Tensor]) -> list[Activations]:
     for state in states:
         sizes = state.detach().float().abs()
         largest, median = float(sizes.max()), float(sizes.median())
-        place = tuple(int(i) for i in torch.unravel_index(sizes.argmax(), sizes.shape))
-        found.append(Activations(largest, median, place, largest > max(100.0, 1000 * median)))
+        location = tuple(int(i) for i in torch.unravel_index(sizes.argmax(), sizes.shape))
+        found.append(Activations(largest, median, location, largest > max(100.0, 1000 * median)))
     return found
