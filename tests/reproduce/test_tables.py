@@ -184,7 +184,7 @@ def test_tables_are_found_by_paper_and_all() -> None:
     [
         ("vaswani2017/table9", "must be one of vaswani2017/table1, vaswani2017/table2"),
         ("vaswani/table3", "did you mean vaswani2017?"),
-        ("nothing", "must be one of bert2018, beyer2022"),
+        ("nothing", "must be one of bahdanau2015, bert2018"),
     ],
 )
 def test_an_unknown_table_lists_the_known_ones(name: str, says: str) -> None:

@@ -1,5 +1,6 @@
 """Downstream tasks: losses, metrics, predictions, freezing, LoRA."""
 
+import csv
 import json
 import math
 from dataclasses import replace
@@ -182,9 +183,14 @@ def test_predictions_of_answers_and_numbers_are_written(texts: Path, tmp_path: P
         runner.test(task, data, verbose=False)
         runner.predict(task, data, return_predictions=False)
         if name == "scores":
-            rows = (tmp_path / "predictions.csv").read_text().splitlines()
-            assert rows[0] == "row,value"
-            assert [line.split(",")[0] for line in rows[1:]] == [str(i) for i in range(40)]
+            with (tmp_path / "predictions.csv").open(newline="") as file:
+                lines = list(csv.DictReader(file))
+            assert list(lines[0]) == ["row", "value", "file", "true", "text"]
+            dataset = data.split("test")
+            assert [int(line["row"]) for line in lines] == list(range(40))
+            assert [float(line["true"]) for line in lines] == dataset.labels.tolist()
+            sentences = zip(*dataset.table.columns[:-1], strict=True)
+            assert [line["text"] for line in lines] == ["\t".join(texts) for texts in sentences]
             continue
         found = json.loads((tmp_path / "predictions.json").read_text())
         asked = data.questions("test").questions
