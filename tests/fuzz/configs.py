@@ -68,6 +68,7 @@ LEFT_ALONE = (
     "n_decoder_layers",
     "rows",
     "default_root_dir",
+    "compile",  # torch compiles in other processes, for minutes
 )
 MORE = (
     "nothing",

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 FOREIGN_ERROR = -1  # exit code of an error that keeps its traceback
-SECONDS = 30.0  # a longer command counts as a hang
+SECONDS = 120.0  # a longer command counts as a hang; its CPU time has a limit of its own
 LONGEST = 500  # characters of a message
 
 # Content of each file. None is a directory, a string is the target of a symbolic link.

@@ -58,8 +58,27 @@ def test_error_of_a_key_gets_file_and_line(tmp_path: Path) -> None:
     assert str(locate(error, arguments)) == f"{file}:4: {error}"
     on_command_line = InputError("must be of type int, got y", option="model.config.d_ff")
     assert locate(on_command_line, arguments) is on_command_line
+    file.write_text("data:\n  init_args:\n    batch_size: 0\n    val: {seed: 1}\n    seed: x\n")
+    of_constructor = InputError("must be at least 1, got 0", option="batch_size")
+    assert str(locate(of_constructor, arguments)) == f"{file}:3: {of_constructor}"
+    assert locate(of_constructor, [*arguments, "--data.batch_size=0"]) is of_constructor
+    ambiguous = InputError("must be of type int, got x", option="seed")
+    assert locate(ambiguous, arguments) is ambiguous
     of_data = InputError("the row has 3 columns", file="a.tsv", line=7)
     assert locate(of_data, arguments) is of_data
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run_dir=\udcff"], r"--run_dir must be valid UTF-8, got '--run_dir=\\udcff'"),
+        (["--run_dir", "\udcff"], r"every argument must be valid UTF-8, got '\\udcff'"),
+        (["--\udcff=1"], r"every argument must be valid UTF-8, got '--\\udcff=1'"),
+    ],
+)
+def test_arguments_are_valid_utf8(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        expand_arguments(arguments)
 
 
 def test_option_names_take_dashes_and_underscores() -> None:

@@ -42,11 +42,14 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
             others, it is added if the file exists and neither model nor data are given.
 
     Raises:
-        InputError: A recipe is unknown.
+        InputError: A recipe is unknown, or an argument is not valid UTF-8.
     """
     expanded: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
+        if argument != argument.encode(errors="replace").decode():
+            option = name if name.startswith("--") and name.isascii() else "every argument"
+            raise InputError(f"must be valid UTF-8, got {argument!a:.200}", option=option)
         if name.startswith("--"):
             name = "--" + name[2:].replace("-", "_")
         elif name == "-c":
@@ -298,17 +301,20 @@ def locate(error: InputError, arguments: list[str]) -> InputError:
     file.
 
     Args:
-        error: Error with the name of the option.
+        error: Error with the name of the option: the whole dotted key, or its last name if a
+            constructor raised the error.
         arguments: Command-line arguments, among them the config files.
     """
     if error.option is None or error.file is not None:
         return error
     key = error.option.removeprefix("--")
     given = [name.replace("init_args.", "") for name, _ in options(arguments)]
-    if any(f"{key}.".startswith(f"{name}.") for name in given):
+    if any(f"{key}.".startswith(f"{name}.") or name.endswith(f".{key}") for name in given):
         return error
     for file in reversed(config_files(arguments)):
-        lines = {name: line for name, line, _ in entries(read_tree(file))}
-        if key in lines:
-            return error.in_file(file, lines[key])
+        keys = list(entries(read_tree(file)))
+        lines = {line for name, line, _ in keys if name == key}
+        lines = lines or {line for name, line, _ in keys if name.endswith(f".{key}")}
+        if len(lines) == 1:
+            return error.in_file(file, lines.pop())
     return error
