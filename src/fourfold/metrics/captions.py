@@ -69,14 +69,27 @@ def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
     Args:
         pairs: The generated caption and the reference, or list of references, of each image.
     """
-    bleu = BLEU(tokenize="none", effective_order=True)  # only to count n-grams and lengths
-    counts = []
+    divided = []
     for hypothesis, references in pairs:
         several = [references] if isinstance(references, str) else references
         texts = [" ".join(caption_tokens(text)) for text in (hypothesis, *several)]
-        score = bleu.sentence_score(texts[0], texts[1:])
-        counts.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
-    return np.array(counts, dtype=np.float64)
+        divided.append((texts[0], texts[1:]))
+    return ngram_counts(divided, "none")
+
+
+def ngram_counts(
+    pairs: Sequence[tuple[str, Sequence[str]]], tokenize: str | None = None
+) -> np.ndarray:
+    """Return the counts (examples, 10) of `bleu_of_counts` for each example.
+
+    Args:
+        pairs: The generated text and the references of each example.
+        tokenize: Name of sacreBLEU's tokenizer; None means its default tokenizer, 13a.
+    """
+    bleu = BLEU(tokenize=tokenize, effective_order=True)  # only to count n-grams and lengths
+    scores = [bleu.sentence_score(hypothesis, references) for hypothesis, references in pairs]
+    rows = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
+    return np.array(rows, dtype=np.float64)
 
 
 def resamples(n: int) -> np.ndarray:

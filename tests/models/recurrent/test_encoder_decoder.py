@@ -146,6 +146,15 @@ def test_search_with_a_cache_equals_search_without(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_beam_of_one_is_greedy_search(name: str) -> None:
+    model = build(name)
+    src = torch.randint(3, V, (4, 7))
+    options: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "pad_id": 0}
+    ids, _ = beam_search(model, src, 1, max_len=12, **options)
+    assert torch.equal(ids, generate(model, src, 12, **options))
+
+
 def test_reordered_cache_continues_the_chosen_rows() -> None:
     model = build("local")
     src, mask = batch()

@@ -1,13 +1,14 @@
-"""Differences between captioners, on captions whose order of quality is known."""
+"""Differences of BLEU between models, on texts whose order of quality is known."""
 
 import csv
 import json
 from pathlib import Path
 
 import pytest
+import sacrebleu
 from PIL import Image
 
-from scripts import caption_differences as script
+from scripts import bleu_differences as script
 
 TEXTS = [[f"a dog number {i} runs on the green grass", f"the dog {i} runs"] for i in range(12)]
 
@@ -47,10 +48,26 @@ def test_missing_captions_are_an_error(folder: Path, capsys: pytest.CaptureFixtu
     given = [str(folder), "poor", "good", "--runs", str(folder)]
     (folder / "good/seed_0/predictions.txt").write_text("a dog\n")
     assert script.main(given) == 2
-    assert "has 1 captions for 12 images" in capsys.readouterr().err
+    assert "has 1 predictions for 12 examples" in capsys.readouterr().err
     (folder / "good/seed_0/predictions.txt").unlink()
     assert script.main(given) == 2  # only seed_1 is left, which "poor" lacks
     assert "no seed in common" in capsys.readouterr().err
     (folder / "good/seed_1/predictions.txt").unlink()
     assert script.main(given) == 2
     assert "there is no seed_*/predictions.txt" in capsys.readouterr().err
+
+
+def test_differences_of_translations_are_those_of_sacrebleu(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    references = [f"{texts[0]}, he said." for texts in TEXTS]
+    (folder / "test.de").write_text("\n".join(references) + "\n")
+    with (folder / "good/seed_0/predictions.txt").open("a") as file:
+        file.write("a translation of another file\n")
+    assert script.main([str(folder / "test.de"), "poor", "good", "--runs", str(folder)]) == 0
+    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    for name, cell in (("good", row["bleu4"]), ("poor", row["base_bleu4"])):
+        texts = (folder / name / "seed_0/predictions.txt").read_text().splitlines()[: len(TEXTS)]
+        assert float(cell) == pytest.approx(
+            sacrebleu.corpus_bleu(texts, [references], smooth_method="none").score, abs=0.01
+        )

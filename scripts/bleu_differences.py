@@ -1,13 +1,14 @@
-"""Differences of BLEU-4 between captioners, with the intervals of a paired bootstrap over images.
+"""Differences of BLEU-4 between models, with the intervals of a paired bootstrap over examples.
 
-    python scripts/caption_differences.py SOURCE BASE ROW ... [--runs DIR] [--split val]
+    python scripts/bleu_differences.py REFERENCES BASE ROW ... [--runs DIR] [--split val]
         [--out FILE]
 
-SOURCE holds the captioned images, such as captions/flickr8k_900_short224.zip. BASE and ROW are rows
-of `fourfold reproduce xu2015/flickr8k`, whose runs lie in DIR/ROW/seed_*. `fourfold predict
---run_dir DIR/ROW/seed_0 --ckpt_path last` writes the captions of a run, which must be there. Only
-the seeds that BASE and ROW share are used. In each resample, the same images are drawn for both,
-and the BLEU-4 of a row is the mean over its seeds.
+REFERENCES holds captioned images, such as captions/flickr8k_900_short224.zip, or is a text file
+with one reference translation per line. BASE and ROW are rows of `fourfold reproduce`, whose runs
+lie in DIR/ROW/seed_*. `fourfold predict --run_dir DIR/ROW/seed_0 --ckpt_path last` writes the
+captions or translations of a run, which must be there. Translations after the last line of
+REFERENCES are left out. Only the seeds that BASE and ROW share are used. In each resample, the same
+examples are drawn for both, and the BLEU-4 of a row is the mean over its seeds.
 """
 
 import argparse
@@ -23,33 +24,54 @@ import numpy as np
 from fourfold.atomic_files import write_atomically
 from fourfold.data.vision.caption_files import CaptionLayout, read_captions
 from fourfold.errors import InputError
-from fourfold.metrics.captions import PERCENTILES, bleu_of_counts, caption_counts, resamples
+from fourfold.metrics.captions import (
+    PERCENTILES,
+    bleu_of_counts,
+    caption_counts,
+    ngram_counts,
+    resamples,
+)
 from fourfold.text_files import read_lines
 
 RUNS = Path("runs/reproduce/xu2015/flickr8k/laptop")
 HEADINGS = ("row", "base", "seeds", "bleu4", "base_bleu4", "difference", "low", "high")
 
 
+def holds_captions(source: str) -> bool:
+    """Return True for a folder or archive of captioned images, and False for a text file."""
+    return Path(source).is_dir() or Path(source).suffix == ".zip"
+
+
 def read_references(source: str, split: str) -> list[list[str]]:
-    """Return the captions of each image of a split of SOURCE."""
+    """Return the captions of each image of a split, or the translation of each line."""
+    if not holds_captions(source):
+        return [[text] for text in read_lines(source)]
     images = read_captions(source, CaptionLayout())[split]
     texts = iter(images.texts.columns[0])
     return [list(islice(texts, count)) for count in images.counts]
 
 
-def read_counts(row: Path, references: Sequence[list[str]]) -> dict[str, np.ndarray]:
-    """Return the n-gram counts (images, 10) of the captions of each seed that were written.
+def read_counts(
+    row: Path, references: Sequence[list[str]], *, captions: bool
+) -> dict[str, np.ndarray]:
+    """Return the n-gram counts (examples, 10) of the predictions of each seed that were written.
+
+    Args:
+        row: Directory of the runs of the row.
+        references: Reference texts of each example.
+        captions: True if the texts are divided as in the COCO evaluation, and not by sacreBLEU.
 
     Raises:
-        InputError: A file does not have a caption for each image, or no seed has captions.
+        InputError: A file does not have a prediction for each example, or no seed has predictions.
     """
     found = {}
     for file in sorted(row.glob("seed_*/predictions.txt")):
-        captions = read_lines(str(file))
-        if len(captions) != len(references):
-            message = f"the file has {len(captions)} captions for {len(references)} images"
+        texts = read_lines(str(file))
+        if len(texts) < len(references) or (captions and len(texts) > len(references)):
+            message = f"the file has {len(texts)} predictions for {len(references)} examples"
             raise InputError(message, file=str(file))
-        found[file.parent.name] = caption_counts(list(zip(captions, references, strict=True)))
+        pairs = list(zip(texts, references, strict=False))
+        found[file.parent.name] = caption_counts(pairs) if captions else ngram_counts(pairs)
     if not found:
         raise InputError("there is no seed_*/predictions.txt in the directory", file=str(row))
     return found
@@ -59,7 +81,7 @@ def compare(row: dict[str, np.ndarray], base: dict[str, np.ndarray]) -> dict[str
     """Return the BLEU-4 of a row and of its base, their difference, and its 95 % interval.
 
     Args:
-        row: Counts (images, 10) by seed.
+        row: Counts (examples, 10) by seed.
         base: The same for the base.
 
     Raises:
@@ -70,7 +92,7 @@ def compare(row: dict[str, np.ndarray], base: dict[str, np.ndarray]) -> dict[str
         message = f"have no seed in common: {', '.join(row)} and {', '.join(base)}"
         raise InputError(message, option="BASE and ROW")
     draws = resamples(len(row[seeds[0]]))
-    draws = np.concatenate([np.ones_like(draws[:1]), draws])  # first all images, each once
+    draws = np.concatenate([np.ones_like(draws[:1]), draws])  # first all examples, each once
     scores = [
         np.mean([bleu_of_counts(draws @ counts[seed])[:, 3] for seed in seeds], axis=0)
         for counts in (row, base)
@@ -82,7 +104,7 @@ def compare(row: dict[str, np.ndarray], base: dict[str, np.ndarray]) -> dict[str
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("source", help="folder or zip archive of the captioned images")
+    parser.add_argument("references", help="captioned images, or a file of translations")
     parser.add_argument("base", help="row with which the others are compared")
     parser.add_argument("rows", nargs="+", help="rows that are compared with BASE")
     parser.add_argument("--runs", type=Path, default=RUNS, help=f"directory of the rows ({RUNS})")
@@ -93,16 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(HEADINGS)
     try:
-        references = read_references(given.source, given.split)
-        base = read_counts(given.runs / given.base, references)
+        references = read_references(given.references, given.split)
+        captions = holds_captions(given.references)
+        base = read_counts(given.runs / given.base, references, captions=captions)
         for row in given.rows:
-            n_seeds, *scores = compare(read_counts(given.runs / row, references), base).values()
+            counts = read_counts(given.runs / row, references, captions=captions)
+            n_seeds, *scores = compare(counts, base).values()
             cells = [f"{score:.2f}" for score in scores]
             writer.writerow([row, given.base, int(n_seeds), *cells])
         if given.out:
             write_atomically(given.out, table.getvalue())
     except InputError as error:
-        print(f"caption_differences: {error}", file=sys.stderr)
+        print(f"bleu_differences: {error}", file=sys.stderr)
         return 2
     print(table.getvalue(), end="")
     return 0
