@@ -2,7 +2,8 @@
 
 Each run consists of the commands `fourfold fit` and `fourfold test` with a config of
 configs/quickstart/. Such small models do not profit from a second core, so each core trains another
-model. The demo ends with a table that includes simple baselines, and with two figures.
+model. The demo ends with a table that includes simple baselines, two figures, and one page that
+shows the attention of all four models.
 
     python scripts/demo.py            # runs/demo/: table, figures and run directories
     python scripts/demo.py --quick    # one or two steps of each run, as a functional test
@@ -49,6 +50,7 @@ def main() -> int:
         quick(args.run_dir)
     else:
         full(args.run_dir)
+    attention_page(args.run_dir)
     print(f"total time {clock(time.monotonic() - begun)}")
     print("\nNext, try:", *next_commands(args.run_dir), sep="\n  ")
     return 0
@@ -63,6 +65,15 @@ def next_commands(folder: Path) -> list[str]:
         f"echo 'The value of' | {fourfold} generate --checkpoint {folder}/causal_lm --max-new 30",
         f"{fourfold} test --run_dir {folder}/images",
     ]
+
+
+def attention_page(folder: Path) -> None:
+    """Write one page that shows the attention of all four models, and print its path."""
+    from fourfold.cli import main as fourfold
+
+    options = ["--rows", "2", "--overwrite", "--out", str(folder / "look.html")]
+    if fourfold(["look", *(str(folder / task) for task in TASKS), *options]):
+        sys.exit("demo: the page of attention maps was not written")
 
 
 def prepare(folder: Path) -> None:

@@ -54,6 +54,26 @@ def test_the_page_of_a_run_shows_rows_of_its_test_data(
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_one_page_shows_models_of_several_families(
+    trained: Callable[[str], Path], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "look.html"
+    folders = [trained(name) for name in ("vit", "lm", "mt")]
+    result = run("look", *folders, "--rows", 2, "--out", out)
+    assert result.code == 0, result.err
+    found = read_document(out)
+    assert [row["family"] for row in found["rows"]] == [
+        *("vit", "vit", "causal_lm", "causal_lm", "translation", "translation")
+    ]
+    names = [row["provenance"]["checkpoint"].split("/")[0] for row in found["rows"][::2]]
+    assert names == [folder.name for folder in folders]
+    assert result.out.startswith(f"{out}: ")
+    assert "6 inputs and " in result.out
+    result = run("look", *folders, "--text", "a", "--out", tmp_path / "b.html")
+    assert result.code == 2
+    assert result.err == "fourfold: error: --text needs a single checkpoint, got 3\n"
+
+
 def test_a_test_writes_the_page_with_look(
     trained: Callable[[str], Path], run: Callable[..., Any]
 ) -> None:

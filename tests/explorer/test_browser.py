@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fourfold.explorer.document import join_documents
 from fourfold.explorer.page import assemble, unpack
 from tests.explorer.test_page import HOSTILE
 from tests.fixtures.explorer_documents import SAMPLES, causal_lm, document, heads
@@ -209,6 +210,24 @@ def test_mean_of_heads_and_difference_of_two_models(visit) -> None:
     np.testing.assert_allclose(np.reshape(view, (5, 5)), means[0] - means[1], atol=1e-6)
     assert live(page).startswith("‘a’ attends to ‘b’: difference ")
     assert "other.ckpt" in page.inner_text("#model")
+
+
+def test_page_of_several_models_shows_each_family(visit) -> None:
+    parts = []
+    for name in ("causal_lm", "vit"):
+        source, data, _ = SAMPLES[name]()
+        source["provenance"] = {**source["provenance"], "checkpoint": f"{name}/last.ckpt"}
+        source["precision"] = 8
+        parts.append((source, data))
+    page = visit(join_documents(parts))
+    assert "from causal_lm/last.ckpt" in page.text_content("#subtitle")
+    assert page.is_visible("#p-steps")
+    assert not page.is_visible("#p-image")
+    page.select_option("#row", label=page.locator("#row option").last.text_content())
+    assert "from vit/last.ckpt" in page.text_content("#subtitle")
+    assert page.is_visible("#p-image")
+    assert not page.is_visible("#p-steps")
+    assert "#row=" in page.url
 
 
 def test_slider_of_a_generation_shows_alternatives_and_the_least_sure_step(visit) -> None:

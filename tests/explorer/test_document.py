@@ -12,7 +12,7 @@ import torch
 import fourfold
 from fourfold.errors import InputError
 from fourfold.explorer import document as document_module
-from fourfold.explorer.document import Settings, build_document, make_view
+from fourfold.explorer.document import Settings, build_document, join_documents, make_view
 from fourfold.explorer.inputs import Example, token_texts
 from fourfold.explorer.page import unpack
 from fourfold.generation.defaults import GenerationDefaults
@@ -215,6 +215,25 @@ def test_comparison_adds_the_maps_of_the_other_model(loaded: Any) -> None:
     assert np.abs(unpack(sides[0][0], maps) - unpack(sides[1][0], maps)).max() > 0.01
     with pytest.raises(InputError, match="--compare must be a model of the family masked_lm"):
         build_document(model, examples[:1], SETTINGS, loaded("causal_lm")[0])
+
+
+@pytest.mark.parametrize("precision", [8, 16])
+def test_joined_documents_hold_the_maps_of_each_model(loaded: Any, precision: int) -> None:
+    families = ("translation", "causal_lm", "masked_lm")
+    parts = []
+    for family in families:
+        model, examples = loaded(family)
+        settings = Settings(precision=precision, checkpoint=f"{family}/last.ckpt", n_models=3)
+        parts.append(build_document(model, examples[:2], settings))
+    found, maps = join_documents(parts)
+    assert [row["family"] for row in found["rows"]] == [x for x in families for _ in range(2)]
+    rows = [row for document, _ in parts for row in document["rows"]]
+    data = [part for _, part in parts for _ in range(2)]
+    for joined, row, own in zip(found["rows"], rows, data, strict=True):
+        assert joined["title"] == f"{joined['family']}: {row['title']}"
+        assert joined["provenance"]["checkpoint"] == f"{joined['family']}/last.ckpt"
+        for a, b in zip(joined["maps"], row["maps"], strict=True):
+            assert np.array_equal(unpack(a, maps, precision), unpack(b, own, precision))
 
 
 def test_a_page_is_displayed_in_a_notebook_and_saved(loaded: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ def test_printed_commands_use_the_trained_models(root: Path, tmp_path: Path) -> 
     output = subprocess.run(
         script, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
     ).stdout  # pytest shows stderr
+    assert f"look.html: {(tmp_path / 'runs/demo/look.html').stat().st_size / 1e6:.2f} MB" in output
     commands = output.split("Next, try:\n")[1].splitlines()
     assert len(commands) == 3
     for command in commands:

@@ -1,4 +1,4 @@
-"""`fourfold look`: one HTML file that shows the attention of a checkpoint."""
+"""`fourfold look`: one HTML file that shows the attention of one or several checkpoints."""
 
 import os
 import shlex
@@ -16,7 +16,8 @@ Write one HTML file that shows the attention of a checkpoint: maps of all layers
 statistics beside those of uniform attention, and predictions. It opens without a network."""
 EPILOG = """\
 Without --text, --source and --image, the inputs are the first rows of the test data of the
-checkpoint's run directory. Layers and heads are counted from 0."""
+checkpoint's run directory. Several checkpoints, also of different families, are shown on one page,
+each with rows of its own test data. Layers and heads are counted from 0."""
 MAX_ROWS = 1000
 
 
@@ -24,7 +25,7 @@ def make_parser() -> OptionParser:
     """Return the parser of `fourfold look`."""
     parser = OptionParser(prog="fourfold look", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="checkpoint file or run directory")
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoint file or run directory")
     parser.add_allow_class()
     add("--text", action="append", default=[], help="text, with [MASK] for masks; may be repeated")
     add("--source", action="append", default=[], help="source text; may be repeated")
@@ -83,39 +84,61 @@ def main(argv: Sequence[str]) -> int:
     check_range("--generate", options.generate, minimum=0, maximum=MAX_SIZE)
     check_positive("--rows", options.rows, MAX_ROWS)
     layers = parse_layers(options.layers)
-    from fourfold.checkpoints.files import find_checkpoint
-    from fourfold.checkpoints.load import load
-    from fourfold.explorer.document import Settings, make_view
-    from fourfold.explorer.write import check_output, make_page, read_examples
+    from fourfold.explorer.document import Settings
+    from fourfold.explorer.write import Page, check_output
 
     out = Path(options.out)
     check_output(out, options.overwrite)
-    path = Path(options.checkpoint)
-    if (path / "checkpoints").is_dir():
-        path = find_checkpoint(path)
-    classes = tuple(options.allow_class)
-    model = load(path, classes=classes)
-    other = None if options.compare is None else load(options.compare, classes=classes)
+    if options.target and not options.source:
+        raise InputError("needs --source", option="--target")
+    paths = [Path(path) for path in options.checkpoints]
+    inputs = ("text", "source", "image", "compare")
+    if len(paths) > 1 and (given := next((name for name in inputs if getattr(options, name)), "")):
+        raise InputError(f"needs a single checkpoint, got {len(paths)}", option=f"--{given}")
     settings = Settings(
         layers,
         options.precision,
         options.generate,
         options.truncate,
         shown_command(argv),
-        path.name,
+        n_models=len(paths),
     )
-    view = make_view(model, settings)
-    examples = read_examples(view, options.text, options.source, options.target, options.image)
-    if options.target and not options.source:
-        raise InputError("needs --source", option="--target")
-    if not examples:
-        examples = examples_of_run(view, path, options.rows)
-    page = make_page(model, examples, settings, other)
+    page = Page.join([page_of(path, options, settings) for path in paths])
     page.save(out, overwrite=options.overwrite)
     print(page.describe(out))
     if options.open:
         webbrowser.open(out.absolute().as_uri())
     return 0
+
+
+def page_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any], bytes]:
+    """Return the document and the maps of one checkpoint.
+
+    Args:
+        path: Checkpoint file or run directory.
+        options: Parsed options of the command.
+        settings: `Settings` of the document without the name of the checkpoint.
+
+    Raises:
+        InputError: The checkpoint or an input is invalid.
+    """
+    from fourfold.checkpoints.files import find_checkpoint
+    from fourfold.checkpoints.load import load
+    from fourfold.explorer.document import build_document, make_view
+    from fourfold.explorer.write import read_examples
+
+    classes, name = tuple(options.allow_class), path.name
+    if (path / "checkpoints").is_dir():
+        found = find_checkpoint(path)
+        name = f"{path.name}/{found.name}" if settings.n_models > 1 else found.name
+        path = found
+    settings = settings._replace(checkpoint=name)
+    model = load(path, classes=classes)
+    other = None if options.compare is None else load(options.compare, classes=classes)
+    view = make_view(model, settings)
+    examples = read_examples(view, options.text, options.source, options.target, options.image)
+    examples = examples or examples_of_run(view, path, options.rows)
+    return build_document(model, examples, settings, other)
 
 
 def shown_command(argv: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""build_document: the document of the page, and the bytes of its maps, for a model and examples."""
+"""build_document, join_documents: the document of the page and the bytes of its maps."""
 
 import zlib
 from collections.abc import Sequence
@@ -59,6 +59,7 @@ class Settings(NamedTuple):
         truncate: Shorten texts that are too long for the model.
         command: Command that made the page.
         checkpoint: Name of the checkpoint, without its folder.
+        n_models: Number of models that share the page, and its size.
     """
 
     layers: tuple[int, ...] | None = None
@@ -67,6 +68,7 @@ class Settings(NamedTuple):
     truncate: bool = False
     command: str = ""
     checkpoint: str = ""
+    n_models: int = 1
 
 
 def make_view(model: Model, settings: Settings) -> View:
@@ -108,7 +110,7 @@ def build_document(
             option="--compare",
         )
     writer, notices, rows = MapWriter(settings.precision), [], []
-    budget = min(ROW_BYTES, FILE_BYTES // max(1, len(examples)))
+    budget = min(ROW_BYTES, FILE_BYTES // max(1, settings.n_models * len(examples)))
     for number, given in enumerate(examples):
         example = view.complete(given)
         begin = len(writer.data)
@@ -143,6 +145,32 @@ def build_document(
         "compare": None if other is None else {"title": f"{type(other).__name__} (other)"},
     }
     return document, bytes(writer.data)
+
+
+def join_documents(parts: Sequence[tuple[dict[str, Any], bytes]]) -> tuple[dict[str, Any], bytes]:
+    """Join the documents and maps of several models to those of one page.
+
+    Each row of the joined document has the family and the provenance of its own model.
+
+    Args:
+        parts: Document and bytes of all maps of each model, as `build_document` returns them. The
+            maps of all models have the same precision. The first part of the name of the
+            checkpoint, such as its run directory, precedes the titles of the rows.
+    """
+    rows: list[dict[str, Any]] = []
+    notices, data = [], b""
+    for document, maps in parts:
+        base = 8 * len(data) // document["precision"]
+        model = {name: document[name] for name in ("family", "provenance")}
+        name = model["provenance"]["checkpoint"].split("/")[0]
+        notices += [f"{name}: {notice}" for notice in document["notice"]]
+        for row in document["rows"]:
+            moved = [{**entry, "offset": entry["offset"] + base} for entry in row["maps"]]
+            rows.append({**row, **model, "title": f"{name}: {row['title']}", "maps": moved})
+        data += maps
+    first = parts[0][0]
+    title = f"Attention of {len(parts)} models"
+    return {**first, "title": title, "notice": notices, "rows": rows}, data
 
 
 def _row(

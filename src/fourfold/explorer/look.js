@@ -25,6 +25,9 @@ const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["la
 
 const $ = (id) => document.getElementById(id);
 const root = () => page.doc.rows[page.state.row];
+// A page of several models has a family and a provenance for each input.
+const family = () => root().family || page.doc.family;
+const provenance = () => root().provenance || page.doc.provenance;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 /** Element with properties and children; text reaches the page as text nodes only. */
@@ -85,7 +88,7 @@ function settle() {
   if (!page.doc.compare) state.model = 0;
   const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
   if (!names.includes(state.map)) {
-    const rollout = page.doc.family === "vit" && names.find((name) => name === "rollout");
+    const rollout = family() === "vit" && names.find((name) => name === "rollout");
     state.map = ["alpha", "cross"].find((name) => names.includes(name)) || rollout || names[0] || "";
   }
   page.layers = unique(mapsOf(state.map).map((map) => map.layer));
@@ -221,6 +224,15 @@ function drawNow() {
   $("live").textContent = view.rows && view.columns ? cellText(view.row, view.column) : "";
 }
 
+/** Model of the input that is shown, below the title and at the end of the page. */
+function drawProvenance() {
+  const facts = provenance();
+  $("subtitle").textContent = `${facts.model}, ${Number(facts.n_parameters).toLocaleString("en-US")} parameters, `
+    + `from ${facts.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`;
+  $("provenance").replaceChildren(...Object.entries(facts).filter(([, value]) => value !== null)
+    .flatMap(([name, value]) => [make("dt", { textContent: name.replaceAll("_", " ") }), make("dd", { textContent: String(value) })]));
+}
+
 function drawSelects() {
   const { state, doc } = page;
   const fill = (id, options, chosen, isShown = options.length > 1) => {
@@ -231,7 +243,7 @@ function drawSelects() {
   const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
   fill("row", doc.rows.map((row, i) => [i, `${i + 1}: ${visibleTitle(row.title)}`]), state.row);
   fill("model", doc.compare
-    ? [[0, doc.provenance.checkpoint || "first"], [1, doc.compare.title], [2, "difference (first − second)"]] : [[0, ""]],
+    ? [[0, provenance().checkpoint || "first"], [1, doc.compare.title], [2, "difference (first − second)"]] : [[0, ""]],
   state.model);
   fill("map", names.map((name) => [name, mapTitle(name)]), state.map);
   fill("layer", page.layers.map((layer) => [layer ?? "mean", layer ?? "all"]), state.layer);
@@ -800,7 +812,7 @@ function drawImage() {
 function drawAll() {
   settle();
   page.view = makeView();
-  [drawSelects, drawDocument, drawClasses, drawCurves, drawSteps].forEach((draw) => draw());
+  [drawSelects, drawProvenance, drawDocument, drawClasses, drawCurves, drawSteps].forEach((draw) => draw());
   const panels = ["p-now", "p-image", "p-text", "p-matrix", "p-lines", "p-top", "p-summary", "p-thumbs", "p-heads"];
   panels.forEach((id) => show(id, page.view));
   const draws = [drawNow, drawTop, drawImage, drawText, drawMatrix, drawLines, drawSummary, drawThumbs, drawHeads];
@@ -977,15 +989,11 @@ async function main() {
     await picture.decode();
     return picture;
   }));
-  const { provenance, notice } = page.doc;
-  $("subtitle").textContent = `${provenance.model}, ${Number(provenance.n_parameters).toLocaleString("en-US")} parameters, `
-    + `from ${provenance.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`;
+  const { notice } = page.doc;
   $("notice").hidden = !(notice || []).length;
   $("notice").replaceChildren(...(notice || []).map((text) => make("li", { textContent: text })));
-  $("provenance").replaceChildren(...Object.entries(provenance).filter(([, value]) => value !== null)
-    .flatMap(([name, value]) => [make("dt", { textContent: name.replaceAll("_", " ") }), make("dd", { textContent: String(value) })]));
   Object.assign(page.state, readHash(location.hash, DEFAULTS));
-  if (page.state.marks < 0) DEFAULTS.marks = page.state.marks = page.doc.family === "translation" ? 1 : 0;
+  if (page.state.marks < 0) DEFAULTS.marks = page.state.marks = page.doc.rows.some((row) => (row.family || page.doc.family) === "translation") ? 1 : 0;
   setTheme();
   $("controls").hidden = $("panels").hidden = false;
   listen();

@@ -11,7 +11,7 @@ import numpy as np
 from fourfold.atomic_files import write_atomically
 from fourfold.checkpoints.load import load
 from fourfold.errors import InputError
-from fourfold.explorer.document import Settings, build_document, make_view
+from fourfold.explorer.document import Settings, build_document, join_documents, make_view
 from fourfold.explorer.inputs import Example
 from fourfold.explorer.page import assemble
 from fourfold.explorer.views import View
@@ -34,6 +34,12 @@ class Page:
     document: dict[str, Any]
     height: int = 800
 
+    @classmethod
+    def join(cls, parts: Sequence[tuple[dict[str, Any], bytes]]) -> "Page":
+        """Return the page of one or several models; arguments of `join_documents`."""
+        document, maps = parts[0] if len(parts) == 1 else join_documents(parts)
+        return cls(assemble(document, maps), document)
+
     def _repr_html_(self) -> str:
         source = html.escape(self.html, quote=True)
         style = f'width="100%" height="{self.height}" style="border:0"'
@@ -51,10 +57,11 @@ class Page:
 
     def describe(self, path: Path) -> str:
         """Return a line with path, size and content of the page after it was written to `path`."""
-        rows, model = self.document["rows"], self.document["provenance"]["model"]
+        rows, default = self.document["rows"], self.document["provenance"]
+        models = dict.fromkeys(row.get("provenance", default)["model"] for row in rows)
         n_maps = sum(len(row["maps"]) for row in rows)
         size = path.stat().st_size / 1e6
-        return f"{path}: {size:.2f} MB, {len(rows)} inputs and {n_maps} maps of {model}"
+        return f"{path}: {size:.2f} MB, {len(rows)} inputs and {n_maps} maps of {', '.join(models)}"
 
 
 def check_output(path: Path, overwrite: bool, option: str = "--out") -> None:
@@ -127,8 +134,7 @@ def make_page(
     model: Model, examples: Sequence[Example], settings: Settings, other: Model | None = None
 ) -> Page:
     """Build the document of examples, and return the page; arguments of `build_document`."""
-    document, maps = build_document(model, examples, settings, other)
-    return Page(assemble(document, maps), document)
+    return Page.join([build_document(model, examples, settings, other)])
 
 
 def write_page(
