@@ -82,13 +82,35 @@ def load(
         check_choice("dtype", name, DTYPES)
         dtype = getattr(torch, name)
     source = read_model(path, classes=classes)
-    model: Any = source.model
-    model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
-    model.generation_defaults = _with_special_tokens(source.defaults, model)
-    model.artifacts = dict(source.artifacts)
-    loaded: Model = model.to(device=device, dtype=dtype)
+    set_inference_attributes(source.model, source.tokenizer, source.artifacts, source.defaults)
+    loaded: Model = source.model.to(device=device, dtype=dtype)
     quantize_model(loaded, quantize)
     return loaded
+
+
+def set_inference_attributes(
+    model: Model,
+    tokenizer: str | None,
+    artifacts: Mapping[str, Any],
+    defaults: GenerationDefaults,
+) -> None:
+    """Set the attributes `tokenizer`, `generation_defaults` and `artifacts` of a model.
+
+    Args:
+        model: The model.
+        tokenizer: The tokenizer in the format of a `tokenizer.json`, or None.
+        artifacts: Values that inference needs, such as `class_names`.
+        defaults: Defaults of generation, in which missing special tokens are filled in.
+    """
+    model.tokenizer = Tokenizer.from_str(tokenizer) if tokenizer else None
+    model.generation_defaults = _with_special_tokens(defaults, model)
+    model.artifacts = dict(artifacts)
+
+
+def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:
+    """Return the defaults of generation among the constructor arguments of a task."""
+    given = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
+    return GenerationDefaults(**given)
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
@@ -173,14 +195,13 @@ def model_from_checkpoint(
         from fourfold.hub.transformers_format import SourceCheckpoint
 
         model.source = SourceCheckpoint(**content["source"])
-    defaults = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
     merge_lora(model)
     return SourceModel(
         path,
         model.eval(),
         tokenizer=artifacts.get("tokenizer"),
         artifacts=artifacts,
-        defaults=GenerationDefaults(**defaults),
+        defaults=generation_defaults(init_args),
     )
 
 

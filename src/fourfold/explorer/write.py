@@ -160,13 +160,13 @@ def write_page(
     return page.describe(out)
 
 
-def first_examples(view: View, data: Any, n_rows: int) -> list[Example]:
-    """Return the examples of the first rows of the test split of a DataModule.
+def first_examples(view: View, data: Any, n_rows: int, split: str = "test") -> list[Example]:
+    """Return the examples of the first rows of a split of a DataModule.
 
     Raises:
-        InputError: The data have no test split.
+        InputError: The data have no such split.
     """
-    dataset = data.split("test")
+    dataset = data.split(split)
     dataset.prepare()
     batch = dataset.batch(np.arange(min(n_rows, len(dataset))), 0, 0)
     return view.from_batch(batch, dataset)

@@ -61,12 +61,13 @@ class WandbRunLogger(WandbLogger):
         self.experiment.log(row, step=self._last_step)
 
     @rank_zero_only
-    def log_media(self, key: str, media: Media, files: list[Path], step: int) -> None:
+    def log_media(self, key: str, media: Media | None, files: list[Path], step: int) -> None:
         """Log media as a table or an image, after `media.save` has written the files.
 
         Args:
             key: Name of the media in the W&B run.
-            media: Table, confusion matrix, images, attention maps or tinted text.
+            media: Table, confusion matrix, images, attention maps or tinted text; None if the files
+                hold everything.
             files: Files to which the media were saved; PNG and HTML files are uploaded.
             step: Optimizer step.
         """

@@ -13,6 +13,7 @@ from fourfold.callbacks.monitoring.attention_probe import AttentionProbe
 from fourfold.errors import InputError
 from fourfold.models.analysis.attention_maps import attention
 from fourfold.models.analysis.attention_statistics import row_entropy
+from tests.commands.test_look import read_document
 from tests.fixtures import tiny_tasks
 
 SHORT = {"max_epochs": 2, "limit_val_batches": 1, "limit_train_batches": 2}
@@ -66,6 +67,12 @@ def test_statistics_are_logged_and_training_does_not_change(
         assert len(counts) == (5 if name == "causal LM" else 2)
         assert 0 <= sum(counts) <= 2
         assert (f"attention/{kind}/distance" in metrics) == (name == "causal LM")
+    assert not list((tmp_path / "a").rglob("look.html"))
+    (page,) = (tmp_path / "b").rglob("look.html")
+    assert page.parent.name == "val"
+    document = read_document(page)
+    assert len(document["rows"]) == 4
+    assert document["provenance"]["checkpoint"] == f"step {4 if name == 'causal LM' else 2}"
 
 
 def test_entropy_is_that_of_the_first_rows(texts: Path, tmp_path: Path) -> None:

@@ -3,16 +3,23 @@
 import warnings
 from collections import Counter, defaultdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.checkpoints.load import generation_defaults, set_inference_attributes
 from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.explorer.document import Settings, make_view
+from fourfold.explorer.write import first_examples, make_page
 from fourfold.generation.step import decoding_mode
+from fourfold.loggers.wandb_logger import WandbRunLogger
 from fourfold.models.analysis.attention_maps import LayerAttention, visit_attention
 from fourfold.models.analysis.attention_statistics import LABELS, head_label, head_statistics
 
@@ -33,22 +40,26 @@ class AttentionProbe(Callback):
       heads with this label of `head_label`; only the last two for other than self-attention
 
     A warning is given once for each layer whose entropy share is below 10 % at two probes in a row.
-    Nothing is logged for sharded weights, or without a `ResumableDataModule` and a validation
-    split. The training itself does not change.
+    The page of `fourfold look` for the same rows replaces `val/look.html` in the root directory of
+    the Trainer, and is logged to W&B. TensorBoard, which shows no HTML, logs its path. Nothing is
+    logged for sharded weights, or without a `ResumableDataModule` and a validation split. The
+    training itself does not change.
 
     Args:
         every_n_validations: Number of validations from one probe to the next.
         n_rows: Number of rows, each of which is run on its own, without padding to other rows.
+        page: Write the page of attention maps at each probe.
 
     Raises:
         InputError: A number is below 1.
     """
 
-    def __init__(self, every_n_validations: int = 1, n_rows: int = 4) -> None:
+    def __init__(self, every_n_validations: int = 1, n_rows: int = 4, page: bool = True) -> None:
         check_positive("every_n_validations", every_n_validations)
         check_positive("n_rows", n_rows)
         self.every_n_validations = every_n_validations
         self.n_rows = n_rows
+        self.page = page
         self.n_validations = 0
         self.n_low: dict[str, int] = {}  # number of probes in a row with a low entropy, by layer
 
@@ -74,6 +85,35 @@ class AttentionProbe(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step - 1)  # counted from 0
         self._warn(metrics)
+        if self.page and metrics:
+            self._write_page(trainer, pl_module, data)
+
+    def _write_page(self, trainer: Trainer, module: Any, data: Any) -> None:
+        """Write the page of the first rows of the validation split, and log it."""
+        model, artifacts = module.model, module.artifacts
+        before = model.tokenizer, model.artifacts, model.generation_defaults
+        defaults = generation_defaults(module.init_args())
+        set_inference_attributes(model, artifacts.get("tokenizer"), artifacts, defaults)
+        folder = Path(trainer.default_root_dir, "val")
+        settings = Settings(checkpoint=f"step {trainer.global_step}")
+        try:
+            with decoding_mode(module):
+                examples = first_examples(make_view(model, settings), data, self.n_rows, "val")
+                page = make_page(model, examples, settings)
+        except InputError as error:
+            self.page = False
+            warnings.warn(f"there is no page of attention maps: {error}", stacklevel=1)
+            return
+        finally:
+            model.tokenizer, model.artifacts, model.generation_defaults = before
+        folder.mkdir(parents=True, exist_ok=True)
+        page.save(folder / "look.html", overwrite=True)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbRunLogger):
+                logger.log_media("val/look", None, [folder / "look.html"], trainer.global_step)
+            elif isinstance(logger, TensorBoardLogger):
+                path = str(folder / "look.html")
+                logger.experiment.add_text("val/look", path, trainer.global_step)
 
     def measure(self, trainer: Trainer, module: Any, dataset: Any) -> dict[str, float]:
         """Return the statistics of the first rows of a dataset by name."""
