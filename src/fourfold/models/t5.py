@@ -80,7 +80,8 @@ class RelativeBias(nn.Module):
         n_buckets: Number of buckets, of both directions together if `bidirectional`.
         max_distance: Distance from which on all distances are in the last bucket. The last bucket
             may begin at a smaller distance.
-        bidirectional: Keys may come after the query; half of the buckets are for such keys.
+        bidirectional: True if keys may come after the query, as in an encoder. Half of the buckets
+            are then for such keys.
     """
 
     def __init__(
@@ -98,7 +99,14 @@ class RelativeBias(nn.Module):
         return values.permute(2, 0, 1)[None]
 
     def buckets(self, relative_positions: Tensor) -> Tensor:
-        """Return the bucket of each relative position, key minus query, in the same shape."""
+        """Return the bucket index of each relative position.
+
+        Args:
+            relative_positions: Position of a key minus position of a query, int64 of any shape.
+
+        Returns:
+            Indices of rows of `table`, int64 in the same shape.
+        """
         n = self.table.num_embeddings // (2 if self.bidirectional else 1)
         if not self.bidirectional:
             relative_positions = relative_positions.clamp(max=0)

@@ -19,7 +19,7 @@ class LoRALinear(nn.Module):
     layer unchanged at first.
 
     Args:
-        base: The linear layer.
+        base: Linear layer with the weight W (E, D), which the update is added to.
         rank: Rank R of the update.
         alpha: Scale; the update is multiplied by alpha / R.
         dropout: Dropout probability of the input of A.
