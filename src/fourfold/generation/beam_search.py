@@ -268,17 +268,15 @@ def beam_search(
     n_best: int = 1,
     use_cache: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Search for the targets with the highest scores by beam search.
-
-    The default options are those of Vaswani et al. 2017, section 6.1.
+    """Search for the targets with the highest log-probability divided by a length penalty.
 
     Special tokens that are None are taken from `model.generation_defaults`, but no other options.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
         src: Token ids (B, T) int64 of sources or prompts, or source images (B, C, side, side).
-        beam: Number of active hypotheses; 1 is greedy search.
-        length_penalty: Exponent alpha of the length penalty.
+        beam: Number of active hypotheses of each source; 1 is greedy search.
+        length_penalty: Exponent alpha of the length penalty (0.6 in Vaswani et al. 2017).
         length_penalty_type: Penalty of n tokens: gnmt ((5 + n)/6)**alpha, power n**alpha, or none.
         src_mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
@@ -290,11 +288,9 @@ def beam_search(
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
     Returns:
-        A tuple of token ids int64 and scores (B,). For an encoder-decoder, the ids are (B, 1 + t):
-        `bos_id`, then t new tokens. For a causal LM, the ids are (B, T + t): the columns of `src`,
-        then t new tokens. A score is the log-probability of the new tokens in nats, divided by the
-        length penalty. `n_best` > 1 adds a second dimension N to ids and scores. Targets with EOS
-        come first, by decreasing score, then targets without EOS, then padding with the score -inf.
+        Token ids int64, and scores (B,). The ids are `bos_id` and t new tokens (B, 1 + t), or for a
+        causal LM `src` and t new tokens (B, T + t). `n_best` > 1 adds a second dimension N: targets
+        with EOS by decreasing score, then targets without EOS, then padding with the score -inf.
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.
