@@ -48,7 +48,7 @@ CACHED_LOGITS = 2**18  # number of logits that fit in the cache of a CPU
 
 
 class ActiveBeams(NamedTuple):
-    """Active hypotheses of each of R sequences, the most probable first.
+    """The k active hypotheses of each of R sequences in beam search, the most probable first.
 
     Attributes:
         ids: New tokens (R, k, t).

@@ -169,13 +169,20 @@ class WindowCache(KVCache):
         self.window: int | None = window
 
     def layer(self, index: int) -> LayerCache:
-        """Return the cache of layer `index`, creating it at its first use."""
+        """Return the keys and values of the layer with the given index.
+
+        The object is created at the first use of the layer. With a window, it is a `WindowLayer`.
+        """
         while len(self.layers) <= index:
             self.layers.append(LayerCache() if self.window is None else WindowLayer(self.window))
         return self.layers[index]
 
     def n_keys(self, n_new: int) -> int:
-        """Return the number of keys that a layer gets for the last `n_new` tokens."""
+        """Return the number of keys that the last `n_new` tokens of each sequence can attend to.
+
+        This is the length of the keys that each layer returns for these tokens. With a window W, it
+        is at most W + `n_new` - 1.
+        """
         return self.length if self.window is None else min(self.length, self.window + n_new - 1)
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:

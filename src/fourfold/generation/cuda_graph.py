@@ -23,7 +23,7 @@ class GraphStep:
     """Decoding step that runs a `CausalStep` as a CUDA graph.
 
     The first call runs `step` on the prompts. The second call captures `step` in a CUDA graph. This
-    call and all later calls replay the graph. Rows may end, but must not be reordered.
+    call and all later calls replay the graph. `reorder` may drop rows, but not change their order.
 
     Args:
         step: A `CausalStep` that has a cache and has not been called yet.

@@ -86,7 +86,7 @@ class GenerationInputs:
         self._check_special_tokens()
 
     def _check_images(self) -> None:
-        """Check shape and data type of the images, and that no mask is given."""
+        """Raise InputError unless the images are a batch (B, C, side, side) without a mask."""
         images = self.ids
         is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.numel() > 0
         if not is_batch or not images.is_floating_point():
@@ -96,7 +96,7 @@ class GenerationInputs:
             raise InputError("must be None for images", option=self.mask_name)
 
     def _check_tokens(self) -> None:
-        """Check shape, data type and values of the token ids and of the mask."""
+        """Raise InputError unless token ids and mask have valid shapes, data types and values."""
         ids: Any = self.ids  # a user may pass anything
         is_tensor = isinstance(ids, Tensor)
         if not is_tensor or ids.dtype != torch.int64 or ids.ndim != 2 or not ids.numel():
@@ -120,7 +120,7 @@ class GenerationInputs:
             raise InputError(message, option=self.mask_name)
 
     def _check_lengths(self) -> None:
-        """Check that each row has at least 1 and at most `reader_config.max_len` real tokens."""
+        """Raise InputError unless each row has from 1 to `reader_config.max_len` real tokens."""
         lengths = self.lengths.tolist()
         if 0 in lengths:
             message = f"must mark a real token in each row, got none in row {lengths.index(0)}"
@@ -133,7 +133,7 @@ class GenerationInputs:
             raise InputError(message, option=self.ids_name)
 
     def _check_special_tokens(self) -> None:
-        """Check that the special tokens are known and within the vocabulary."""
+        """Raise InputError unless the needed special tokens are known and in the vocabulary."""
         if self.is_seq2seq:
             self.require("bos_id", "first token of a target")
         last = self.vocab_size - 1

@@ -191,7 +191,10 @@ def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def raise_on_nan(logits: Tensor) -> Tensor:
-    """Check that no logit is NaN, and return the logits unchanged.
+    """Raise InputError if a logit is NaN, otherwise return the logits unchanged.
+
+    Args:
+        logits: Logits of any shape.
 
     Raises:
         InputError: A logit is NaN.

@@ -287,9 +287,10 @@ def attend_by_products(
 
 
 class _Attention(torch.autograd.Function):
-    """Attention in eager mode, which saves the weights of each slice for the backward pass.
+    """Autograd function of `attend_by_products` in eager mode.
 
-    The arguments of `forward` are the fields of `Inputs`, before `merge_heads`.
+    The forward pass saves the attention weights of each slice of queries for the backward pass. The
+    arguments of `forward` are the fields of `Inputs`, before `merge_heads`.
     """
 
     @staticmethod
@@ -456,7 +457,10 @@ def _merged(
     dropout_p: float,
     batch: int,
 ) -> Inputs:
-    """Build the `Inputs` of an operator, whose queries, keys and values have merged heads."""
+    """Build `Inputs` from the arguments of an operator.
+
+    Queries (G, Tq, Dh) are already scaled, and batch and heads are merged to G = B H.
+    """
     heads = torch.Size((batch, len(q) // batch))
     return Inputs(q, k, v, mask, bias, causal, 1.0, dropout_p, heads)
 

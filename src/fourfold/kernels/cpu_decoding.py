@@ -152,7 +152,11 @@ class PackedWeights:
         return strips or self._pack(weight)
 
     def _pack(self, weight: Tensor) -> ColumnStrips | None:
-        """Copy a matrix (N, K) into strips; return None if it is too small or memory is short."""
+        """Copy a matrix (N, K) into strips, and return the strips.
+
+        The result is None if the matrix is too small, has an unsupported data type, or would exceed
+        the memory for strips.
+        """
         n_bytes = weight.numel() * weight.element_size()
         fits = self._bytes + n_bytes <= MAX_STRIP_BYTES
         if weight.numel() < MIN_MATRIX_ELEMENTS or not supports_weighted_sums(weight) or not fits:

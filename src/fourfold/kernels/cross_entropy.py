@@ -172,23 +172,31 @@ class _Slice:
         self.factors = (stacked - logsumexp).exp() * self.row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
-        """Locate the targets in a tile, which is the range `columns` of the vocabulary.
+        """Find the column of each target in a tile.
+
+        Args:
+            columns: Range of vocabulary indices of the tile.
 
         Returns:
-            Column (n, 1) of each target in the tile, and a bool (n,), True = the target is in the
-            tile. The column of a target outside the tile is arbitrary.
+            A tuple of the columns (n, 1) of the n targets, counted from the start of the tile, and
+            a bool (n,), True = the target is in the tile. The column of a target outside of the
+            tile is arbitrary.
         """
         index = self.targets - columns.start
         inside = (index >= 0) & (index < columns.stop - columns.start)
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
     def subtract_targets(self, extra: float) -> Tensor:
-        """Subtract `extra` times the weight of the token from the softmax of confident predictions.
+        """Subtract the target probability from the softmax, for confident predictions only.
 
-        The entry of the target in its tile is changed in place. A prediction is confident if the
-        largest probability in that tile exceeds 0.25. The gradient of a confident prediction is a
-        small difference of softmax and target, so the subtraction must precede the rounding of the
-        difference to low precision.
+        The subtracted value is `extra` times the weight of the token. The entry of the target in
+        its tile is changed in place. A prediction is confident if the largest probability in that
+        tile exceeds 0.25. The gradient of a confident prediction is a small difference of softmax
+        and target. The difference must therefore be computed before the result is rounded to low
+        precision.
+
+        Args:
+            extra: Probability of the target minus that of any other token.
 
         Returns:
             Amount (n,) that the caller still has to subtract from the softmax of each target: 0 for
@@ -226,7 +234,11 @@ class _Gradients:
         self.bias = None if run.bias is None else torch.zeros_like(run.bias, dtype=dtype)
 
     def add(self, part: _Slice) -> None:
-        """Add the gradients of the loss of a slice to the attributes, in place."""
+        """Add the gradients of the loss of a slice to the attributes, in place.
+
+        Args:
+            part: The slice. Its tiles are changed in place.
+        """
         extra, elsewhere, pad_id = self.smoothing
         remaining = part.subtract_targets(extra)
         x = part.x.to(self.hidden.dtype)

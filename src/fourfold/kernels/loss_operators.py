@@ -109,9 +109,9 @@ def _compute(
         bias: (V,) or None.
         targets: Target tokens (N,) int64.
         weights: Factors (N,) on the losses, or None.
-        extra: Field of `Smoothing`.
-        elsewhere: Field of `Smoothing`.
-        pad_id: Field of `Smoothing`.
+        extra: Probability of the target after label smoothing, minus that of any other token.
+        elsewhere: Probability of each token other than the target and `pad_id`.
+        pad_id: Padding token, whose probability is 0, or None.
         dtype: Data type of the matrix products under autocast. None without autocast.
         needs_grad: Compute the gradients of hidden states, output matrix and bias.
         needs_losses: Return the loss of each target.
@@ -180,8 +180,8 @@ def _scaled(
         gradients: The last four results of `_compute`.
         grad: Gradient of the final loss with respect to the sum, a scalar.
         inputs: The first five arguments of `_compute`.
-        needs_grad: As for `_compute`.
-        needs_losses: As for `_compute`.
+        needs_grad: Return the gradients of hidden states, output matrix and bias.
+        needs_losses: Return the gradient of `weights`.
         multiply: Product of a tensor and a scalar, `Tensor.mul` or `Tensor.mul_`.
 
     Returns:
@@ -210,7 +210,13 @@ def _plain(
 ) -> Tensor:
     """Compute the sum of the weighted losses from all logits (N, V) at once.
 
-    Arguments as for `summed_cross_entropy`.
+    Args:
+        smoothing: Target distribution.
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: Target tokens (N,) int64. Targets equal to `IGNORE_INDEX` (-100) are ignored.
+        weights: Factors (N,) on the losses. None means 1.
     """
     logits = F.linear(hidden, weight, bias)
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)

@@ -95,9 +95,14 @@ class CausalLM(Model):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits (B, T, V) of the next token at each position of `ids` (B, T).
+        """Compute the logits (B, T, V) of the next token at each position.
 
-        Arguments as for `hidden`.
+        Args:
+            ids: Token ids (B, T) int64. With a cache, `ids`, `mask` and `documents` hold the new
+                tokens only.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            documents: (B, T) index of the packed document of each token. None means one document.
         """
         return self.logits(self.hidden(ids, mask, cache, documents))
 

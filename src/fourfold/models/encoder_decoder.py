@@ -90,9 +90,15 @@ class Seq2Seq(Model):
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits (B, T, V) of the next token at each position of `tgt` (B, T).
+        """Compute the logits (B, T, V) of the next token at each position of the target.
 
-        Arguments as for `hidden`.
+        Args:
+            src: Source token ids (B, S) int64.
+            tgt: Target token ids (B, T) int64, beginning with the start token.
+            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
+            tgt_mask: (B, T) bool, True = real token. None means that all tokens are real.
+            src_documents: (B, S) index of the packed pair of each source token, or None.
+            tgt_documents: (B, T) index of the packed pair of each target token, or None.
         """
         return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
 

@@ -93,7 +93,11 @@ class EncoderWithHead(MaskedLM):
     ) -> Tensor:
         """Compute the logits of the task head, whose shape depends on the subclass.
 
-        Arguments as for `MaskedLM.encode`.
+        Args:
+            ids: Token ids (B, T) int64.
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) index of the packed document of each token. None means one document.
         """
         return self.logits(self.hidden(ids, segments, mask, documents), mask)
 
@@ -104,11 +108,17 @@ class EncoderWithHead(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the input of the head. Arguments as for `MaskedLM.encode`.
+        """Compute the input of the task head.
+
+        Args:
+            ids: Token ids (B, T) int64.
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) index of the packed document of each token. None means one document.
 
         Returns:
-            (B, T, `self.width`): the hidden states of the layers in `feature_layers`, summed or
-            concatenated. With a BiLSTM, the output of the BiLSTM for these states.
+            Tensor (B, T, `self.width`): the hidden states of the layers in `feature_layers`, summed
+            or concatenated. With a BiLSTM, the output of the BiLSTM for these states.
         """
         states: list[Tensor] = []
         with ExitStack() as hooks:
@@ -148,7 +158,14 @@ class ScalarMix(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """Compute the weighted sum (B, T, D) of the hidden states (B, T, D) of each layer."""
+        """Compute the weighted sum of the hidden states of several layers.
+
+        Args:
+            states: Hidden states (B, T, D) of each of the `n_layers` layers.
+
+        Returns:
+            Weighted sum (B, T, D).
+        """
         shares = self.weights.softmax(0) * self.scale
         return torch.stack(list(states), -1) @ shares.to(states[0].dtype)
 

@@ -96,9 +96,13 @@ class MaskedLM(Model):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits (B, T, V) of the token at each position of `ids` (B, T).
+        """Compute the logits (B, T, V) of the token at each position.
 
-        Arguments as for `encode`.
+        Args:
+            ids: Token ids (B, T) int64.
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) index of the packed document of each token. None means one document.
         """
         return self.logits(self.hidden(ids, segments, mask, documents))
 

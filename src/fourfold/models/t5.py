@@ -93,7 +93,15 @@ class RelativeBias(nn.Module):
         self.bidirectional = bidirectional
 
     def forward(self, q_len: int, k_len: int) -> Tensor:
-        """Return the bias (1, H, Tq, Tk) for the last `q_len` queries and all `k_len` keys."""
+        """Return the bias on the attention scores.
+
+        Args:
+            q_len: Number of queries Tq, which are the last tokens of the sequence.
+            k_len: Number of keys Tk, which are all tokens of the sequence.
+
+        Returns:
+            Bias (1, H, Tq, Tk).
+        """
         k = torch.arange(k_len, device=self.table.weight.device)
         values = self.table(self.buckets(k - k[k_len - q_len :, None]))  # (Tq, Tk, H)
         return values.permute(2, 0, 1)[None]
@@ -121,10 +129,16 @@ class RelativeBias(nn.Module):
 
 
 class BiasedStack(Stack):
-    """Stack whose blocks share one `RelativeBias`, with dropout after the last block.
+    """Encoder or decoder of T5: a stack whose blocks share one learned relative position bias.
 
-    torch's fused attention kernel for CPUs computes no gradient of a bias. Training on a CPU
-    therefore uses attention without a fused kernel, which stores the attention weights (Tq, Tk).
+    A dropout layer follows the last block. torch's fused attention kernel for CPUs computes no
+    gradient of a bias. Training on a CPU therefore uses attention without a fused kernel, which
+    stores the attention weights of all pairs of query and key.
+
+    Args:
+        config: Config of the model.
+        cross_attention: Build a decoder, with causal buckets and cross-attention to the encoder.
+        n_layers: Number of blocks. None means `config.n_layers`.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ class ViTConfig(TransformerConfig):
         n_channels: Number of channels C.
         n_classes: Number of classes K. None in a config file is replaced by the number of classes
             of the data. The constructor of the model needs a number.
-        pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
-            all patches; Beyer et al. 2022).
+        pool: Hidden state that is classified: cls (hidden state of the class token) or mean (mean
+            over all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
         positions: Kind of position embedding, or none. learned has one vector for each token.
             learned2d has learned vectors of rows and columns. sincos2d has sines and cosines of row
@@ -87,7 +87,7 @@ class ViTConfig(TransformerConfig):
 
     @property
     def n_prefix(self) -> int:
-        """Number of tokens before the patches: class and distillation token, if any."""
+        """Number of tokens before the patches, from 0 to 2: class token and distillation token."""
         return (self.pool == "cls") + self.distillation
 
 

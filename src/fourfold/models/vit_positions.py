@@ -166,7 +166,10 @@ class PositionedStack(Stack):
     def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
         """Run all blocks on x (B, T, D), with the relative position bias, if any, on the scores.
 
-        Arguments as for `Stack.forward`, without `bias`.
+        Args:
+            x: Embedded tokens (B, T, D).
+            mask: Self-attention mask.
+            kwargs: Further arguments of `Stack.forward`.
 
         Returns:
             Hidden states (B, T, D) after the last block and the final norm.
@@ -186,14 +189,14 @@ class PositionedStack(Stack):
 
 
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
-    """Interpolate position embeddings of S x S patches to another number of patches.
+    """Interpolate the position embeddings of a grid of patches to a grid of another size.
 
     The first rows of a table are the vectors of prefix tokens (class and distillation token). The
     rows of prefix tokens are copied from `old` if both tables have them.
 
     Args:
         old: Table (prefix + S * S, D) of the source.
-        new: Table of the target, also for a square image. It provides the rows of prefix tokens
+        new: Table (prefix + S' * S', D) of the target, whose values are used for the prefix tokens
             that `old` does not have.
         interpolation: A name in `INTERPOLATIONS`.
 

@@ -235,7 +235,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             prepare_for_strategy(self.model, trainer)
 
     def _complete_config(self) -> None:
-        """Replace sizes in the config that are None by those of the data, and check the others."""
+        """Complete the sizes of the config that `inferred_from_data` names, from the data.
+
+        A size that is None is replaced by the size in the data. Other sizes are checked. The
+        attribute `config` is replaced.
+
+        Raises:
+            InputError: A size is unknown, or does not agree with the data.
+        """
         sizes = {name: self._size(name, self.config) for name in self.inferred_from_data}
         self.config = replace(self.config, **sizes)
 
@@ -265,7 +272,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         raise InputError(problem, option=f"{section}.{name}")
 
     def _check_row_lengths(self) -> None:
-        """Check that the longest example of each split has at most `max_len` tokens.
+        """Check that the model supports the longest example of each split.
 
         Raises:
             InputError: An example is longer than `config.max_len` or `config.encoder.max_len`.

@@ -81,7 +81,10 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return loss, len(output[-1])
 
     def update_metrics(self, batch: MaskedBatch, split: str) -> None:
-        """Update perplexity and accuracy of masked tokens, and next-sentence accuracy."""
+        """Update the perplexity and the accuracy of masked tokens, and the next-sentence accuracy.
+
+        The next-sentence accuracy is updated for batches of sentence pairs only.
+        """
         h, output = self._encode(batch)
         if len(output[-1]):
             self.ppl.update(*token_scores(*output), output[-1])

@@ -59,7 +59,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:
-        """Take the artifacts from the DataModule (see `Task`).
+        """Store the artifacts of the DataModule, as `Task.setup` does.
 
         The artifact `allow_no_answer` is True if questions may have no answer, as in SQuAD 2.0.
         """

@@ -55,7 +55,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         self.scores = EntityScores()
 
     def logits(self, batch: TokenBatch) -> Tensor:
-        """Return logits (B, T, K) in fp32."""
+        """Compute the class logits (B, T, K) of each token, in fp32."""
         return upcast_fp32(self.model(batch.ids, None, batch.mask))
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:

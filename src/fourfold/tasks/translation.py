@@ -148,7 +148,11 @@ class CompositeTranslation(Translation):
     label_smoothing: float = 0.0
 
     def _complete_config(self) -> None:
-        """Replace sizes in the config that are None by those of the data, and check the others."""
+        """Complete the sizes of the config from the data, and check the encoder's `vocab_size`.
+
+        Raises:
+            InputError: A size is unknown, or does not agree with the data.
+        """
         super()._complete_config()
         if self.config.encoder.vocab_size is not None:  # one tokenizer serves both sides
             self._size("vocab_size", self.config.encoder, "model.config.encoder")
@@ -236,7 +240,10 @@ class RecurrentTranslation(HardAttention, Translation):
         return self._loss(output) + self.reinforce(nll, calls, counts.view_as(nll)), counts.sum()
 
     def _attention_noise(self, batch: PairBatch) -> Tensor:
-        """Draw the random numbers of hard attention for a batch (see `attention_noise`)."""
+        """Draw exponential random numbers (B, T + 1, S), from which hard attention draws positions.
+
+        T + 1 is the length of the target texts with BOS and EOS, and S that of the source texts.
+        """
         return self.attention_noise(batch.rows, batch.epoch, batch.tgt.shape[1], batch.src.shape[1])
 
     def _decode(

@@ -19,6 +19,9 @@ def with_residual(weights: Array) -> Array:
 
     For weights A whose rows sum to 1, the result is (A + I) / 2. The identity I represents the
     residual connection (Abnar and Zuidema 2020, section 3).
+
+    Returns:
+        Array (..., T, T) whose rows sum to 1.
     """
     mixed = weights + np.eye(weights.shape[-1], dtype=weights.dtype)
     total: Array = mixed.sum(-1, keepdims=True)

@@ -161,9 +161,9 @@ def _recording(module: RecurrentAttention) -> Iterator[list[tuple[Tensor, Tensor
     """Record the attention weights of each call of a recurrent attention module.
 
     Yields:
-        A list, to which each call within the context appends a tuple of the weights (B, T, S), bool
-        (B, T, S) that is True where a query may attend to a key, and the predicted centres (B, T)
-        of the windows or None (see `LayerAttention`).
+        A list, to which each call within the context appends a tuple of three tensors. The first is
+        the weights (B, T, S). The second is bool (B, T, S), True where a query may attend to a key.
+        The third is the predicted centres (B, T) of the windows of local_p, otherwise None.
     """
     calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
 

@@ -195,7 +195,14 @@ def _section(child: nn.Module | nn.Parameter) -> str:
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
     """Build the arguments of `model.forward` for a batch of one, on the meta device.
 
-    Arguments and errors as for `forward_flops`.
+    Args:
+        model: The model.
+        length: Number of tokens, or of target tokens of an encoder-decoder. None means `max_len`.
+        source: Number of source tokens of an encoder-decoder of text. None means `length`.
+
+    Raises:
+        InputError: No length is given and the model has no `max_len`, or a length exceeds
+            `max_len`.
     """
     config = model.config
     max_len = getattr(config, "max_len", None)

@@ -149,8 +149,9 @@ def initial_gradient_norms(
 def trained_gradient_norms(model: CausalLM, ids: Tensor, distances: Sequence[int]) -> list[float]:
     """Compute the gradient norms of a causal LM with respect to the embeddings of earlier tokens.
 
-    The last output is that of the recurrent layers, without the linear map after them, or that of
-    the transformer blocks. The model is copied and computes in float64, without dropout.
+    The differentiated vector is the output for the last token: the output of the transformer
+    blocks, or of the recurrent layers without the linear map after them. The model is copied. The
+    copy computes in float64, without dropout.
 
     Args:
         model: Language model with a transformer or recurrent layers.

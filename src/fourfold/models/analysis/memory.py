@@ -30,8 +30,8 @@ LSTM_VALUES_PER_UNIT = 17.4
 class Memory:
     """Peak memory of one device in a training step, in bytes.
 
-    The peak is at the end of a forward pass, when all activations are stored. The gradients of
-    earlier micro-batches are stored at that time, too.
+    The peak is at the end of a forward pass, when all activations are stored. At that time, the
+    gradients of earlier micro-batches are stored as well.
 
     Args:
         weights: Bytes of the weights, plus their low-precision copies if the precision is mixed.
@@ -235,7 +235,7 @@ def _loss_bytes(
     Args:
         config: Config of the model.
         tokens: Number of tokens of the micro-batch with its padding, as for `training_memory`.
-        source: Number of source tokens or image tokens, as for `training_memory`.
+        source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP.
         compute: Bytes of a value in an input of a matrix product.
     """
     if isinstance(config, CLIPConfig):

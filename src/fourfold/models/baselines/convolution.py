@@ -198,5 +198,5 @@ class ConvolutionalLM(CausalLM):
         super().__init__(config)  # type: ignore[arg-type]
 
     def new_cache(self) -> Any:
-        """Return None: each decoding step computes all tokens again."""
+        """Return None, because the model has no cache. Each decoding step computes all tokens."""
         return None

@@ -144,10 +144,15 @@ class LadderBlock(Block):
         cache: LayerCache | None = None,
         **memory: Any,
     ) -> Tensor:
-        """Map x (B, T, D) to (B, T, D) with the components of the rung.
+        """Compute the output (B, T, D) of the block.
 
-        Arguments as for `Block.forward`. There is no cross-attention, so the arguments in `memory`
-        are ignored.
+        Args:
+            x: Input (B, T, D); with a cache, only the new tokens.
+            mask: Mask, as returned by `fourfold.core.attention.lower_mask`.
+            bias: Tensor added to the attention scores, or None. The rungs with a single head
+                ignore it.
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            memory: Arguments of cross-attention, which are ignored.
         """
         if self.rung == "none":
             return x

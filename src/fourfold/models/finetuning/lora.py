@@ -35,7 +35,7 @@ class LoRALinear(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (..., D) to (..., E)."""
+        """Apply the linear layer with its update to x (..., D), and return the result (..., E)."""
         return self.base(x) + self.scale * F.linear(F.linear(self.dropout(x), self.a), self.b)
 
     @torch.no_grad()

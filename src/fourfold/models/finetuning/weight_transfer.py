@@ -222,7 +222,10 @@ def _grids(model: nn.Module) -> set[str]:
 
 
 def _check_same_layers(old: Any, new: Any, role: str) -> None:
-    """Raise InputError if blocks of source and target differ in a field of `LAYER_FIELDS`.
+    """Raise InputError if the transformer blocks of source and target are not of the same kind.
+
+    The compared fields of the configs are those in `LAYER_FIELDS`, such as width, number of heads,
+    norm and activation.
 
     Args:
         old: Config of the source.

@@ -233,8 +233,13 @@ class RecurrentAttention(nn.Module):
     ) -> Tensor:
         """Compute the attention weights (B, Tq, S) before hard attention selects a position.
 
-        The result differs from the weights of `forward` only for hard attention. Arguments as for
-        `forward`.
+        The result differs from the weights of `forward` only for hard attention.
+
+        Args:
+            query: Queries (B, Tq, Q).
+            mask: (N, S) or (B, S) bool, True = real token. None means that all positions are real.
+            projected: Result of `project` for the memory of N sources.
+            step: Position of the first query in the target, from 0, for all rows or by row (B,).
 
         Raises:
             InputError: A source is longer than the location score was trained for; or positions

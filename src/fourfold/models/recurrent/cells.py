@@ -24,17 +24,31 @@ State = tuple[Tensor, ...]
 
 
 def rnn_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state of an RNN with tanh, a tuple of one tensor (B, H).
+    """Compute the next state of an RNN with tanh.
 
-    Arguments as for `gru_step`.
+    Args:
+        products: Product (B, H) of the input with the input matrix, plus the input bias.
+        state: Tuple of one tensor, the last hidden state (B, H).
+        matrix: Recurrent matrix (H, H).
+        bias: Bias (H,) of the product with `matrix`, or None.
+
+    Returns:
+        Tuple of one tensor, the next hidden state (B, H).
     """
     return ((products + linear(state[0], matrix, bias)).tanh(),)
 
 
 def lstm_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state of an LSTM, a tuple of hidden state (B, H) and cell (B, H).
+    """Compute the next state of an LSTM.
 
-    Arguments as for `gru_step`.
+    Args:
+        products: Product (B, 4 H) of the input with the input matrix, plus the input bias.
+        state: Tuple of the last hidden state (B, H) and the last cell (B, H).
+        matrix: Recurrent matrix (4 H, H), in torch's order of the gates.
+        bias: Bias (4 H,) of the product with `matrix`, or None.
+
+    Returns:
+        Tuple of the next hidden state (B, H) and the next cell (B, H).
     """
     h, c = state
     i, f, g, o = (products + linear(h, matrix, bias)).chunk(4, dim=1)
@@ -46,10 +60,10 @@ def gru_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None
     """Compute the next state of torch's GRU, which applies the reset gate after the matrix.
 
     Args:
-        products: Product (B, G H) of the input with the input matrix, plus the input bias.
-        state: Tuple of the last hidden state (B, H), and for an LSTM the last cell (B, H).
-        matrix: Recurrent matrix (G H, H), in torch's order of the gates.
-        bias: Bias (G H,) of the product with `matrix`, or None.
+        products: Product (B, 3 H) of the input with the input matrix, plus the input bias.
+        state: Tuple of one tensor, the last hidden state (B, H).
+        matrix: Recurrent matrix (3 H, H), in torch's order of the gates.
+        bias: Bias (3 H,) of the product with `matrix`, or None.
 
     Returns:
         Tuple of one tensor, the next hidden state (B, H).
@@ -112,7 +126,8 @@ class ResetBeforeGRU(nn.GRU):
 class LayerWeights(NamedTuple):
     """Weights of one layer of a `RecurrentStack` in one direction.
 
-    A `ResetBeforeGRU` has two recurrent matrices, for the gates and for the candidate state.
+    G is the number of gates of a cell: 1 for an RNN, 3 for a GRU, 4 for an LSTM. A `ResetBeforeGRU`
+    has two recurrent matrices, for the gates and for the candidate state.
 
     Attributes:
         input: Input matrix (G H, D).
@@ -256,7 +271,15 @@ class RecurrentStack(nn.Module):
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Compute the result of `forward` with one call of `step_cell` per layer and token.
 
-        Arguments and results as for `forward`. Torch has no kernel for a `ResetBeforeGRU`.
+        This method is for a `ResetBeforeGRU`, for which torch has no kernel.
+
+        Args:
+            x: Input (B, T, D), with padding on the right.
+            lengths: Number of real tokens of each row (B,); None means T.
+            state: Initial state, a tuple of one tensor (L R, B, H). None means zeros.
+
+        Returns:
+            Outputs (B, T, R H) of the last layer, and the final state (see `forward`).
         """
         finals: list[Tensor] = []
         for layer in range(self.rnn.num_layers):
@@ -287,7 +310,7 @@ class RecurrentStack(nn.Module):
 
         Args:
             products: Product (B, G H) of the input with the input matrix of the first layer, plus
-                the input bias.
+                the input bias. G is 1 for an RNN, 3 for a GRU and 4 for an LSTM.
             state: For each layer, a tuple of the hidden state (B, H), and for an LSTM also the cell
                 (B, H).
             weights: Weights of each layer, as the method `weights` returns them.

@@ -270,8 +270,13 @@ class RecurrentDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute one output for each vector of the memory, for attention to this vector only.
 
-        Arguments as for `forward`. The decoder must be luong, with attention and without input
-        feeding.
+        The decoder must be luong, with attention and without input feeding.
+
+        Args:
+            x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
+            memory: Output of the encoder for B sources.
+            cache: State after the earlier tokens, changed in place. None starts from the initial
+                state of the memory.
 
         Returns:
             A tuple of the attention weights (N, T, S), and the input (N, T, S, output width) of the
@@ -341,7 +346,15 @@ class RecurrentDecoder(nn.Module):
         return context
 
     def attentional(self, context: Tensor, h: Tensor) -> Tensor:
-        """Compute tanh(W_c [context; h]) (N, T, H) of contexts (N, T, M) and states (N, T, H)."""
+        """Compute the output tanh(W_c [context; h]) of the decoder luong.
+
+        Args:
+            context: Contexts (N, T, M).
+            h: Hidden states (N, T, H).
+
+        Returns:
+            Outputs (N, T, H).
+        """
         assert self.combine is not None
         return self.combine(torch.cat([context, h], dim=2)).tanh()
 
@@ -371,8 +384,15 @@ class RecurrentDecoder(nn.Module):
     ) -> tuple[Tensor, State]:
         """Run the decoder luong with input feeding, one step after another.
 
-        Arguments and results as for `_read_after_step`. `feed` (N, H) is the output for the last
-        token before `x`, or None if there is no such token.
+        Args:
+            x: Embedded new tokens (N, T, D).
+            memory: Output of the encoder.
+            state: State before the new tokens, with tensors (L, N, H).
+            start: Target position of the first new token, from 0.
+            feed: Output (N, H) for the last token before `x`. None if there is no such token.
+
+        Returns:
+            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
         """
         loop = Loop(self.stack, x, state)
         feed = x.new_zeros(len(x), self.config.hidden_size) if feed is None else feed
@@ -388,7 +408,14 @@ class RecurrentDecoder(nn.Module):
     ) -> tuple[Tensor, State]:
         """Run the decoder bahdanau, on all tokens at once if it has no attention.
 
-        Arguments and results as for `_read_after_step`.
+        Args:
+            x: Embedded new tokens (N, T, D).
+            memory: Output of the encoder.
+            state: State before the new tokens, with tensors (L, N, H).
+            start: Target position of the first new token, from 0.
+
+        Returns:
+            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
         """
         assert self.readout is not None
         first = state[0][-1]

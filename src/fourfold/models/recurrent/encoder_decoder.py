@@ -300,7 +300,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
 
 
 def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
-    """Build a token embedding of a model, without positions."""
+    """Build a token embedding without positions, with the optional bias of the config."""
     assert config.vocab_size is not None, "vocab_size must be known when a model is built"
     return TokenEmbedding(
         config.vocab_size,
@@ -313,7 +313,11 @@ def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
 
 
 def _check_no_documents(**documents: Tensor | None) -> None:
-    """Raise InputError if one of the keyword arguments is not None."""
+    """Raise InputError if one of the keyword arguments is not None.
+
+    Args:
+        documents: Values by the name of the argument for the error message, such as src_documents.
+    """
     for name, value in documents.items():
         if value is not None:
             message = "must be None for a recurrent model, which cannot separate packed pairs"

@@ -107,9 +107,17 @@ def marginal_cross_entropy(
 def marginal_token_scores(
     log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the marginal loss of each target, and a predicted token for each target.
+    """Compute the exact marginal loss of each target, and a predicted token for each target.
 
-    Arguments as for `marginal_cross_entropy`.
+    The loss is that of `marginal_cross_entropy`, without the sum over the targets.
+
+    Args:
+        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
+            allowed.
+        hidden: Input (N, S, D) of the output layer for attention to each position.
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
 
     Returns:
         A tuple of the losses (N,), and the predicted token ids (N,) int64. The predicted token is
@@ -126,8 +134,14 @@ def mixed_log_probabilities(
 ) -> Tensor:
     """Compute log sum_j alpha_j p(token | position j) for each token of the vocabulary.
 
-    Arguments as for `marginal_cross_entropy`. The logits of one source position are in memory at a
-    time.
+    The logits of one source position are in memory at a time.
+
+    Args:
+        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
+            allowed.
+        hidden: Input (N, S, D) of the output layer for attention to each position.
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
 
     Returns:
         Log-probabilities (N, V). Probabilities below the smallest normal number of the data type
@@ -147,7 +161,15 @@ def _score_positions(
     """Compute the joint log-probability of each target and each source position.
 
     Pairs of target and position are skipped if the weight of the position is 0 or the target is
-    `IGNORE_INDEX`. Arguments as for `marginal_cross_entropy`.
+    `IGNORE_INDEX`.
+
+    Args:
+        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
+            allowed.
+        hidden: Input (N, S, D) of the output layer for attention to each position.
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
 
     Returns:
         A tuple of five tensors:
@@ -167,5 +189,13 @@ def _score_positions(
 
 
 def _summed_out(joint: Tensor, targets: Tensor) -> Tensor:
-    """Compute -log sum_j exp(joint_j) of each row of `joint` (N, S), and 0 for ignored targets."""
+    """Compute the marginal loss -log sum_j exp(joint_j) of each target.
+
+    Args:
+        joint: Log-probabilities (N, S) of each target together with each source position.
+        targets: (N,) int64. The loss is 0 where the target is `IGNORE_INDEX`.
+
+    Returns:
+        Losses (N,).
+    """
     return torch.where(targets != IGNORE_INDEX, -joint.logsumexp(-1), 0.0)

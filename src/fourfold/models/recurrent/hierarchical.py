@@ -195,9 +195,14 @@ class Level(nn.Module):
         return self.stack(h, Mask(keys=real)), real
 
     def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Encode sequences x (N, T, `d_in`), and pool each sequence into one vector, (N, D).
+        """Encode sequences of vectors, and pool each sequence into one vector.
 
-        Arguments as for `encode`.
+        Args:
+            x: Sequences (N, T, `d_in`) with padding on the right.
+            lengths: Number of real elements of each of the N sequences, at least 1.
+
+        Returns:
+            Vectors (N, D).
         """
         return self.pool(*self.encode(x, lengths))
 
@@ -245,8 +250,8 @@ class HierarchicalClassifier(Model):
             n_sentences: Number of sentences of each of the B documents, at least 1.
 
         Raises:
-            InputError: A document has no sentence, a sentence has no word, the numbers do not fit
-                to `ids`, or a sequence is too long for the positions of the blocks.
+            InputError: A document has no sentence, a sentence has no word, the numbers do not agree
+                with the shape of `ids`, or a sequence is too long for the positions of the blocks.
         """
         _check_sizes(ids, n_words, n_sentences)
         if self.sentences is None:
@@ -259,10 +264,16 @@ class HierarchicalClassifier(Model):
     def weights(
         self, ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Compute the pooling weights of words and sentences. Arguments as for `hidden`.
+        """Compute the pooling weights of words and sentences.
 
         The weight that the paper displays for a word is sqrt(p_s) p_w, where p_w is the weight of
-        the word and p_s that of its sentence.
+        the word and p_s is the weight of its sentence.
+
+        Args:
+            ids: Word ids (N, T) int64 of the sentences of all documents, one document after the
+                other, with padding on the right.
+            n_words: Number of words of each of the N sentences, at least 1.
+            n_sentences: Number of sentences of each of the B documents, at least 1.
 
         Returns:
             Weights (N, T) of the words, which sum to 1 in each sentence, and weights (B, S) of the
@@ -301,7 +312,10 @@ def _join_sentences(
 ) -> tuple[Tensor, list[int], Tensor]:
     """Join the sentences of each document to one sequence of words.
 
-    Arguments as for `HierarchicalClassifier.hidden`.
+    Args:
+        ids: Word ids (N, T) int64 of the sentences of all documents, one document after the other.
+        n_words: Number of words of each of the N sentences.
+        n_sentences: Number of sentences of each of the B documents.
 
     Returns:
         A tuple of three values. The first is the word ids (B, W) of the documents, where W is the
@@ -316,7 +330,13 @@ def _join_sentences(
 
 
 def _check_sizes(ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> None:
-    """Raise InputError if a document is empty or the sizes do not fit to `ids` (N, T)."""
+    """Raise InputError if a document or sentence is empty, or if sizes and `ids` do not agree.
+
+    Args:
+        ids: Word ids (N, T) of all sentences.
+        n_words: Number of words of each of the N sentences.
+        n_sentences: Number of sentences of each document.
+    """
     for name, sizes in (("n_words", n_words), ("n_sentences", n_sentences)):
         if min(sizes, default=0) < 1:
             raise InputError(f"must be at least 1 everywhere, got {list(sizes)[:20]}", option=name)
