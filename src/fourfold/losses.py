@@ -1,9 +1,10 @@
-"""Losses: cross-entropy of a large vocabulary, classification, distillation; `token_scores`.
+"""Losses for token prediction with a large vocabulary, for classification and for distillation.
 
 `linear_cross_entropy` and `classification_loss` divide the sum over all targets by a normalizer,
 which may be the number of targets on all devices. `distillation_loss` returns the sum.
-`linear_cross_entropy` takes hidden states and the output matrix. The (N, V) logits are computed for
-one slice of the tokens at a time, so all logits are never in memory at once.
+`linear_cross_entropy` and `token_scores` take hidden states and the output matrix in place of
+logits. They compute the (N, V) logits for one slice of the tokens at a time, so all logits are
+never in memory at once.
 Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
@@ -20,7 +21,10 @@ LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
 
 
 def upcast_fp32(x: Tensor) -> Tensor:
-    """Convert x from bf16 or fp16, which are too inexact for a softmax, to fp32; keep fp64."""
+    """Convert a bf16 or fp16 tensor to fp32, because a softmax needs more precision.
+
+    Tensors in fp32 and fp64 are returned unchanged.
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -42,7 +46,7 @@ def smoothing_weights(
         vocab_size: Size V of the vocabulary.
 
     Returns:
-        Probability of the target, and probability of each other token.
+        A tuple of the probability of the target, and the probability of each other token.
 
     Raises:
         InputError: `label_smoothing_type` is none of these three conventions.
@@ -80,12 +84,12 @@ def linear_cross_entropy(
         weight: Output matrix (V, D), often the token embedding.
         bias: (V,) or None.
         targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
-        label_smoothing: Epsilon of label smoothing.
+        label_smoothing: Epsilon of label smoothing, from 0 (no smoothing) to 1.
         label_smoothing_type: Tokens that receive the epsilon: uniform (all tokens), off_target (all
             but the target) or off_target_pad (all but the target and the padding token 0). The
             probabilities are those of `smoothing_weights`.
-        weights: (N,) factor on the loss of each target; None means 1. Its gradient is the loss of
-            each target.
+        weights: (N,) factor on the loss of each target; None means 1. The loss is differentiable
+            with respect to these factors.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
             not ignored.
 
@@ -122,7 +126,7 @@ def token_scores(
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
         bias: (V,) or None.
-        targets: (N,) int64.
+        targets: (N,) int64, vocabulary indices or `IGNORE_INDEX` (-100).
 
     Returns:
         Tuple of two tensors (N,). The first one holds the negative log-likelihood of each target in
@@ -130,7 +134,8 @@ def token_scores(
         one holds the most likely token of each position, int64.
 
     Raises:
-        InputError: As in `linear_cross_entropy`.
+        InputError: A target is negative but not `IGNORE_INDEX`, or is at least V. On CUDA, an
+            assertion of the device fails instead.
     """
     # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
     bias = None if bias is None else bias.detach()
@@ -144,13 +149,14 @@ def classification_loss(
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of logits in fp32; labels are class indices or probabilities.
+    """Compute the cross-entropy of class logits, in fp32 (fp64 for fp64 logits).
 
     Args:
         logits: (B, K).
         labels: Class indices (B,) int64, or class probabilities (B, K) such as those of MixUp and
             CutMix.
-        label_smoothing: Probability spread evenly over all K classes (Szegedy et al. 2016).
+        label_smoothing: Probability mass that is spread evenly over all K classes (Szegedy et al.
+            2016).
         normalizer: Divisor of the sum over the batch; None means B.
 
     Returns:
@@ -175,10 +181,11 @@ def distillation_loss(
     Args:
         logits: Logits of the student, (B, K).
         teacher_logits: Logits of the teacher, (B, K).
-        distillation_type: hard, the cross-entropy of the teacher's most likely class (Touvron et
-            al. 2020, eq. 3); or soft, t^2 KL(softmax(teacher / t) || softmax(student / t))
-            (Hinton et al. 2015; Touvron et al. 2020, eq. 2).
-        temperature: t of the soft loss; not used by the hard loss.
+        distillation_type: hard or soft. The hard loss is the cross-entropy of the teacher's most
+            likely class (Touvron et al. 2020, eq. 3). The soft loss is
+            t^2 KL(softmax(teacher / t) || softmax(student / t)) (Hinton et al. 2015; Touvron et al.
+            2020, eq. 2).
+        temperature: Temperature t of the soft loss. Not used by the hard loss.
 
     Returns:
         A scalar.

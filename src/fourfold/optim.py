@@ -26,20 +26,20 @@ class OptimizerConfig:
         lr: Peak learning rate. With the noam schedule, `lr` is a factor on that schedule's formula
             (1 in the paper).
         betas: Decay rates of the first and second moments (adam, adamw).
-        eps: Term added to the root of the second moment (adam, adamw), or to the second moments
-            under the roots (adadelta).
-        weight_decay: Strength of the weight decay: decoupled and multiplied by the learning rate
-            (adamw), or an L2 penalty (adam, adadelta, sgd).
-        weight_decay_params: Parameters with weight decay. "matrices": all parameters of two or more
-            dimensions (GPT-2, BERT); "linear": only the weights of linear layers and of the patch
-            convolution (ViT, DeiT); "all": all parameters.
+        eps: Number that is added to the square root of the second moment (adam, adamw), or to the
+            second moments before their square roots (adadelta). Not used by sgd.
+        weight_decay: Strength of the weight decay. For adamw, it is decoupled from the gradient and
+            multiplied by the learning rate. For adam, adadelta and sgd, it is an L2 penalty.
+        weight_decay_params: Parameters with weight decay. "matrices" means all parameters of two or
+            more dimensions (GPT-2, BERT). "linear" means the weights of linear layers and
+            convolutions only (ViT, DeiT). "all" means all parameters.
         momentum: Momentum of sgd; not used by the other optimizers.
         rho: Decay rate of the second moments of adadelta; not used by the other optimizers.
         bias_correction: Correct the bias of the first and second moments, which start at 0 (Kingma
             and Ba 2014, section 3). False reproduces BERT's code (google-research/bert,
             optimization.py), whose first steps are larger.
-        layer_decay: Learning rate of a layer divided by that of the next layer towards the head
-            (ELECTRA, BEiT); 1 gives all layers the same learning rate.
+        layer_decay: Learning rate of a layer divided by the learning rate of the next layer towards
+            the head (ELECTRA, BEiT). 1 gives all layers the same learning rate.
 
     Raises:
         InputError: A value is outside its range, or `bias_correction` is false for another
@@ -81,12 +81,14 @@ def parameter_groups(
 
     Args:
         model: The model.
-        config: Options of the optimizer, of which the learning rate and the weight decay are used.
+        config: Options of the optimizer. The fields `lr`, `weight_decay` and `weight_decay_params`
+            are used.
         lr_scales: Factor on the learning rate of each parameter, by name, such as those of
             `fourfold.models.finetuning.layer_groups.layer_lr_scales`. None means 1.
 
     Returns:
-        Parameter groups for a torch optimizer: dicts with the keys params, weight_decay and lr.
+        Parameter groups for a torch optimizer, a list of dictionaries with the keys params,
+        weight_decay and lr. The group with the highest learning rate comes first.
     """
     linear = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)
@@ -127,8 +129,8 @@ def make_optimizer(
         model: The model.
         config: Optimizer and its hyper-parameters.
         lr_scales: Factor on the learning rate of each parameter, by name. None means 1.
-        fused: Use torch's fused implementation, which is three times as fast on a CPU; adadelta has
-            none.
+        fused: Use torch's fused implementation, which is three times as fast on a CPU. Ignored for
+            adadelta, which has no fused implementation.
 
     Raises:
         InputError: No parameter is trainable.
@@ -154,11 +156,14 @@ def make_optimizer(
 
 
 def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
-    """Set the step count of every parameter so high that Adam corrects no bias.
+    """Disable Adam's bias correction by starting the step count of every parameter at 2^24.
+
+    The correction factors 1 - beta^step are 1 from this step on.
 
     Args:
-        optimizer: New optimizer, without state.
-        fused: True if the optimizer is fused; the step counts are then on the parameters' devices.
+        optimizer: New optimizer, whose state is set in place.
+        fused: True if the optimizer is fused. The step counts of a fused optimizer are on the
+            devices of the parameters, otherwise on the CPU.
     """
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")

@@ -18,20 +18,24 @@ class ScheduleConfig:
     """Options of a learning-rate schedule, which advances once per optimizer step.
 
     Args:
-        name: constant, cosine, halving (constant, then halved several times at equal distances;
-            Sutskever et al. 2014, Luong et al. 2015), inverse_sqrt (fairseq), noam (the formula of
-            Vaswani et al. 2017), linear (a line from the peak at the end of the warm-up; RoBERTa)
-            or linear_from_start (a line from the peak at the first step; BERT's code). The warm-up
-            replaces the beginning of the line of linear_from_start, so the learning rate is below
-            the peak when the warm-up ends.
+        name: Shape of the schedule. constant keeps the peak learning rate. linear falls on a line
+            from the peak at the end of the warm-up (RoBERTa). linear_from_start falls on a line
+            from the peak at the first step (BERT's code). The warm-up replaces the beginning of
+            this line, so the learning rate is below the peak when the warm-up ends. cosine falls on
+            half a cosine wave. halving keeps the peak, and then halves the learning rate several
+            times at equal distances (Sutskever et al. 2014, Luong et al. 2015). inverse_sqrt falls
+            with the inverse square root of the step (fairseq). noam is the formula of Vaswani et
+            al. 2017.
         warmup_steps: Number of steps at the start in which the learning rate grows linearly.
         total_steps: Number of steps of a linear, cosine or halving schedule, warm-up included; None
             means the number of optimizer steps of the run. Other schedules have no end.
         min_lr: Final learning rate of a linear or cosine schedule. A cosine schedule reaches
             `min_lr` at the last step, and a linear schedule would reach it one step later.
-        halve_from: Fraction of the steps after which halving halves the learning rate for the first
-            time: 5 of 10 epochs in Luong et al. 2015, 5 of 7.5 in Sutskever et al. 2014.
-        n_halvings: Number of halvings, of which the last one is one distance before the end.
+        halve_from: Fraction of `total_steps` after which halving halves the learning rate for the
+            first time. It is 5 of 10 epochs in Luong et al. 2015, and 5 of 7.5 epochs in Sutskever
+            et al. 2014.
+        n_halvings: Number of halvings. The distance from the last halving to the end equals the
+            distance between two halvings.
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
@@ -60,20 +64,20 @@ class ScheduleConfig:
                 raise InputError(message, option="schedule.warmup_steps")
 
 
-# Schedules that have an end, at which all but halving reach min_lr.
+# Schedules with a fixed number of steps. All of them but halving end at min_lr.
 FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine", "halving")
 
 
 def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Build the function for `LambdaLR` that returns the factor on the peak learning rate.
+    """Build the function of torch's `LambdaLR` that returns the factor on the peak learning rate.
 
     Args:
         config: Options of the schedule.
         lr: Peak learning rate.
         total_steps: Number of optimizer steps of the training, used if `config.total_steps` is
-            None; None if the number is unknown.
+            None. None means that the number is unknown.
         d_model: Model width, used by noam only.
 
     Returns:

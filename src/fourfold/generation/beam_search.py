@@ -48,7 +48,7 @@ CACHED_LOGITS = 2**18  # number of logits that fit in the cache of a CPU
 
 
 class ActiveBeams(NamedTuple):
-    """Active hypotheses of each of R sequences, the most probable first.
+    """The k active hypotheses of each of R sequences in beam search, the most probable first.
 
     Attributes:
         ids: New tokens (R, k, t).
@@ -67,11 +67,11 @@ class ActiveBeams(NamedTuple):
 
 
 class FinishedBeams:
-    """The N best results of each of B sequences.
+    """Finished hypotheses of beam search: the N best of each of B sequences.
 
     Hypotheses with EOS precede hypotheses without EOS. Each of the two groups is sorted by
-    decreasing score. If a sequence has fewer than N hypotheses, the other places hold padding and
-    the score -inf.
+    decreasing score. If a sequence has fewer than N hypotheses, the remaining elements hold padding
+    and the score -inf.
 
     Args:
         n_sequences: Number B of sequences.
@@ -116,7 +116,15 @@ class FinishedBeams:
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Select vectors of x (R, n, t): result[i, j] = x[i, index[i, j]], for an index (R, m)."""
+    """Select rows of each matrix in a batch: result[i, j] is x[i, index[i, j]].
+
+    Args:
+        x: Matrices (R, n, t).
+        index: Indices (R, m) int64 of rows, from 0 to n - 1.
+
+    Returns:
+        Selected rows (R, m, t).
+    """
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
@@ -124,9 +132,12 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
     """Extend hypotheses by one token, and return the most probable extensions of each sequence.
 
     Args:
-        hypotheses: k hypotheses of each of R sequences.
+        hypotheses: k active hypotheses of each of R sequences.
         logits: Logits (R * k, V) of the next token of each hypothesis.
-        n: Number of extensions to return for each sequence; k * V are returned if n is larger.
+        n: Number of extensions to return for each sequence, or k * V if that is less.
+
+    Returns:
+        The n extensions of each sequence, the most probable first.
     """
     ids, scores, _ = hypotheses
     k = scores.shape[1]
@@ -142,7 +153,7 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
 
 
 def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute log(sum(exp(logits))) over the vocabulary.
+    """Compute log(sum(exp(logits))) over the vocabulary for each row.
 
     On a CPU, the rows are processed in slices that fit in the cache of the CPU.
 
@@ -151,7 +162,7 @@ def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: Data type of the computation and of the result.
 
     Returns:
-        (R * k, 1).
+        A column (R * k, 1).
     """
     rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
@@ -159,9 +170,13 @@ def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def drop_ended(candidates: ActiveBeams, eos_id: int, width: int) -> ActiveBeams:
-    """Return the `width` most probable hypotheses of each sequence that do not end with EOS.
+    """Return the most probable hypotheses of each sequence that do not end with EOS.
 
-    If a sequence has fewer such hypotheses, the other places have the score -inf.
+    Args:
+        candidates: Hypotheses of R sequences.
+        eos_id: Token that ends a hypothesis.
+        width: Number of hypotheses to return for each sequence. If a sequence has fewer hypotheses
+            without EOS, the remaining hypotheses have the score -inf.
     """
     ids, scores, parents = candidates
     scores, index = scores.masked_fill(ids[:, :, -1] == eos_id, -math.inf).topk(width)
@@ -225,7 +240,7 @@ def search(
         done = hypotheses.scores[:, 0] / largest <= finished.scores[rows, -1]
         done |= limit[rows] == t + 1
         if done.any():
-            # This has no effect where the search stopped before the limit: no column is empty.
+            # No effect on a sequence that stopped before its limit, because it has N results.
             active = hypotheses.select(done)
             finished.add(rows[done], active.ids, active.scores / divisor[t], ended=False)
             hypotheses = hypotheses.select(~done)
@@ -253,15 +268,15 @@ def beam_search(
     n_best: int = 1,
     use_cache: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Search for the most probable targets; the defaults are those of Vaswani et al. 2017.
+    """Search for the targets with the highest log-probability divided by a length penalty.
 
     Special tokens that are None are taken from `model.generation_defaults`, but no other options.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
         src: Token ids (B, T) int64 of sources or prompts, or source images (B, C, side, side).
-        beam: Number of active hypotheses; 1 is greedy search.
-        length_penalty: Exponent alpha of the length penalty.
+        beam: Number of active hypotheses of each source; 1 is greedy search.
+        length_penalty: Exponent alpha of the length penalty (0.6 in Vaswani et al. 2017).
         length_penalty_type: Penalty of n tokens: gnmt ((5 + n)/6)**alpha, power n**alpha, or none.
         src_mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
@@ -273,9 +288,9 @@ def beam_search(
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
     Returns:
-        Token ids and scores (B,). The ids are `bos_id` and the new tokens (B, 1 + t), or for a
-        causal LM `src` and the new tokens (B, T + t). `n_best` > 1 adds a second dimension N: first
-        targets with EOS by decreasing score, then targets without EOS, then padding (score -inf).
+        Token ids int64, and scores (B,). The ids are `bos_id` and t new tokens (B, 1 + t), or for a
+        causal LM `src` and t new tokens (B, T + t). `n_best` > 1 adds a second dimension N: targets
+        with EOS by decreasing score, then targets without EOS, then padding with the score -inf.
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.
@@ -311,6 +326,7 @@ def beam_search(
 
 
 def _check_options(vocab_size: int, beam: int, n_best: int, alpha: float, penalty: str) -> None:
+    """Raise InputError if an option of beam search is unknown or outside its range."""
     check_choice("length_penalty_type", penalty, tuple(LENGTH_PENALTIES))
     if not math.isfinite(alpha):
         raise InputError(f"must be finite, got {alpha}", option="length_penalty")

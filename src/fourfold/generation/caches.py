@@ -1,7 +1,7 @@
 """BeamCache, WindowCache and StaticCache: key-value caches for beam search, windows, CUDA graphs.
 
-Shapes: B sequences, K hypotheses of each sequence (1 at first), N = B K rows, H heads, P cache
-entries of a sequence, Dh head width.
+Shapes: B sequences, K hypotheses of each sequence (1 in the first step), N = B K rows, H heads, P
+cache entries of a sequence, t new tokens, Dh head width.
 """
 
 from typing import Any
@@ -16,7 +16,10 @@ from fourfold.errors import InputError
 
 
 class BeamLayer(LayerCache):
-    """Cache of one layer in a `BeamCache`, with one batch element for all beams of a sequence."""
+    """Keys and values of one layer in a `BeamCache`.
+
+    All hypotheses of a sequence share one batch element of the keys and values.
+    """
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of new tokens.
@@ -35,19 +38,21 @@ class BeamLayer(LayerCache):
 
 
 class BeamCache(KVCache):
-    """Cache that stores the keys and values of all hypotheses of a sequence together.
+    """Key-value cache for beam search, shared by all hypotheses of a sequence.
 
     An entry of the cache is the key and the value of one token. The first step adds one entry per
     token of the prompt. Each later step adds K entries per sequence, one for the new token of each
-    hypothesis. The mask `keys` (N, P) marks the entries of each hypothesis and of its ancestors
-    (the earlier hypotheses that the hypothesis extends). A hypothesis attends to marked entries
-    only. Therefore no key or value is copied when beam search reorders the decoder state.
+    hypothesis. The mask `keys` marks the entries of each hypothesis, which are those of its prompt
+    and of its new tokens. A hypothesis attends to marked entries only. Therefore no key or value is
+    copied when beam search reorders the hypotheses.
 
-    The model must compute the position of a token from the mask, because the entries of other
-    hypotheses lie between those of one hypothesis. After the first step, the model must process one
-    token per hypothesis.
+    The model must compute the position of a token from the mask, because entries of other
+    hypotheses lie between the entries of one hypothesis. After the first step, the model must
+    process one token per hypothesis.
 
     Attributes:
+        keys: Mask (N, P) bool, True = the hypothesis attends to the entry. None before the first
+            step.
         length: Number P of entries of a sequence.
         n_sequences: Number B of sequences.
     """
@@ -59,12 +64,14 @@ class BeamCache(KVCache):
         self.n_sequences = 0  # B
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Append entries for new tokens to the mask of this cache, the attribute `keys`.
+        """Add the entries of new tokens to the mask of this cache, the attribute `keys`.
+
+        Each new entry is marked for its own hypothesis only.
 
         Args:
-            ids: Prompts (B, t) in the first step, later one token of each row (N, 1).
-            keys: Mask (B, t) of the prompts, True = real token; None means that all are real. Not
-                used after the first step.
+            ids: Token ids: prompts (B, t) in the first step, later one token of each row (N, 1).
+            keys: Mask (B, t) of the prompts, True = real token. None means that all tokens are
+                real. Not used after the first step.
             documents: None, since packed documents are not supported.
         """
         assert documents is None, "packed documents are not supported"
@@ -77,16 +84,18 @@ class BeamCache(KVCache):
         self.length = self.keys.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Let each new row i continue the old row `rows[i]`, in place.
+        """Select hypotheses in place: the new hypothesis i is a copy of the old one `rows[i]`.
 
-        A row is a hypothesis. Only the rows of the mask `keys` are reordered. The keys and values
-        of a sequence are not reordered, and are dropped when the sequence has ended.
+        The method selects rows of the mask `keys`. Keys and values are not copied, because the
+        hypotheses of a sequence share them. The method drops the keys and values of sequences
+        without a selected hypothesis.
 
         Args:
-            rows: (N,) int64, for each new row the index of the old row that it continues. An index
-                may repeat. The rows must be grouped by sequence, with K rows for each sequence.
-            sources: Indices of the sequences that have not ended, among the sequences before this
-                call, in ascending order. None computes the indices from `rows`.
+            rows: Indices of old hypotheses, (N,) int64, one for each new hypothesis. An index may
+                repeat. The new hypotheses must be grouped by sequence, with equally many
+                hypotheses for each sequence.
+            sources: Indices (n,) int64 of the sequences with a selected hypothesis, in ascending
+                order. None computes the indices from `rows`.
         """
         if self.keys is None:  # the model ignores the cache
             return
@@ -100,17 +109,23 @@ class BeamCache(KVCache):
 
 
 def beam_cache(model: Any) -> KVCache:
-    """Build a cache for beam search with `model`.
+    """Build an empty cache for beam search with a model.
 
-    A model with relative positions needs a plain `KVCache`, whose entries are in the order of their
-    positions, and a recurrent model its own cache. Other models use a `BeamCache`.
+    Most models get a `BeamCache`. Models with relative positions or a recurrent state get the
+    result of `model.new_cache()`, because a `BeamCache` neither keeps its entries in the order of
+    their positions nor stores a recurrent state.
+
+    Args:
+        model: A causal LM or an encoder-decoder.
     """
     is_plain = model.has_relative_positions or model.is_recurrent
     return model.new_cache() if is_plain else BeamCache()
 
 
 class WindowLayer(LayerCache):
-    """Cache of one layer in a `WindowCache`; its `length` counts the tokens whose keys are stored.
+    """Keys and values of one layer in a `WindowCache`.
+
+    The attribute `length` is the number of tokens whose keys and values are stored.
 
     Args:
         window: Number W of tokens that a token attends to, itself included.
@@ -121,11 +136,14 @@ class WindowLayer(LayerCache):
         self.window = window
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values (B, H, t, Dh) of new tokens.
+        """Append the keys and values of new tokens, and drop those that no later token attends to.
+
+        Args:
+            k: Keys (B, H, t, Dh) of the new tokens.
+            v: Values, with the shape of `k`.
 
         Returns:
-            Keys and values of the new tokens and of the W - 1 tokens before them, or of all tokens
-            if there are fewer.
+            Keys and values (B, H, n, Dh) of the t new tokens and of up to W - 1 tokens before them.
         """
         keys, values = super().extend(k, v)
         first = max(0, self.length - k.shape[2] - self.window + 1)
@@ -137,10 +155,10 @@ class WindowLayer(LayerCache):
 
 
 class WindowCache(KVCache):
-    """Cache of a decoder with a window W, which stores fewer than 2 W tokens.
+    """Key-value cache for attention with a window W, which stores fewer than 2 W tokens.
 
-    If there is padding or several documents, all tokens are stored, because the distance between
-    two tokens is then not the number of entries between them.
+    The cache stores all tokens if there is padding or there are several documents. The distance of
+    two tokens is then not the number of cache entries between them.
 
     Args:
         window: Number W of tokens that a token attends to, itself included.
@@ -151,17 +169,29 @@ class WindowCache(KVCache):
         self.window: int | None = window
 
     def layer(self, index: int) -> LayerCache:
-        """Return the cache of layer `index`, creating it at its first use."""
+        """Return the keys and values of the layer with the given index.
+
+        The object is created at the first use of the layer. With a window, it is a `WindowLayer`.
+        """
         while len(self.layers) <= index:
             self.layers.append(LayerCache() if self.window is None else WindowLayer(self.window))
         return self.layers[index]
 
     def n_keys(self, n_new: int) -> int:
-        """Return the number of keys that a layer gets for the last `n_new` tokens."""
+        """Return the number of keys that the last `n_new` tokens of each sequence can attend to.
+
+        This is the length of the keys that each layer returns for these tokens. With a window W, it
+        is at most W + `n_new` - 1.
+        """
         return self.length if self.window is None else min(self.length, self.window + n_new - 1)
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add new tokens to `length`, `keys` and `documents`; arguments as for `KVCache.advance`.
+        """Add new tokens to the attributes `length`, `keys` and `documents` of the cache.
+
+        Args:
+            ids: Ids (B, t) of the new tokens.
+            keys: Mask (B, t) of the new tokens, True = real token, or None.
+            documents: Index (B, t) of the packed document of each new token, or None.
 
         Raises:
             InputError: `keys` or `documents` is given for the first time after the first call.
@@ -175,10 +205,11 @@ class WindowCache(KVCache):
 
 
 class StaticCache(KVCache):
-    """Cache of fixed size for CUDA graphs: each step runs the same kernels on the same memory.
+    """Key-value cache of fixed size for CUDA graphs.
 
-    The position of the last token is a tensor on the device, and later entries are masked. The
-    cache supports one token per step, and its rows cannot be reordered.
+    A CUDA graph runs the same kernels on the same memory in each step. The number of filled entries
+    is therefore a tensor on the device, and the attention mask hides the other entries. The cache
+    supports one token per step, and its rows cannot be reordered.
 
     Args:
         cache: Cache after the first step, from which the keys and values of the prompts are copied.
@@ -198,18 +229,22 @@ class StaticCache(KVCache):
         self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Go to the next position and unmask it in all rows; the arguments are ignored."""
+        """Add one to the position of the last token, and unmask the new position in all rows.
+
+        The arguments are ignored.
+        """
         self.position += 1
         self.filled.index_fill_(1, self.position, True)
 
 
 class StaticLayer(LayerCache):
-    """Cache of one layer in a `StaticCache`.
+    """Keys and values of one layer in a `StaticCache`, with memory for P tokens.
 
     Args:
         layer: Cache of the layer after the first step, from which keys and values are copied.
         capacity: Maximum number P of tokens.
-        position: Position of the last token, a Tensor (1,) that the `StaticCache` advances.
+        position: Position of the last token, a Tensor (1,) int64 that the `StaticCache` changes in
+            each step.
     """
 
     def __init__(self, layer: LayerCache, capacity: int, position: Tensor) -> None:

@@ -1,7 +1,7 @@
 """GraphStep: decoding step as a CUDA graph, which launches hundreds of small kernels at once.
 
-A graph repeats the same work on the same memory. The graph therefore uses a `StaticCache`, and
-computes all rows, including the rows that have ended.
+A CUDA graph repeats the same kernels on the same memory. The graph therefore uses a `StaticCache`,
+and computes all rows, including the rows of sequences that have ended.
 
 Shapes: B rows, N rows that have not ended, T prompt tokens, V vocabulary.
 """
@@ -15,14 +15,15 @@ from fourfold.generation.caches import StaticCache
 from fourfold.generation.step import CausalStep
 
 MIN_NEW_TOKENS = 16  # number of tokens that compensates for the time of capturing
-WARMUP_RUNS = 2  # libraries allocate and choose algorithms in these, which a capture cannot contain
+# Libraries allocate memory and choose algorithms in these runs, because a capture cannot.
+WARMUP_RUNS = 2
 
 
 class GraphStep:
     """Decoding step that runs a `CausalStep` as a CUDA graph.
 
     The first call runs `step` on the prompts. The second call captures `step` in a CUDA graph. This
-    call and all later calls replay the graph. Rows may end, but must not be reordered.
+    call and all later calls replay the graph. `reorder` may drop rows, but not change their order.
 
     Args:
         step: A `CausalStep` that has a cache and has not been called yet.
@@ -37,10 +38,11 @@ class GraphStep:
         self._active: Tensor | slice = slice(None)  # rows that have not ended, (N,) or all
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return logits (N, V) of the next token.
+        """Run the model on new tokens, and return the logits (N, V) of the next token.
 
         Args:
-            ids: Prompts (N, T) in the first call, later one more token per row, (N, 1).
+            ids: Token ids int64: prompts (N, T) in the first call, later one new token per row,
+                (N, 1).
         """
         cache = self._step.cache
         if cache is None or not cache.length:
@@ -53,11 +55,13 @@ class GraphStep:
         return self._replay()[self._active]
 
     def reorder(self, rows: Tensor) -> None:
-        """Let later calls return the logits of `rows` only; the graph still computes all rows.
+        """Drop rows that have ended from the results of later calls.
+
+        The graph still computes all rows.
 
         Args:
-            rows: (N,) int64, ascending indices of the rows to keep, counted among the rows that the
-                last call returned.
+            rows: Ascending indices of the rows to keep, (N,) int64, among the rows of the logits
+                that the last call returned.
         """
         if self._replay is None:
             self._step.reorder(rows)
@@ -66,24 +70,31 @@ class GraphStep:
 
 
 def is_worth_capturing(device: torch.device, new_tokens: int) -> bool:
-    """Return True if a CUDA graph works on `device` and saves time for `new_tokens` new tokens."""
+    """Return True if a CUDA graph is supported and saves time.
+
+    Args:
+        device: Device of the model.
+        new_tokens: Maximum number of new tokens of a sequence.
+    """
     # Autocast caches the casts of weights outside of a graph, so a replay would miss them.
     autocast = torch.is_autocast_enabled("cuda")
     return device.type == "cuda" and new_tokens >= MIN_NEW_TOKENS and not autocast
 
 
 def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Callable[[], Tensor]:
-    """Capture a step as a CUDA graph.
+    """Capture one decoding step as a CUDA graph.
 
-    The tokens in the cache are the same before and after the call.
+    The capture adds no token to the cache.
 
     Args:
-        step: Step to capture, which uses `cache`.
-        cache: Cache of the step.
-        ids: Last tokens (B, 1). To pass other tokens to a replay, copy the tokens into `ids` first.
+        step: Decoding step to capture.
+        cache: Cache that `step` uses.
+        ids: Input (B, 1) int64 of the graph, on the GPU. A replay reads the tokens that this tensor
+            contains at that time.
 
     Returns:
-        Function that replays the graph and returns the logits (B, V).
+        Function without arguments that replays the graph and returns the logits (B, V). The next
+        replay overwrites these logits.
     """
     position = cache.position.clone()
     filled = cache.filled.clone()

@@ -9,7 +9,8 @@ class GenerationDefaults:
 
     `generate` and `beam_search` use the special tokens for arguments that are None. The options of
     beam search are those with which the model was evaluated. Only the command line uses these
-    options; in Python, pass them to `beam_search`. A field is None if its value is unknown.
+    options. In Python, they must be passed to `beam_search`. A field is None if its value is
+    unknown.
 
     Args:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).

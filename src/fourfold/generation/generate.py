@@ -42,7 +42,7 @@ def generate(
         ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
         max_new: Maximum number of new tokens; required for a causal LM. None means the length of
             each source + 50, but at most `max_len` of the model.
-        eos_id: Token that ends a sequence. If none is known, `max_new` tokens are generated.
+        eos_id: Token that ends a sequence. If it is unknown, `max_new` tokens are generated.
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
         top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
@@ -53,11 +53,11 @@ def generate(
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
         copies: Number of earlier occurrences of each prompt (a tuple of its real tokens), updated
-            in place. Calls that share it sample equal prompts differently. None starts from 0.
+            in place. Calls with one Counter sample equal prompts differently. None starts from 0.
 
     Returns:
-        (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder
-        (B, 1 + t), `bos_id` and then the new tokens.
+        Token ids int64. For a causal LM, (B, T + t): the columns of `ids`, then t new tokens. For
+        an encoder-decoder, (B, 1 + t): `bos_id`, then t new tokens.
 
     Raises:
         InputError: An argument is invalid or too large for the model, or `bos_id` is not known.

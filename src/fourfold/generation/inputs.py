@@ -1,6 +1,6 @@
-"""GenerationInputs: checks the inputs of `generate` and `beam_search`, and starts decoding.
+"""GenerationInputs: checks the arguments of `generate` and `beam_search`, and starts decoding.
 
-Shapes: B rows, T tokens, C channels.
+Shapes: B rows (prompts or sources), T tokens, C channels.
 """
 
 from hashlib import blake2b
@@ -19,7 +19,7 @@ MAX_EXTRA_TOKENS = 50  # of a target, relative to its source (Vaswani et al. 201
 
 
 class GenerationInputs:
-    """Checked inputs of a model for decoding: prompts or sources, and special tokens.
+    """Checked arguments of `generate` or `beam_search`: prompts or sources, and special tokens.
 
     Each special token that is None is taken from `model.generation_defaults`.
 
@@ -86,6 +86,7 @@ class GenerationInputs:
         self._check_special_tokens()
 
     def _check_images(self) -> None:
+        """Raise InputError unless the images are a batch (B, C, side, side) without a mask."""
         images = self.ids
         is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.numel() > 0
         if not is_batch or not images.is_floating_point():
@@ -95,7 +96,7 @@ class GenerationInputs:
             raise InputError("must be None for images", option=self.mask_name)
 
     def _check_tokens(self) -> None:
-        """Check shape, data type and values of the token ids and of the mask."""
+        """Raise InputError unless token ids and mask have valid shapes, data types and values."""
         ids: Any = self.ids  # a user may pass anything
         is_tensor = isinstance(ids, Tensor)
         if not is_tensor or ids.dtype != torch.int64 or ids.ndim != 2 or not ids.numel():
@@ -119,7 +120,7 @@ class GenerationInputs:
             raise InputError(message, option=self.mask_name)
 
     def _check_lengths(self) -> None:
-        """Check that each row has at least 1 and at most `reader_config.max_len` real tokens."""
+        """Raise InputError unless each row has from 1 to `reader_config.max_len` real tokens."""
         lengths = self.lengths.tolist()
         if 0 in lengths:
             message = f"must mark a real token in each row, got none in row {lengths.index(0)}"
@@ -132,7 +133,7 @@ class GenerationInputs:
             raise InputError(message, option=self.ids_name)
 
     def _check_special_tokens(self) -> None:
-        """Check that the special tokens are known and within the vocabulary."""
+        """Raise InputError unless the needed special tokens are known and in the vocabulary."""
         if self.is_seq2seq:
             self.require("bos_id", "first token of a target")
         last = self.vocab_size - 1
@@ -158,7 +159,10 @@ class GenerationInputs:
 
     @property
     def row_keys(self) -> Tensor:
-        """Integers that identify each row: token ids (B, T), or a hash of each image (B, 1)."""
+        """Integers that identify the input of each row, as seeds of random numbers.
+
+        They are the token ids (B, T), or a hash of the pixels of each image (B, 1), int64.
+        """
         if not self.model.accepts_images:
             return self.ids
         pixels = [image.cpu().float().numpy().tobytes() for image in self.ids]
@@ -166,7 +170,7 @@ class GenerationInputs:
         return torch.tensor(hashes, device=self.ids.device)[:, None]
 
     def limit(self, name: str, requested: int | None, minimum: int) -> Tensor:
-        """Return the maximum number of new tokens of each row, (B,).
+        """Compute the maximum number of new tokens of each row, (B,) int64.
 
         Args:
             name: Name of the caller's argument in error messages, such as "max_new".
@@ -195,12 +199,17 @@ class GenerationInputs:
         return torch.minimum(limit, available)
 
     def start(self, cache: KVCache | None) -> tuple[Step, Tensor]:
-        """Return the decoding step of the model, and the tokens with which decoding starts.
+        """Build the object that runs the model during decoding, and the first tokens of its input.
 
-        The tokens are the prompts (B, T) of a causal LM, or BOS (B, 1) for an encoder-decoder.
+        For an encoder-decoder, this method runs the encoder.
 
         Args:
-            cache: Empty cache; None computes all tokens again in each step.
+            cache: Empty cache of the decoder. With None, each decoding step computes all tokens
+                again.
+
+        Returns:
+            A tuple of a `Step` and the token ids int64 of its first call. These are the prompts
+            (B, T) for a causal LM, and a column (B, 1) of `bos_id` for an encoder-decoder.
         """
         mask = None if bool(self.real.all()) else self.mask  # attention is faster without a mask
         if not self.is_seq2seq:
@@ -210,7 +219,7 @@ class GenerationInputs:
 
 
 def _describe(x: object) -> str:
-    """Return data type and shape of a tensor, or the name of the class of any other argument."""
+    """Describe a value for an error message, such as "int64 (2, 3)" for a tensor or "a list"."""
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
     return f"a {type(x).__name__}"

@@ -17,13 +17,13 @@ from fourfold.errors import InputError
 from fourfold.generation.step import Step, raise_on_nan
 from fourfold.losses import upcast_fp32
 
-# A smaller temperature selects the most probable token, too, but logits divided by it overflow.
+# Smaller temperatures select the most probable token, too, but the divided logits would overflow.
 MIN_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """Function from logits to the next token.
+    """Function that chooses the next token of each sequence from the logits of the vocabulary.
 
     Args:
         temperature: Divisor of the logits; 0 takes the most probable token.
@@ -54,7 +54,8 @@ class TokenSampler:
 
         Args:
             logits: Logits (N, V).
-            draws: Uniform random numbers in [0, 1), (N,); not used at temperature 0.
+            draws: Uniform random numbers in [0, 1), one for each row, (N,). Not used at
+                temperature 0.
 
         Returns:
             Token ids (N,) int64.
@@ -70,15 +71,15 @@ class TokenSampler:
 
 
 def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Return the logits with -inf for all but the most probable tokens.
+    """Replace the logits of all but the most probable tokens by -inf, in a copy of the logits.
 
     Args:
         logits: Logits (..., V).
-        top_k: Number of most probable tokens that remain; None means all. Of equal logits, the
-            lower token id ranks first, so exactly `top_k` tokens remain.
-        top_p: Probability p. The most probable tokens remain until the sum of their probabilities
-            reaches p, at least one token. With `top_k`, the probabilities of the k tokens are
-            renormalized first. None means all.
+        top_k: Number of most probable tokens whose logits are kept; None means all. Of equal
+            logits, the lower token id ranks first, so exactly `top_k` logits are kept.
+        top_p: Probability p. The logits of the smallest set of most probable tokens whose
+            probabilities sum to at least p are kept. With `top_k`, the probabilities of the k
+            tokens are renormalized first. None means all.
 
     Example:
         >>> keep_top(torch.tensor([0.1, 3.0, 2.0]), top_k=2)
@@ -103,7 +104,7 @@ def uniform_per_prompt(
     seed: int | None,
     copies: Counter[tuple[int, ...]] | None = None,
 ) -> Tensor:
-    """Draw uniform numbers (B, n_draws) that depend on the prompt, not on its row in the batch.
+    """Draw uniform random numbers for each prompt, independently of the prompt's row in the batch.
 
     The numbers are a function of the seed, the real tokens of the prompt, and the number of equal
     prompts before this prompt. Samples therefore do not depend on the other prompts of the batch,
@@ -117,6 +118,9 @@ def uniform_per_prompt(
         seed: Seed; None draws a seed from torch's global generator.
         copies: Number of times that each prompt (a tuple of its real tokens) occurred in earlier
             batches. The function adds the prompts of this batch in place. None starts from 0.
+
+    Returns:
+        Random numbers in [0, 1), (B, n_draws) in fp32 on the device of `ids`.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ()))
@@ -143,10 +147,10 @@ def sample(
 ) -> Tensor:
     """Generate tokens until each sequence of the batch has ended or reached its limit.
 
-    Sequences that have ended are not computed further.
+    The model no longer runs on sequences that have ended.
 
     Args:
-        step: Decoding step of the model.
+        step: Decoding step of the model, which has not been called yet.
         prompt: Token ids (B, T) int64.
         limit: Maximum number of new tokens of each sequence, (B,) int64, at least 1.
         sampler: Function that chooses the next tokens from logits.

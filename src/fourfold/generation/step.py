@@ -1,9 +1,10 @@
-"""CausalStep and Seq2SeqStep: decoding steps, which return the logits of the next token.
+"""CausalStep and Seq2SeqStep: objects that run a model for one decoding step per call.
 
-The decoder state of a step is the key-value cache, the padding mask and the memory (the output of
-the encoder, if there is one).
-Shapes: B prompts or sources, N rows of the decoder state (one for each prompt or source that has
-not ended; in beam search, one for each of its hypotheses), T prompt tokens, t new tokens, S source
+A step returns the logits of the next token, and keeps the decoder state between calls. The decoder
+state is the key-value cache, the padding mask, and the memory (the output of an encoder). A row of
+the decoder state belongs to one sequence in sampling, and to one hypothesis in beam search. Rows of
+sequences that have ended are dropped.
+Shapes: B prompts or sources, N rows of the decoder state, T prompt tokens, t new tokens, S source
 tokens, D model width, V vocabulary.
 """
 
@@ -22,30 +23,38 @@ from fourfold.kernels.cpu_decoding import decode_layout
 
 
 class Step(Protocol):
-    """Interface of a stateful object that runs a language model for one decoding step per call.
+    """Interface of a language model for decoding algorithms, such as sampling and beam search.
 
-    A decoding algorithm passes the last tokens and gets the logits of the next token. Between
-    calls, a step keeps the decoder state: all that the model remembers of the earlier tokens.
+    Each call appends tokens to N sequences, and returns the logits of the next token of each
+    sequence. The object keeps the decoder state between calls, so a call takes the new tokens only.
+    The decoder state has one row for each sequence. It consists of the key-value cache of the
+    earlier tokens, their padding mask, and the output of the encoder, if there is one.
     """
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Append `ids` (N, t) to the earlier tokens; return logits (N, V) of the next token."""
-
-    def reorder(self, rows: Tensor) -> None:
-        """Reorder the decoder state in place: the new row i continues the old row `rows[i]`.
-
-        Beam search calls this method after each step, because a new hypothesis may extend any old
-        hypothesis of the same source or prompt. Sampling calls this method to drop sequences that
-        have ended.
+        """Append tokens to the sequences, and run the model on these tokens.
 
         Args:
-            rows: (N,) int64, for each new row the index of the old row that it continues. An old
-                row may be continued several times, or not at all.
+            ids: Token ids (N, t) int64: the prompts in the first call, later one token per row.
+
+        Returns:
+            Logits (N, V) of the next token of each sequence.
+        """
+
+    def reorder(self, rows: Tensor) -> None:
+        """Select rows of the decoder state in place: the new row i is a copy of row `rows[i]`.
+
+        Beam search calls this method after each step, because several new hypotheses may extend the
+        same old hypothesis. Sampling calls this method to drop sequences that have ended.
+
+        Args:
+            rows: Indices of old rows, (N,) int64, one for each new row. An index may occur several
+                times, or not at all.
         """
 
 
 class CausalStep:
-    """Decoding step of a causal LM.
+    """Decoding step of a causal LM, which keeps the decoder state between calls (see `Step`).
 
     Args:
         model: Model with the methods `hidden(ids, mask, cache)` and `logits(h)`.
@@ -62,14 +71,15 @@ class CausalStep:
 
     @property
     def has_keys(self) -> bool:
-        """True if there is a key-value cache, which a CUDA graph can replace by a static one."""
+        """True if the cache is a key-value cache that a `StaticCache` can replace."""
         return isinstance(self.cache, KVCache) and not isinstance(self.cache, WindowCache)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return logits (N, V) of the next token.
+        """Run the model on new tokens, and return the logits (N, V) of the next token.
 
         Args:
-            ids: Prompts (N, T) in the first call, later one more token per row, (N, 1).
+            ids: Token ids int64: prompts (N, T) in the first call, later one new token per row,
+                (N, 1).
         """
         if self._ids is not None:
             if self._mask is not None:
@@ -85,7 +95,11 @@ class CausalStep:
         return logits
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder cache, mask and earlier tokens: the new row i continues the old row `rows[i]`."""
+        """Select rows of cache, mask and earlier tokens: the new row i is a copy of row `rows[i]`.
+
+        Args:
+            rows: Indices of old rows, (N,) int64, one for each new row.
+        """
         if self.cache is not None:
             self.cache.reorder(rows)
         self._ids = index_rows(self._ids, rows)
@@ -93,7 +107,9 @@ class CausalStep:
 
 
 class Seq2SeqStep:
-    """Decoding step of an encoder-decoder; the constructor encodes the source.
+    """Decoding step of an encoder-decoder, which keeps the decoder state between calls.
+
+    The class implements `Step`. The constructor runs the encoder.
 
     Args:
         model: Model with the methods `encode(src, src_mask)`, `decode(tgt, memory, src_mask,
@@ -115,10 +131,11 @@ class Seq2SeqStep:
         self._ids: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Append a token to each target, and return logits (N, V) of the next token.
+        """Append a token to each target, and return the logits (N, V) of the next token.
 
         Args:
-            ids: Token to append to each target, (N, 1); BOS in the first call.
+            ids: Token ids (N, 1) int64, one for each target: BOS in the first call, later the last
+                token.
         """
         if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
@@ -127,10 +144,13 @@ class Seq2SeqStep:
         return logits
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the decoder state in place: the new row i continues the old row `rows[i]`.
+        """Select rows of the decoder state in place: the new row i is a copy of row `rows[i]`.
 
-        The state is the key-value cache, the output of the encoder, the source mask, and without a
-        cache the earlier tokens.
+        The state is the key-value cache, the output of the encoder and the source mask. Without a
+        cache, the state also includes the earlier tokens.
+
+        Args:
+            rows: Indices of old rows, (N,) int64, one for each new row.
         """
         sources = self._sources_of(rows)
         self._rows = len(rows)
@@ -141,10 +161,12 @@ class Seq2SeqStep:
         self._memory = self._memory.index_select(0, sources)
 
     def _sources_of(self, rows: Tensor) -> Tensor:
-        """Return the batch indices of `self._memory` that must be kept for the old rows `rows`.
+        """Return the batch indices of the encoder output that the old rows `rows` (N,) belong to.
 
-        If all sources in `rows` have the same number of rows, the result contains the index of each
-        of these sources once. Otherwise the result contains one index for each element of `rows`.
+        The encoder output has one batch element for several rows, such as the hypotheses of a
+        source. If all sources in `rows` have the same number of rows, the result (n,) contains the
+        index of each of these sources once. Otherwise the result (N,) contains one index for each
+        element of `rows`.
         """
         per_row = rows // (self._rows // len(self._memory))
         sources, sizes = torch.unique_consecutive(per_row, return_counts=True)
@@ -159,7 +181,7 @@ def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
         mask: (N, T) bool, True = real token; None means that all tokens are real.
 
     Returns:
-        (N, D).
+        Hidden states (N, D).
     """
     if mask is None:
         return h[:, -1]
@@ -169,7 +191,10 @@ def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def raise_on_nan(logits: Tensor) -> Tensor:
-    """Check that no logit is NaN, and return the logits unchanged.
+    """Raise InputError if a logit is NaN, otherwise return the logits unchanged.
+
+    Args:
+        logits: Logits of any shape.
 
     Raises:
         InputError: A logit is NaN.
@@ -184,17 +209,21 @@ def raise_on_nan(logits: Tensor) -> Tensor:
 
 
 def index_rows(x: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Return the elements of x (B, ...) at the batch indices `rows` (N,); None if x is None."""
+    """Return the elements (N, ...) of x (B, ...) at the batch indices `rows` (N,) int64.
+
+    The result is None if x is None.
+    """
     return None if x is None else x.index_select(0, rows)
 
 
 @contextmanager
 def decoding_mode(model: nn.Module) -> Iterator[None]:
-    """Context in which a model decodes, in eval mode and torch's inference mode.
+    """Context manager that sets a model to eval mode and torch to inference mode, for decoding.
 
-    At the end of the context, the earlier modes of all modules are restored. Compiled blocks of the
-    model run uncompiled. Otherwise each new length would trigger a recompilation and use up torch's
-    recompile limit, which training shares.
+    At the end of the context, the earlier mode (training or eval) of each module is restored.
+    Modules that were compiled with `module.compile` run uncompiled in the context. Otherwise each
+    new length would trigger a recompilation, and the recompilations would count towards the
+    recompile limit of training. On a CPU, `decode_layout` makes linear layers faster.
     """
     modes = [(module, module.training) for module in model.modules()]
     compiled = any(module._compiled_call_impl is not None for module, _ in modes)

@@ -1,10 +1,10 @@
 """Attention on a CPU by matrix products, used where it is faster than torch's fused kernel.
 
 On a CPU, torch's fused kernel is slow in the backward pass, with dropout, and in decoding, in which
-each sequence of a batch has one query. The queries are processed in slices. Under a causal mask, a
-slice of queries needs only the keys before the end of the slice, which halves the work. Within a
-window, it needs only the keys near the slice, so that the work is proportional to the number of
-queries. The memory grows linearly with the number of queries.
+each sequence of a batch has one query. This kernel processes the queries in slices. Under a causal
+mask, a slice of queries needs only the keys before the end of the slice, which halves the work.
+With a window, a slice needs only the keys near the slice, so the work is proportional to the number
+of queries. The memory grows linearly with the number of queries.
 
 Shapes: B batch, H heads, G = B H, Tq queries, Tk keys, n queries of a slice, e keys of a slice, Dh
 head width, Dv value width.
@@ -29,7 +29,7 @@ from fourfold.kernels.dropout import keep_mask
 CAUSAL_SLICE = 128  # queries; small enough to skip many hidden keys, large enough to be fast
 WINDOW_SLICE = 32  # queries; few keys outside the windows of these queries are read
 MAX_SLICE_SCORES = 2**22  # attention scores of a slice without a causal mask
-# A window is applied slice by slice from this number of keys, also relative to the window.
+# Least number of keys, and least ratio of keys to window, for which this kernel applies a window.
 MIN_SLICED_KEYS = 256
 MIN_KEYS_PER_WINDOW = 4
 # Attention weights of one head that are saved. More weights are recomputed in the backward pass.
@@ -37,23 +37,36 @@ MAX_SAVED_WEIGHTS = 2**18
 
 
 class QuerySlice(NamedTuple):
-    """Range of queries (`rows`), and range of keys (`keys`) that these queries may attend to."""
+    """Slice of the queries, with the range of the keys that these queries may attend to.
+
+    Attributes:
+        rows: Range of the indices of the queries.
+        keys: Range of the indices of the keys.
+    """
 
     rows: slice
     keys: slice
 
     def select(self, x: Tensor) -> Tensor:
-        """Select these queries and keys from a mask or bias x, broadcastable to (B, H, Tq, Tk)."""
+        """Select the queries and keys of the slice from a mask or a bias.
+
+        Args:
+            x: Tensor with four dimensions, broadcastable to (B, H, Tq, Tk).
+
+        Returns:
+            View of `x`, broadcastable to (B, H, n, e).
+        """
         rows = self.rows if x.shape[2] > 1 else slice(None)
         keys = self.keys if x.shape[3] > 1 else slice(None)
         return x[:, :, rows, keys]
 
 
 class Inputs(NamedTuple):
-    """Inputs of attention.
+    """Arguments of attention, and the computation of attention from them.
 
-    `merge_heads` merges the dimensions B and H of queries, keys and values to G. The other methods
-    require merged dimensions.
+    The constructor takes queries, keys and values with four dimensions, such as (B, H, Tq, Dh).
+    `merge_heads` scales the queries and merges the dimensions B and H to G = B H. The attributes
+    below are those after this call, which all other methods require.
 
     Attributes:
         q: Queries (G, Tq, Dh), multiplied by `scale`.
@@ -62,12 +75,12 @@ class Inputs(NamedTuple):
         mask: Bool with four dimensions, broadcastable to (B, H, Tq, Tk), or None.
         bias: Tensor added to the scores, with four dimensions, broadcastable to (B, H, Tq, Tk), or
             None.
-        causal: Hide the keys after a query. Without a window, Tq == Tk.
+        causal: Hide the keys after a query. Without a window, Tq must equal Tk.
         scale: Factor on the scores.
         dropout_p: Dropout probability of the weights.
         heads: Shape (B, H) of the merged dimensions.
-        window: Hide keys that are this many columns or more away from the query, or None. The last
-            query has the column of the last key.
+        window: Hide keys whose distance to the query is at least this number of columns. The last
+            query has the column of the last key. None means no window.
     """
 
     q: Tensor
@@ -82,12 +95,12 @@ class Inputs(NamedTuple):
     window: int | None = None
 
     def merge_heads(self) -> "Inputs":
-        """Scale queries (B, H, Tq, Dh), and merge batch and heads of queries, keys and values."""
+        """Return inputs with scaled queries, and with batch and heads merged to one dimension."""
         q, k, v = ((self.q * self.scale).flatten(0, 1), self.k.flatten(0, 1), self.v.flatten(0, 1))
         return Inputs(q, k, v, *self[3:])
 
     def slices(self) -> list[QuerySlice]:
-        """Divide the queries into slices, each with the keys that it may attend to."""
+        """Divide the queries into a list of slices, each with the keys that they may attend to."""
         q_len, k_len = self.q.shape[1], self.k.shape[1]
         offset = k_len - q_len
         step, before = CAUSAL_SLICE, k_len
@@ -104,7 +117,11 @@ class Inputs(NamedTuple):
         return slices
 
     def near(self, part: QuerySlice) -> Tensor:
-        """Return a bool mask (n, e) of the keys that the window of each query contains."""
+        """Return a bool mask (n, e), True = the window of the query contains the key.
+
+        Args:
+            part: Slice of n queries and e keys.
+        """
         assert self.window is not None
         offset = self.k.shape[1] - self.q.shape[1]
         q, k = (torch.arange(s.start, s.stop, device=self.q.device) for s in part)
@@ -112,11 +129,13 @@ class Inputs(NamedTuple):
         return (distances < self.window) & (distances > (-1 if self.causal else -self.window))
 
     def weights(self, part: QuerySlice) -> Tensor:
-        """Compute the attention weights (G, n, e) of the n queries and e keys of a slice.
+        """Compute the attention weights (G, n, e) of a slice, without dropout.
 
-        The weights of a query are 0 if the mask hides all its keys.
+        The weights of a query are 0 if the mask hides all keys of the query. Scores in bf16 are not
+        converted to fp32, because torch computes their softmax in fp32.
 
-        Scores in bf16 need no conversion, because torch computes their softmax in fp32.
+        Args:
+            part: Slice of n queries and e keys.
         """
         rows = self.q[:, part.rows]
         keys = self.k[:, part.keys]
@@ -145,12 +164,13 @@ class Inputs(NamedTuple):
         return weights
 
     def attend(self, saved: list[Tensor | None] | None = None) -> Tensor:
-        """Compute attention (B, H, Tq, Dv).
+        """Compute the outputs of attention, (B, H, Tq, Dv).
 
         Args:
-            saved: List for the backward pass. For each slice of queries, the attention weights
-                (None if they are too many to be saved) and the dropout factors (None without
-                dropout) are appended to the list. None if no backward pass follows.
+            saved: List of tensors for the backward pass, which is extended in place. For each slice
+                of queries, two elements are appended: the attention weights, or None if they need
+                too much memory, and the dropout factors, or None without dropout. None if no
+                backward pass follows.
         """
         slices = self.slices()
         n_keys = max((part.keys.stop - part.keys.start for part in slices), default=0)
@@ -171,9 +191,9 @@ class Inputs(NamedTuple):
 
 
 def products_are_faster(q: Tensor, k_len: int, dropout_p: float) -> bool:
-    """Return True where matrix products were measured to be faster than torch's fused kernel.
+    """Return True if this kernel is faster than torch's fused kernel, according to measurements.
 
-    These cases, on a CPU, are:
+    The result is True in these cases on a CPU:
 
     - Training in bf16, and training with dropout: 5 times as fast at 16 tokens, 3 times at 128 and
       twice at 512 (forward and backward pass in bf16 on two cores).
@@ -199,10 +219,11 @@ def products_are_faster(q: Tensor, k_len: int, dropout_p: float) -> bool:
 
 
 def window_is_faster(window: int | None, keys: Tensor | None, q_len: int, k_len: int) -> bool:
-    """Return True if `attend_by_products` supports a window with these keys, and is faster with it.
+    """Return True if `attend_by_products` supports a window for these keys and saves time by it.
 
-    The kernel measures distances in columns. In each row of the mask, the real tokens must
-    therefore be consecutive, up to the last column if there are fewer queries than keys.
+    The kernel measures distances in columns. Therefore the real tokens in each row of the mask must
+    be consecutive. If there are fewer queries than keys, the last column must hold a real token in
+    each row.
 
     Args:
         window: Window of the attention pattern, or None.
@@ -232,11 +253,23 @@ def attend_by_products(
     dropout_p: float,
     window: int | None = None,
 ) -> Tensor:
-    """Compute attention (B, H, Tq, Dv) by matrix products over slices of the queries.
+    """Compute the outputs of attention by matrix products over slices of the queries.
 
-    The arguments have the same meaning as in `fourfold.core.attention.attend`. `mask` must not be a
-    BlockMask. Without a window, `causal` must not be combined with a mask or a bias. A window must
-    not be compiled.
+    Args:
+        q: Queries (B, H, Tq, Dh).
+        k: Keys (B, H, Tk, Dh).
+        v: Values (B, H, Tk, Dv).
+        mask: Bool, True = may attend, broadcastable to (B, H, Tq, Tk), or None.
+        bias: Tensor added to the scores, broadcastable to (B, H, Tq, Tk), or None.
+        causal: Hide the keys after a query. Without a window, `causal` must not be combined with a
+            mask or a bias.
+        scale: Factor on the scores; None means 1 / sqrt(Dh).
+        dropout_p: Dropout probability of the weights.
+        window: Hide keys whose distance to the query is at least this number of columns. None means
+            no window. A window is not supported in compiled code.
+
+    Returns:
+        Outputs (B, H, Tq, Dv).
     """
     mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -254,7 +287,11 @@ def attend_by_products(
 
 
 class _Attention(torch.autograd.Function):
-    """Eager differentiation, which saves the weights of each slice without copying them."""
+    """Autograd function of `attend_by_products` in eager mode.
+
+    The forward pass saves the attention weights of each slice of queries for the backward pass. The
+    arguments of `forward` are the fields of `Inputs`, before `merge_heads`.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -279,16 +316,17 @@ class _Attention(torch.autograd.Function):
 def _gradients(
     inputs: Inputs, grad: Tensor, saved: Sequence[Tensor | None], needs_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the gradients of merged inputs.
+    """Compute the gradients of attention.
 
     Args:
         inputs: Inputs after `merge_heads`.
-        grad: Gradient (G, Tq, Dv) of the result.
-        saved: Weights and dropout factors of each slice, as `Inputs.attend` saves them.
+        grad: Gradient (G, Tq, Dv) of the outputs.
+        saved: Weights and dropout factors of each slice, in the order of `Inputs.attend`.
         needs_bias: Compute the gradient of the bias.
 
     Returns:
-        Gradients of the scaled queries, of keys, values, and the bias (None if not needed).
+        A tuple of the gradients of the scaled queries, the keys, the values and the bias, in the
+        shapes of these tensors. The gradient of the bias is None if it is not needed.
     """
     q, k, v, _, bias = inputs[:5]
     slices = inputs.slices()
@@ -327,8 +365,9 @@ def _gradients(
     return dq, dk, dv, None if dbias is None or bias is None else dbias.to(bias.dtype)
 
 
-# The operators that compiled code calls. Their inputs are merged, and `batch` is B. The weights and
-# the dropout factors of all slices are each saved in one tensor, empty if none are saved.
+# Compiled code calls the following operators. Queries, keys and values have the shape after
+# `merge_heads`, and `batch` is B. The weights of all slices are saved in one tensor, and the
+# dropout factors in another tensor. A tensor is empty if nothing is saved.
 @torch.library.custom_op(
     "fourfold::attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
@@ -418,12 +457,16 @@ def _merged(
     dropout_p: float,
     batch: int,
 ) -> Inputs:
+    """Build `Inputs` from the arguments of an operator.
+
+    Queries (G, Tq, Dh) are already scaled, and batch and heads are merged to G = B H.
+    """
     heads = torch.Size((batch, len(q) // batch))
     return Inputs(q, k, v, mask, bias, causal, 1.0, dropout_p, heads)
 
 
 def _joined(parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Flatten the tensors that the slices saved for the backward pass, and concatenate them.
+    """Flatten tensors that were saved for the backward pass, and concatenate them.
 
     Args:
         parts: A tensor of any shape for each slice, or None if the slice saved nothing.
@@ -437,7 +480,15 @@ def _joined(parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
 
 
 def _split(joined: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor | None]:
-    """Split what `_joined` joined into tensors of the given sizes; None for each if it is empty."""
+    """Split a result of `_joined` into tensors, one for each slice.
+
+    Args:
+        joined: A tensor of one dimension, which is empty if the slices saved nothing.
+        sizes: Shape of the tensor of each slice.
+
+    Returns:
+        List of tensors, or of None for each slice if `joined` is empty.
+    """
     if not len(joined):
         return [None] * len(sizes)
     parts = joined.split([math.prod(size) for size in sizes])
@@ -445,7 +496,11 @@ def _split(joined: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor | No
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Multiply weights (G, n, e) with values (G, e, Dv); returns (G, n, Dv)."""
+    """Compute the matrix product of weights (G, n, e) and values (G, e, Dv), (G, n, Dv).
+
+    For one query and values that are rows of one buffer, the product is a weighted sum of rows,
+    which is faster in decoding.
+    """
     heads, n, e = weights.shape
     width = values.shape[2]
     strides = values.stride()
@@ -458,11 +513,18 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a bool mask, True = may attend, to a mask that is added to the scores.
+    """Convert a bool mask to a tensor that is added to the scores.
 
-    The addition is four times as fast as `masked_fill` on the scores. Hidden keys get half of the
-    most negative number of the `dtype`. With -inf, the weights of a query without allowed keys
-    would be NaN. With the most negative number, the sum with a negative score would overflow.
+    The addition is four times as fast as `masked_fill` on the scores.
+
+    Args:
+        allowed: Bool mask of any shape, True = may attend.
+        dtype: Data type of the scores.
+
+    Returns:
+        Tensor of the same shape: 0 for allowed keys, and half of the most negative number of
+        `dtype` for hidden keys. With -inf, the weights of a query without allowed keys would be
+        NaN. With the most negative number, the sum with a negative score would overflow.
     """
     additive = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return additive.masked_fill_(~allowed, torch.finfo(dtype).min / 2)

@@ -1,10 +1,10 @@
-"""CPU kernels of decoding: linear layers of few vectors, and weighted sums of cached values.
+"""CPU kernels of decoding: linear layers for few input vectors, and weighted sums of cached values.
 
-Within `decode_layout`, weights too large for the cache of the processor are transposed to (K, N)
-and copied into strips of W columns. The product of a vector and a strip is a weighted sum of the
-rows of the strip. `embedding_bag` computes this sum, because it reads memory faster (18 to 33 GB/s)
-than torch's matrix product (7 to 15 GB/s). In fp32, products of up to 64 vectors are also faster
-strip by strip.
+In the context `decode_layout`, weights that are too large for the cache of the processor are
+transposed to (K, N) and copied into strips of W columns. The product of a vector and a strip is a
+weighted sum of the rows of the strip. torch's `embedding_bag` computes this sum, because it reads
+memory faster (18 to 33 GB/s) than torch's matrix product (7 to 15 GB/s). In fp32, products of up to
+64 vectors are also faster with one matrix product per strip.
 
 Shapes of products: B input vectors, K inputs, N outputs, C strips, W width of a strip. Shapes of
 weighted sums: R rows of the table, S sums, M terms of each sum.
@@ -35,17 +35,18 @@ HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines  # kernels o
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that computes its product with `linear`, which makes decoding on a CPU faster."""
+    """`nn.Linear` that calls the function `linear`, which makes decoding on a CPU faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform x (..., K) to (..., N)."""
+        """Apply the layer to x (..., K), and return the result (..., N)."""
         return linear(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
-    """Compute F.linear(x, weight, bias).
+    """Compute F.linear(x, weight, bias), which is x @ weight.T + bias.
 
-    Inside `decode_layout`, the product is computed from strips of the matrix if this is faster.
+    In the context `decode_layout`, the product is computed from a copy of the matrix in strips of
+    columns if this is faster.
 
     Args:
         x: Inputs (..., K).
@@ -53,7 +54,7 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
         bias: (N,) or None.
 
     Returns:
-        (..., N).
+        Outputs (..., N).
     """
     if isinstance(weight, Int8Matrix):
         return int8_linear(x, weight, bias)
@@ -64,12 +65,16 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
 
 
 class ColumnStrips:
-    """Copy of a weight matrix in strips (C, K, W) of W outputs, for products with few vectors.
+    """Copy of a weight matrix in C strips (K, W), each with W of the N outputs.
 
-    The constructor only allocates the strips; `fill` copies the matrix.
+    Products of the strips with few vectors are faster than F.linear. The constructor only allocates
+    the strips. The method `fill` copies the matrix.
 
     Args:
-        weight: Matrix (N, K).
+        weight: Matrix (N, K) that gives the strips their size, data type and device.
+
+    Attributes:
+        strips: Tensor (C, K, W). The columns beyond the N outputs are 0.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -81,7 +86,7 @@ class ColumnStrips:
         self.strips = weight.new_zeros(math.ceil(n_out / self.width), n_in, self.width)
 
     def fill(self, weight: Tensor) -> None:
-        """Copy the present values of the matrix `weight` (N, K) into the strips."""
+        """Copy the values of the matrix `weight` (N, K) into the strips, in place."""
         n_out, n_in = self.shape
         n_full = n_out // self.width
         full = weight[: n_full * self.width].view(n_full, self.width, n_in)
@@ -90,7 +95,15 @@ class ColumnStrips:
             self.strips[n_full, :, : n_out % self.width] = weight[n_full * self.width :].T
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply x (..., K) with the matrix and add bias (N,) or None; returns (..., N)."""
+        """Compute x @ weight.T + bias.
+
+        Args:
+            x: Inputs (..., K).
+            bias: (N,) or None.
+
+        Returns:
+            Outputs (..., N).
+        """
         rows = x.reshape(-1, self.shape[1])  # (B, K)
         n_rows, n_strips = len(rows), len(self.strips)
         by_strip = rows.expand(n_strips, -1, -1)
@@ -106,11 +119,12 @@ class ColumnStrips:
 
 
 class PackedWeights:
-    """Weight matrices that were copied into strips within one `with decode_layout(...)` block.
+    """Weight matrices that were copied into strips in one context `decode_layout`.
 
     A strip contains adjacent columns of a transposed matrix, in the memory order that is fastest
-    for decoding. A matrix is copied when it is first used in the block. The next block copies it
-    again, because its values may have changed, but into the same memory.
+    for decoding (see `ColumnStrips`). A matrix is copied when it is first used in the context. The
+    next context copies the matrix again, because its values may have changed. Both copies use the
+    same memory.
     """
 
     def __init__(self) -> None:
@@ -119,10 +133,18 @@ class PackedWeights:
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
-        """Return the strips of a matrix (N, K), or None if F.linear is faster for x (..., K)."""
+        """Return the strips of a matrix, copying the matrix at its first use.
+
+        Args:
+            weight: Matrix (N, K).
+            x: Inputs (..., K) of the product.
+
+        Returns:
+            The strips, or None if F.linear is faster for this product or must be used.
+        """
         max_rows = MAX_STRIPED_ROWS.get(x.dtype) or MAX_SUMMED_ROWS.get(x.dtype, 0)
         few_rows = 0 < x.numel() <= max_rows * x.shape[-1]
-        # The weight of a parametrized layer is no parameter: it is computed anew for each use.
+        # The weight of a parametrized layer is not a parameter, and is computed for each use.
         lasts = isinstance(weight, nn.Parameter)
         if not few_rows or not lasts or weight.dtype != x.dtype or not weight.is_cpu:
             return None
@@ -130,6 +152,11 @@ class PackedWeights:
         return strips or self._pack(weight)
 
     def _pack(self, weight: Tensor) -> ColumnStrips | None:
+        """Copy a matrix (N, K) into strips, and return the strips.
+
+        The result is None if the matrix is too small, has an unsupported data type, or would exceed
+        the memory for strips.
+        """
         n_bytes = weight.numel() * weight.element_size()
         fits = self._bytes + n_bytes <= MAX_STRIP_BYTES
         if weight.numel() < MIN_MATRIX_ELEMENTS or not supports_weighted_sums(weight) or not fits:
@@ -144,20 +171,21 @@ class PackedWeights:
 
 
 _current: ContextVar[PackedWeights | None] = ContextVar("packed_weights", default=None)
-# Strips are reused while their matrix exists: allocating takes three times as long as copying.
+# Strips by their matrix. They are reused, because allocating takes three times as long as copying.
 _memory = WeakTensorKeyDictionary()
 
 
 @contextmanager
 def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Context in which `linear` multiplies with strips of a matrix if this is faster.
+    """Context manager in which the function `linear` uses copies of large matrices in strips.
 
     The context is for inference on a CPU. On other devices and under autocast, `linear` calls
     F.linear.
 
     Args:
-        weights: All weights that each decoding step reads. If they fit in the cache of the
-            processor, strips are not used. The weights must not change in the context.
+        weights: All weights that each decoding step reads. If these weights together fit in the
+            cache of the processor, `linear` calls F.linear. The weights must not change in the
+            context.
     """
     cached = sum(weight.numel() * weight.element_size() for weight in weights) <= CACHED_BYTES
     unpacked = cached or torch.is_autocast_enabled("cpu")
@@ -169,7 +197,7 @@ def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
 
 
 def supports_weighted_sums(table: Tensor) -> bool:
-    """Return True if torch has a fast kernel for `weighted_sums` of this table."""
+    """Return True if torch has a fast kernel for `weighted_sums` of rows of a table (R, W)."""
     return table.device.type == "cpu" and table.dtype in MAX_SUMMED_ROWS and HAS_FBGEMM
 
 
@@ -177,13 +205,14 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
     """Compute S weighted sums, each of M rows of a table.
 
     Args:
-        table: (R, W).
-        terms: Row indices (S * M,) of the terms of all sums, and offsets (S,): the index of the
-            first term of each sum among these terms.
+        table: Matrix (R, W).
+        terms: A tuple of row indices (S * M,) and offsets (S,). The row indices name the terms of
+            all sums, one sum after the other. The offset of a sum is the index of its first term
+            among the row indices.
         factors: Factor on each term, (S * M,).
 
     Returns:
-        (S, W).
+        Sums (S, W).
     """
     return torch.embedding_bag(table, *terms, mode=0, per_sample_weights=factors)[0]
 
@@ -192,13 +221,14 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
 def consecutive_terms(
     n_starts: int, n_terms: int, step: int, copies: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the terms of `weighted_sums` for sums over M consecutive rows of the table.
+    """Build the argument `terms` of `weighted_sums` for sums over M consecutive rows of the table.
 
     Args:
         n_starts: Number of different rows at which a sum begins.
         n_terms: Number of terms M of a sum.
         step: Distance between two successive rows at which a sum begins.
-        copies: Number of sums that begin at the same row; S is n_starts * copies.
+        copies: Number of sums that begin at the same row. The number S of sums is n_starts *
+            copies.
 
     Returns:
         Row indices (S * M,) and offsets (S,), both int32.

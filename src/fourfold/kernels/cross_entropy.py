@@ -1,6 +1,7 @@
-"""Computation of `loss_operators`: cross-entropy and gradients from slices of the logits.
+"""Cross-entropy of a large vocabulary, and its gradients, computed from slices of the logits.
 
-A slice is a range of tokens, and a tile is a range of vocabulary entries within a slice.
+`fourfold.kernels.loss_operators` makes this computation differentiable. A slice is a range of
+tokens. A tile is a range of vocabulary entries within a slice.
 Shapes: N tokens, n tokens of a slice, D model width, V vocabulary.
 """
 
@@ -11,16 +12,16 @@ import torch
 from torch import Tensor
 
 IGNORE_INDEX = -100
-# 128 MiB in bf16. Fewer logits would let the addition of each slice's share to the (V, D) gradient
-# take as long as the matrix products.
+# 128 MiB in bf16. Each slice adds its part to the (V, D) gradient. With smaller slices, these
+# additions would take as long as the matrix products.
 MAX_SLICE_LOGITS = 2**26
-# On a CPU, a tile fits in the cache between its matrix product and its softmax.
+# On a CPU, a tile stays in the cache of the processor between its matrix product and its softmax.
 TILE_LOGITS_CPU = 2**22
 TILE_LOGITS_CUDA = 2**26
 
 
 class Smoothing(NamedTuple):
-    """Target distribution after label smoothing.
+    """Target distribution of a token after label smoothing.
 
     Attributes:
         extra: Probability of the target minus that of any other token.
@@ -34,21 +35,22 @@ class Smoothing(NamedTuple):
 
 
 class Pass:
-    """Forward pass over all slices.
+    """Computation of the cross-entropy and, if needed, its gradients, by the constructor.
 
-    All slices use the same buffers, because allocating a buffer takes longer than one pass over it.
+    The slices are computed one after another. All slices use the same buffers, because allocating a
+    buffer takes longer than one pass over its elements.
 
     Args:
         smoothing: Target distribution.
         needs_grad: Compute the gradients. Each tile of a slice then has memory of its own.
             Otherwise all tiles share the memory of one tile.
-        needs_losses: Keep the loss of each target.
+        needs_losses: Store the loss of each target in `losses`.
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
         bias: (V,) or None.
-        targets: Target tokens (N,) int64.
-        weights: Factors (N,) on the losses, or None.
-        dtype: Dtype of the matrix products under autocast; None without autocast.
+        targets: Target tokens (N,) int64. Targets equal to `IGNORE_INDEX` (-100) are ignored.
+        weights: Factors (N,) on the losses. None means 1.
+        dtype: Data type of the matrix products under autocast. None without autocast.
 
     Attributes:
         total: Sum of the weighted losses, a scalar.
@@ -97,19 +99,28 @@ class Pass:
                     self.gradients.add(part)
 
     def tile(self, n: int, columns: slice) -> Tensor:
-        """Return the memory of the tile of n tokens and of the vocabulary range `columns`."""
+        """Return the memory of a tile, a view (n, number of columns) of a buffer.
+
+        Args:
+            n: Number of tokens of the slice.
+            columns: Vocabulary range of the tile.
+        """
         start = n * columns.start if self.gradients else 0
         return self._tiles[start : start + n * (columns.stop - columns.start)].view(n, -1)
 
     def upcast(self, tile: Tensor) -> Tensor:
-        """Return a copy of the tile in the dtype of `total`, or the tile if it has that dtype."""
+        """Convert a tile to the data type of `total`, which is fp32 or fp64.
+
+        The result is a buffer that the next call overwrites, or the tile itself if it has that data
+        type.
+        """
         if tile.dtype == self.total.dtype:
             return tile
         return self._scratch[: tile.numel()].view_as(tile).copy_(tile)
 
 
 class _Slice:
-    """Loss of the n tokens of a slice, and their softmax, divided into tiles of the vocabulary.
+    """Loss of the n tokens of a slice, and their softmax in the form of tiles and factors.
 
     Let z be the logits of a tile and m their maximum for each token. The tile stores exp(z - m).
     Its factor is exp(m - logsumexp of all logits) times the weight of the token. The product of
@@ -119,6 +130,10 @@ class _Slice:
     The target distribution q of a token sums to 1. The probability of the target is `elsewhere` +
     `extra`, that of `pad_id` is 0, and that of any other token is `elsewhere`. The loss is
     logsumexp(z) - sum(q z), and the gradient of the loss with respect to z is softmax(z) - q.
+
+    Args:
+        run: Computation that the slice belongs to, with the inputs and buffers.
+        rows: Range of the tokens.
     """
 
     def __init__(self, run: Pass, rows: slice) -> None:
@@ -157,23 +172,31 @@ class _Slice:
         self.factors = (stacked - logsumexp).exp() * self.row_weights
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
-        """Locate the targets in a tile, which is the range `columns` of the vocabulary.
+        """Find the column of each target in a tile.
+
+        Args:
+            columns: Range of vocabulary indices of the tile.
 
         Returns:
-            Column (n, 1) of each target in the tile, and a bool (n,), True = the target is in the
-            tile. The column of a target outside the tile is arbitrary.
+            A tuple of the columns (n, 1) of the n targets, counted from the start of the tile, and
+            a bool (n,), True = the target is in the tile. The column of a target outside of the
+            tile is arbitrary.
         """
         index = self.targets - columns.start
         inside = (index >= 0) & (index < columns.stop - columns.start)
         return index.clamp(0, columns.stop - columns.start - 1)[:, None], inside
 
     def subtract_targets(self, extra: float) -> Tensor:
-        """Subtract `extra` times the weight of the token from the softmax of confident predictions.
+        """Subtract the target probability from the softmax, for confident predictions only.
 
-        The entry of the target in its tile is changed in place. A prediction is confident if the
-        largest probability in that tile exceeds 0.25. The gradient of a confident prediction is a
-        small difference of softmax and target, so the subtraction must precede the rounding of the
-        difference to low precision.
+        The subtracted value is `extra` times the weight of the token. The entry of the target in
+        its tile is changed in place. A prediction is confident if the largest probability in that
+        tile exceeds 0.25. The gradient of a confident prediction is a small difference of softmax
+        and target. The difference must therefore be computed before the result is rounded to low
+        precision.
+
+        Args:
+            extra: Probability of the target minus that of any other token.
 
         Returns:
             Amount (n,) that the caller still has to subtract from the softmax of each target: 0 for
@@ -191,10 +214,15 @@ class _Slice:
 
 
 class _Gradients:
-    """Gradients of the sum of the losses, to which each slice adds a part.
+    """Gradients of the sum of the losses. Each slice adds its part to them.
 
-    The attributes `hidden` (N, D), `weight` (V, D) and `bias` (V,) or None have the dtype in which
-    losses are summed.
+    Args:
+        run: Computation that the gradients belong to.
+
+    Attributes:
+        hidden: Gradient (N, D) of the hidden states, in fp32 or fp64.
+        weight: Gradient (V, D) of the output matrix, in fp32 or fp64.
+        bias: Gradient (V,) of the bias, in fp32 or fp64; None without a bias.
     """
 
     def __init__(self, run: Pass) -> None:
@@ -206,7 +234,11 @@ class _Gradients:
         self.bias = None if run.bias is None else torch.zeros_like(run.bias, dtype=dtype)
 
     def add(self, part: _Slice) -> None:
-        """Add the gradients of the loss of a slice, in place."""
+        """Add the gradients of the loss of a slice to the attributes, in place.
+
+        Args:
+            part: The slice. Its tiles are changed in place.
+        """
         extra, elsewhere, pad_id = self.smoothing
         remaining = part.subtract_targets(extra)
         x = part.x.to(self.hidden.dtype)
@@ -228,9 +260,9 @@ class _Gradients:
                 self._add_for_tokens(hidden, x, -uniform, torch.full_like(part.targets, pad_id))
 
     def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
-        """Add the gradients that pass through one logit per token, such as that of the target.
+        """Add the gradients that pass through one logit per token, such as the target's logit.
 
-        The gradients of the output matrix and of its bias are changed in place, too.
+        The method changes `hidden`, and the attributes `weight` and `bias`, in place.
 
         Args:
             hidden: Gradient (n, D) of the hidden states, changed in place.
@@ -247,10 +279,16 @@ class _Gradients:
 def matmul_operands(
     hidden: Tensor, weight: Tensor, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Convert the operands of the output layer to `dtype`, unless it is None.
+    """Convert hidden states and output matrix to the data type of their product.
+
+    Args:
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
+        dtype: Data type of the product under autocast. None keeps the data types.
 
     Returns:
-        Hidden states, output matrix, and the dtype in which losses and gradients are summed.
+        A tuple of hidden states, output matrix, and the data type in which losses and gradients are
+        summed, which is fp32 or fp64.
     """
     if dtype is not None:
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -262,11 +300,15 @@ def even_slices(x: Tensor, w: Tensor) -> list[slice]:
 
     Args:
         x: Hidden states (N, D).
-        w: Output matrix (V, D); a slice of n tokens has n * V logits.
+        w: Output matrix (V, D). A slice of n tokens has n * V logits.
+
+    Returns:
+        List of index ranges of tokens, in order.
     """
     n_slices = max(1, math.ceil(len(x) * len(w) / MAX_SLICE_LOGITS))
     return _ranges(len(x), max(1, math.ceil(len(x) / n_slices)))
 
 
 def _ranges(length: int, step: int) -> list[slice]:
+    """Divide the indices from 0 to `length` - 1 into consecutive ranges of at most `step`."""
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]

@@ -1,4 +1,4 @@
-"""Decorator of `backward` functions without a second derivative, whose error is helpful."""
+"""Decorator that raises a helpful error for the second derivative of an autograd function."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,14 +15,15 @@ Gradients = tuple[Tensor | None, ...]
 def differentiable_once(
     name: str, alternative: str
 ) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
-    """Decorate the `backward` of an autograd function that supports no double backward.
+    """Build a decorator for the `backward` method of an autograd function without double backward.
 
+    Differentiating the result of the decorated method raises InputError.
     `torch.autograd.function.once_differentiable` does the same, but its error names neither the
     function nor an alternative.
 
     Args:
-        name: Name of the function for the error message.
-        alternative: Function or setting that supports double backward.
+        name: Name of the differentiated function for the error message.
+        alternative: Function or setting that supports double backward, for the error message.
     """
     message = f"has no second derivative; use {alternative} in its place"
 
@@ -42,7 +43,7 @@ def differentiable_once(
 
 
 class _RaiseInBackward(torch.autograd.Function):
-    """Identity whose backward pass raises InputError."""
+    """Autograd function that returns its tensors unchanged. The backward pass raises InputError."""
 
     @staticmethod
     def forward(ctx: Any, name: str, message: str, *x: Tensor | None) -> Gradients:

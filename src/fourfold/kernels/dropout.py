@@ -18,12 +18,12 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
     for the rounded p.
 
     Args:
-        like: Tensor with the shape and device that the mask gets.
+        like: Tensor that gives the mask its shape and device.
         p: Probability of dropping an element.
 
     Returns:
-        The mask, True = keep, bool or in compiled code in the dtype of `like`; and the factor on
-        the kept elements that preserves the mean.
+        A tuple of the mask, True = keep, and the factor on the kept elements that preserves the
+        mean. The mask is bool, or has the data type of `like` in compiled code.
     """
     dropped = min(round(p * N_LEVELS), N_LEVELS)
     factor = N_LEVELS / max(N_LEVELS - dropped, 1)
@@ -33,7 +33,13 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
 
 
 def _draw(shape: Sequence[int], dropped: int, device: torch.device) -> Tensor:
-    """Draw a bool mask that drops each element with the probability `dropped` / 65,536."""
+    """Draw a bool mask of the elements to keep.
+
+    Args:
+        shape: Shape of the mask.
+        dropped: Probability of dropping an element, in units of 1 / 65,536.
+        device: Device of the mask.
+    """
     n_elements = math.prod(shape)
     random_words = torch.empty((n_elements + 3) // 4, dtype=torch.int64, device=device)
     bits = random_words.random_(-(2**63), None).view(torch.int16)
@@ -49,10 +55,16 @@ def _draw(shape: Sequence[int], dropped: int, device: torch.device) -> Tensor:
 def _operator(
     shape: Sequence[int], dropped: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Draw the mask of `_draw` in a floating-point dtype, because compiled code reads bool slowly.
+    """Draw a mask of the elements to keep in a floating-point data type: 1 = keep, 0 = drop.
 
-    Compiled code calls this operator. It draws the same masks as eager code if the compiler keeps
-    the order of the draws.
+    Compiled code calls this operator, because compiled code reads bool tensors slowly. The masks
+    equal those of eager code if the compiler keeps the order of the draws.
+
+    Args:
+        shape: Shape of the mask.
+        dropped: Probability of dropping an element, in units of 1 / 65,536.
+        dtype: Data type of the mask.
+        device: Device of the mask.
     """
     return _draw(shape, dropped, device).to(dtype)
 
@@ -66,7 +78,10 @@ class Dropout(nn.Dropout):
     """`nn.Dropout` that draws its mask with `keep_mask` on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero elements of x at random in training, and divide the others by 1 - p."""
+        """Set elements of x to 0 at random in training mode, and divide the others by 1 - p.
+
+        The result has the shape of x. In evaluation mode, x is returned unchanged.
+        """
         if not (self.training and self.p):
             return x
         if x.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Products with int8 matrices on a CPU: one scale for each row of weights and each input vector.
+"""Matrix products in int8 on a CPU, with one scale for each row of weights and each input vector.
 
 Input vectors are quantized when the product is computed (dynamic quantization). The product is
 exact in int32, so the result for a vector does not depend on the other vectors of the batch.
@@ -12,11 +12,11 @@ from torch import Tensor
 
 
 class Int8Matrix(NamedTuple):
-    """Matrix in int8.
+    """Quantized matrix (N, K), equal to `values` * `scales`.
 
     Attributes:
-        values: (N, K) int8.
-        scales: Factor on each row, (N, 1).
+        values: Integers from -127 to 127, (N, K) int8.
+        scales: Factor on each row, (N, 1) in fp32.
     """
 
     values: Tensor
@@ -24,13 +24,28 @@ class Int8Matrix(NamedTuple):
 
 
 def quantize_rows(x: Tensor) -> Int8Matrix:
-    """Round each row of x (N, K) to 255 equidistant values; the largest magnitude becomes 127."""
+    """Quantize a matrix to int8, with one scale for each row.
+
+    The largest absolute value of a row becomes 127 or -127.
+
+    Args:
+        x: Matrix (N, K) in fp32.
+    """
     scales = x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
     return Int8Matrix((x / scales).round().to(torch.int8), scales)
 
 
 def int8_linear(x: Tensor, weight: Int8Matrix, bias: Tensor | None) -> Tensor:
-    """Compute x @ weight.T + bias for x (..., K); returns (..., N) in the data type of x."""
+    """Compute x @ weight.T + bias, with the vectors of x quantized to int8.
+
+    Args:
+        x: Floating-point inputs (..., K).
+        weight: Quantized matrix (N, K).
+        bias: (N,) or None.
+
+    Returns:
+        Outputs (..., N) in the data type of x.
+    """
     rows = quantize_rows(x.reshape(-1, x.shape[-1]).float())
     y = torch._int_mm(rows.values, weight.values.T).float()  # (B, N)
     y.mul_(rows.scales).mul_(weight.scales.T)

@@ -1,7 +1,8 @@
 """Cross-entropy of a large vocabulary as a differentiable function and as custom operators.
 
-Compiled code calls the operators, because torch.compile does not trace into an operator. It would
-otherwise unroll the loop over the slices of the logits.
+The logits are computed in slices (see `fourfold.kernels.cross_entropy`). Compiled code calls the
+custom operators, because torch.compile does not trace into an operator. Otherwise torch.compile
+would unroll the loop over the slices.
 Shapes: N tokens, D model width, V vocabulary.
 """
 
@@ -31,10 +32,21 @@ def summed_cross_entropy(
     targets: Tensor,
     weights: Tensor | None,
 ) -> Tensor:
-    """Compute the sum of the weighted losses, a scalar; the arguments are those of `Pass`.
+    """Compute the sum of the weighted cross-entropy losses of all tokens.
 
-    Eager code runs the slices without the overhead of an operator. The transforms of torch.func
-    support neither, so they get the plain formula, which stores all logits.
+    Eager code uses an autograd function. Compiled code uses a custom operator. The transforms of
+    torch.func support neither of the two, so they get a formula that stores all logits.
+
+    Args:
+        smoothing: Target distribution.
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: Target tokens (N,) int64. Targets equal to `IGNORE_INDEX` (-100) are ignored.
+        weights: Factors (N,) on the losses. None means 1.
+
+    Returns:
+        A scalar in fp32 (fp64 for fp64 inputs).
 
     Raises:
         InputError: A target is neither a token of the vocabulary nor `IGNORE_INDEX`.
@@ -52,7 +64,11 @@ def summed_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Eager differentiation, which scales the gradients in place."""
+    """Summed cross-entropy in eager mode.
+
+    The forward pass computes the gradients. The backward pass multiplies them by the incoming
+    gradient in place.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -85,12 +101,25 @@ def _compute(
     needs_grad: bool,
     needs_losses: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the summed loss, and its gradients slice by slice.
+    """Compute the sum of the weighted losses and its gradients, one slice of the logits at a time.
+
+    Args:
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: Target tokens (N,) int64.
+        weights: Factors (N,) on the losses, or None.
+        extra: Probability of the target after label smoothing, minus that of any other token.
+        elsewhere: Probability of each token other than the target and `pad_id`.
+        pad_id: Padding token, whose probability is 0, or None.
+        dtype: Data type of the matrix products under autocast. None without autocast.
+        needs_grad: Compute the gradients of hidden states, output matrix and bias.
+        needs_losses: Return the loss of each target.
 
     Returns:
-        The sum; its gradients with respect to hidden states, output matrix and bias; and the loss
-        of each target, which is the gradient with respect to `weights`. A tensor that is not needed
-        is empty.
+        A tuple of five tensors: the sum; its gradients with respect to hidden states (N, D), output
+        matrix (V, D) and bias (V,); and the loss of each target (N,), which is the gradient with
+        respect to `weights`. A tensor that is not needed is empty.
     """
     check_targets(targets, len(weight))
     smoothing = Smoothing(extra, elsewhere, pad_id)
@@ -143,9 +172,20 @@ def _scaled(
     needs_losses: bool,
     multiply: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor | None, ...]:
-    """Multiply the gradients by the incoming gradient, and return one value for each input.
+    """Multiply gradients by the incoming gradient, and convert them to the types of the inputs.
 
-    They are scaled in fp32 or better, because bf16 cannot represent 1 / (number of tokens).
+    The product is computed in fp32 or fp64, because bf16 cannot represent 1 / (number of tokens).
+
+    Args:
+        gradients: The last four results of `_compute`.
+        grad: Gradient of the final loss with respect to the sum, a scalar.
+        inputs: The first five arguments of `_compute`.
+        needs_grad: Return the gradients of hidden states, output matrix and bias.
+        needs_losses: Return the gradient of `weights`.
+        multiply: Product of a tensor and a scalar, `Tensor.mul` or `Tensor.mul_`.
+
+    Returns:
+        One gradient, or None, for each of the 11 arguments of `_compute`.
     """
     hidden, weight, bias, _, weights = inputs
     scaled = [
@@ -168,7 +208,16 @@ def _plain(
     targets: Tensor,
     weights: Tensor | None,
 ) -> Tensor:
-    """Compute the sum of the weighted losses from all logits at once."""
+    """Compute the sum of the weighted losses from all logits (N, V) at once.
+
+    Args:
+        smoothing: Target distribution.
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: Target tokens (N,) int64. Targets equal to `IGNORE_INDEX` (-100) are ignored.
+        weights: Factors (N,) on the losses. None means 1.
+    """
     logits = F.linear(hidden, weight, bias)
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     counts = targets != IGNORE_INDEX
@@ -186,8 +235,7 @@ def _plain(
 def check_targets(targets: Tensor, vocab_size: int) -> None:
     """Raise InputError unless all targets are tokens of the vocabulary or `IGNORE_INDEX`.
 
-    On CUDA, an assertion of the device replaces the error, because the host does not wait for the
-    values.
+    On CUDA, an assertion on the device fails instead, because the check does not wait for the GPU.
 
     Args:
         targets: (N,) int64.
@@ -204,7 +252,24 @@ def check_targets(targets: Tensor, vocab_size: int) -> None:
 def score_tokens(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the results of `fourfold.losses.token_scores`; compiled code calls an operator."""
+    """Compute the loss of each target and the most likely token of each position.
+
+    The logits of one slice of the tokens are in memory at a time. Compiled code calls a custom
+    operator.
+
+    Args:
+        hidden: Hidden states (N, D).
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: Target tokens (N,) int64.
+
+    Returns:
+        A tuple of negative log-likelihoods (N,) in nats, which are 0 where the target is
+        `IGNORE_INDEX`, and most likely tokens (N,) int64.
+
+    Raises:
+        InputError: A target is neither a token of the vocabulary nor `IGNORE_INDEX`.
+    """
     score = _score_operator if torch.compiler.is_compiling() else _score
     return score(hidden, weight, bias, targets, autocast_dtype(hidden))
 
@@ -241,7 +306,10 @@ def _(hidden: Tensor, weight: Tensor, bias: Any, targets: Any, dtype: Any) -> tu
 
 
 def autocast_dtype(hidden: Tensor) -> torch.dtype | None:
-    """Return the dtype of matrix products under autocast; None without autocast or in fp64."""
+    """Return the data type of matrix products under autocast.
+
+    The result is None without autocast, and for hidden states in fp64.
+    """
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(device)

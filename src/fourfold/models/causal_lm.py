@@ -81,7 +81,10 @@ class CausalLM(Model):
         initialize(self, config.init)
 
     def new_cache(self) -> KVCache:
-        """Build an empty cache, which is limited by the window of the config."""
+        """Build an empty key-value cache for decoding.
+
+        If the config has a window, the cache drops the keys and values outside of the window.
+        """
         window = self.config.window
         return KVCache() if window is None else WindowCache(window)
 
@@ -92,7 +95,15 @@ class CausalLM(Model):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits (B, T, V) of the next tokens. Arguments as for `hidden`."""
+        """Compute the logits (B, T, V) of the next token at each position.
+
+        Args:
+            ids: Token ids (B, T) int64. With a cache, `ids`, `mask` and `documents` hold the new
+                tokens only.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            documents: (B, T) index of the packed document of each token. None means one document.
+        """
         return self.logits(self.hidden(ids, mask, cache, documents))
 
     def hidden(

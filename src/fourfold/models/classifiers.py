@@ -46,7 +46,10 @@ class SequenceClassifierConfig(ClassifierConfig):
 
 
 class SequenceClassifier(EncoderWithHead):
-    """Sequence classifier: tanh(dense(pooled state)) and a linear layer (Devlin et al. 2018, 4.1).
+    """Sequence classifier on an encoder (Devlin et al. 2018, section 4.1).
+
+    The hidden states of the tokens are pooled into one vector (see `config.pool`). A dense layer
+    with tanh, dropout and a linear layer map this vector to the logits (B, K).
 
     Example:
         >>> config = SequenceClassifierConfig(n_layers=1, n_classes=3)
@@ -63,7 +66,12 @@ class SequenceClassifier(EncoderWithHead):
         initialize(self.classifier, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) with a mask (B, T) of real tokens to logits (B, K)."""
+        """Pool hidden states (B, T, D), and map the pooled vectors to logits (B, K).
+
+        Args:
+            h: Hidden states.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+        """
         return self.classifier(pool_tokens(h, mask, self.config.pool))
 
 

@@ -75,7 +75,7 @@ class CLIPConfig(TransformerConfig):
 
     @property
     def image_tower(self) -> TransformerConfig:
-        """Config of the blocks of the image encoder."""
+        """Config of the blocks of the image encoder, as a `TransformerConfig` of its own."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
         values |= dict.fromkeys(("d_head", "d_value", "attn_scale"))
         for name in ("d_model", "n_layers", "n_heads", "d_ff"):
@@ -85,6 +85,9 @@ class CLIPConfig(TransformerConfig):
 
 class CLIP(Model):
     """CLIP: computes the similarities of images and texts from the outputs of two encoders.
+
+    A call of the model takes images (B, C, side, side) and token ids (S, T), and returns the scaled
+    cosine similarities (B, S).
 
     Example:
         >>> import fourfold
@@ -119,9 +122,12 @@ class CLIP(Model):
         self._initialize()
 
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute scaled cosine similarities (B, S) of images (B, C, side, side) and texts (S, T).
+        """Compute the scaled cosine similarities (B, S) of B images and S texts.
 
-        The arguments `ids` and `mask` are those of `encode_text`.
+        Args:
+            images: Images (B, C, side, side).
+            ids: Token ids (S, T) int64. Each text contains the end-of-text token.
+            mask: (S, T) bool, True = real token. None means that all tokens are real.
 
         Raises:
             InputError: The images do not have the size of the config, or a text is longer than

@@ -1,4 +1,4 @@
-"""CompositeEncoderDecoder: text or image encoder of one family, text decoder of another.
+"""CompositeEncoderDecoder: a text or image encoder of one family with a text decoder of another.
 
 Encoder and decoder may start from trained weights. A text-to-text model has a BERT encoder and a
 GPT-2 or BERT decoder (Rothe, Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for
@@ -107,7 +107,10 @@ class CompositeEncoderDecoder(Seq2Seq):
 
 
 def _build_encoder(config: TextToTextConfig | ImageToTextConfig) -> MaskedLM | ViT:
-    """Build a MaskedLM without heads, or a ViT, whose classifier is not used and has one class."""
+    """Build the encoder of a composite model: a `MaskedLM` for text, or a `ViT` for images.
+
+    The `MaskedLM` has no heads. The classifier of the `ViT` is not used, and has one class only.
+    """
     if isinstance(config, ImageToTextConfig):
         return ViT(replace(config.encoder, n_classes=1, representation_size=None))
     vocab_size = config.encoder.vocab_size or config.vocab_size

@@ -90,7 +90,16 @@ class Seq2Seq(Model):
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits (B, T, V) of the next target tokens. Arguments as for `hidden`."""
+        """Compute the logits (B, T, V) of the next token at each position of the target.
+
+        Args:
+            src: Source token ids (B, S) int64.
+            tgt: Target token ids (B, T) int64, beginning with the start token.
+            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
+            tgt_mask: (B, T) bool, True = real token. None means that all tokens are real.
+            src_documents: (B, S) index of the packed pair of each source token, or None.
+            tgt_documents: (B, T) index of the packed pair of each target token, or None.
+        """
         return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
 
     def hidden(
@@ -122,7 +131,17 @@ class Seq2Seq(Model):
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the final hidden states (B, S, D) of the encoder. Arguments as for `hidden`."""
+        """Compute the final hidden states (B, S, D) of the encoder.
+
+        Args:
+            src: Source token ids (B, S) int64.
+            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
+            src_documents: (B, S) index of the packed pair of each source token. None means one pair
+                in each element of the batch.
+
+        Raises:
+            InputError: The source is longer than `max_len`.
+        """
         mask, positions = mask_and_positions(src, src_mask, src_documents, None, causal=False)
         return self.encoder(self.src_embed(src, positions), mask)
 
@@ -142,12 +161,12 @@ class Seq2Seq(Model):
             tgt: Target token ids (B, T) int64. With a cache, `tgt`, `tgt_mask` and `tgt_documents`
                 hold the new tokens only.
             memory: Hidden states (B, S, D) of the encoder.
-            src_mask: As for `hidden`.
-            tgt_mask: As for `hidden`.
+            src_mask: (B, S) bool, True = real source token. None means that all tokens are real.
+            tgt_mask: (B, T) bool, True = real target token. None means that all tokens are real.
             cache: Keys and values of earlier target tokens and of `memory`, extended in place. None
                 means no cache.
-            src_documents: As for `hidden`.
-            tgt_documents: As for `hidden`.
+            src_documents: (B, S) index of the packed pair of each source token, or None.
+            tgt_documents: (B, T) index of the packed pair of each target token, or None.
 
         Raises:
             InputError: The sequence is longer than `max_len`.
@@ -165,8 +184,9 @@ class EncoderDecoder(Seq2Seq):
     """Encoder-decoder transformer: predicts a target sequence from a source sequence.
 
     Attributes:
-        stack_class: Class of encoder and decoder.
-        inits: Weight initializations by name. `config.init` is one of the names.
+        stack_class: Class of the modules `encoder` and `decoder`, built from the config.
+        inits: Dictionary from names to functions that initialize the weights of a model in place.
+            `config.init` is one of the names.
 
     Example:
         >>> import fourfold, torch

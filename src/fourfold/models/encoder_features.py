@@ -1,7 +1,8 @@
-"""EncoderWithHead and EncoderConfig: base of encoders with a task head; ScalarMix and BiLSTM.
+"""Base classes of encoders with a task head, and the modules ScalarMix and BiLSTM.
 
-The hidden states of several layers are summed or concatenated, as in ELMo (Peters et al. 2018) and
-BERT (Devlin et al. 2018, section 5.3). A bidirectional LSTM may follow before the head. Parameters
+The input of the head is made of the hidden states of one or more layers. The hidden states of
+several layers are summed or concatenated, as in ELMo (Peters et al. 2018) and BERT (Devlin et al.
+2018, section 5.3). A bidirectional LSTM may process the result before the head. Parameters
 have the same names as in `MaskedLM` and `CausalLM`, so that the weights of a `MaskedLM` or
 `CausalLM` can be loaded. Shapes: B batch, T tokens, D model width, I input width of an LSTM, H
 units of an LSTM in each direction.
@@ -29,8 +30,8 @@ class EncoderConfig(MaskedLMConfig):
 
     Args:
         causal: Use a causal mask, for an encoder that starts from the weights of a causal LM.
-        feature_layers: Layers whose hidden states the head gets: 0 is the embedding, 1 the first
-            layer, -1 the last layer.
+        feature_layers: Indices of the layers whose hidden states the head gets. 0 is the embedding,
+            1 the first layer, and -1 the last layer.
         feature_mix: Combination of the hidden states of several layers: sum (with learned weights)
             or concat (concatenation).
         lstm_width: Number of units in each direction of a BiLSTM between encoder and head; 0 for no
@@ -90,7 +91,14 @@ class EncoderWithHead(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits of the head. Arguments as for `MaskedLM.encode`."""
+        """Compute the logits of the task head, whose shape depends on the subclass.
+
+        Args:
+            ids: Token ids (B, T) int64.
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) index of the packed document of each token. None means one document.
+        """
         return self.logits(self.hidden(ids, segments, mask, documents), mask)
 
     def hidden(
@@ -100,11 +108,17 @@ class EncoderWithHead(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the input of the head. Arguments as for `MaskedLM.encode`.
+        """Compute the input of the task head.
+
+        Args:
+            ids: Token ids (B, T) int64.
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) index of the packed document of each token. None means one document.
 
         Returns:
-            (B, T, `self.width`): the hidden states of the layers in `feature_layers`, summed or
-            concatenated. With a BiLSTM, the output of the BiLSTM for these states.
+            Tensor (B, T, `self.width`): the hidden states of the layers in `feature_layers`, summed
+            or concatenated. With a BiLSTM, the output of the BiLSTM for these states.
         """
         states: list[Tensor] = []
         with ExitStack() as hooks:
@@ -144,7 +158,14 @@ class ScalarMix(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """Compute the weighted sum (B, T, D) of the hidden states (B, T, D) of all layers."""
+        """Compute the weighted sum of the hidden states of several layers.
+
+        Args:
+            states: Hidden states (B, T, D) of each of the `n_layers` layers.
+
+        Returns:
+            Weighted sum (B, T, D).
+        """
         shares = self.weights.softmax(0) * self.scale
         return torch.stack(list(states), -1) @ shares.to(states[0].dtype)
 

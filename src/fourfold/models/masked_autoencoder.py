@@ -68,7 +68,7 @@ class MaskedAutoencoderConfig(TransformerConfig):
 
     @property
     def decoder_blocks(self) -> TransformerConfig:
-        """Config of the blocks of the decoder."""
+        """Config of the blocks of the decoder, as a `TransformerConfig` of its own."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
         values |= dict.fromkeys(("d_head", "d_value", "attn_scale"))
         values["n_layers"] = self.n_decoder_layers
@@ -80,8 +80,9 @@ class MaskedAutoencoderConfig(TransformerConfig):
 class MaskedAutoencoder(Model):
     """Masked autoencoder of images, whose encoder is a ViT with a class token.
 
-    Embedding and blocks of the encoder have the names of those of `ViT`, so that `init_from`
-    initializes a `ViT` with them.
+    A call of the model takes the images and the indices of the visible patches, and returns the
+    predicted pixels of all patches. The parameters of the encoder have the same names as in `ViT`,
+    so the option `init_from` can initialize a `ViT` with them.
 
     Example:
         >>> config = MaskedAutoencoderConfig(n_layers=1, n_decoder_layers=1, image_size=64)
@@ -117,7 +118,12 @@ class MaskedAutoencoder(Model):
     def forward(self, images: Tensor, visible: Tensor | None = None) -> Tensor:
         """Predict the pixels (B, N, P) of all patches, in the order of `patchify`.
 
-        The arguments are those of `encode`. The predictions for visible patches are not trained.
+        The predictions for visible patches are not trained.
+
+        Args:
+            images: (B, C, side, side).
+            visible: (B, V) long, indices of the patches that the encoder sees. None means all
+                patches.
         """
         return self.decode(self.encode(images, visible), visible)
 
@@ -130,7 +136,7 @@ class MaskedAutoencoder(Model):
                 Patches are numbered row by row. None means all patches.
 
         Returns:
-            (B, 1 + V, D).
+            Hidden states (B, 1 + V, D), the class token first.
 
         Raises:
             InputError: The images do not have the size or channels of the config.
@@ -142,11 +148,11 @@ class MaskedAutoencoder(Model):
         return self.stack(x)
 
     def decode(self, h: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Predict the pixels (B, N, P) of all patches from the output h (B, 1 + V, D) of `encode`.
+        """Predict the pixels (B, N, P) of all patches from the output of the encoder.
 
         Args:
-            h: Hidden states of the class token and the visible patches.
-            visible: (B, V) as for `encode`.
+            h: Hidden states (B, 1 + V, D) of the class token and the visible patches.
+            visible: (B, V) long, indices of the visible patches. None means all patches.
         """
         assert self.decoder_positions is not None
         positions = self.decoder_positions.weight  # (N, E)

@@ -96,7 +96,14 @@ class MaskedLM(Model):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits (B, T, V) of the token at each position. Arguments as for `encode`."""
+        """Compute the logits (B, T, V) of the token at each position.
+
+        Args:
+            ids: Token ids (B, T) int64.
+            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            documents: (B, T) index of the packed document of each token. None means one document.
+        """
         return self.logits(self.hidden(ids, segments, mask, documents))
 
     def encode(
@@ -131,15 +138,17 @@ class MaskedLM(Model):
         return super().logits(h)
 
     def output_at(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return input, weight and bias of the linear map to the logits, for some positions only.
+        """Return the arguments of the linear map that computes the logits at selected positions.
+
+        The logits of the N positions are ``x @ weight.T + bias``, which this method does not
+        compute.
 
         Args:
             h: Hidden states (B, T, D).
             positions: Indices (N,) of the positions in the flattened batch of B * T tokens.
 
         Returns:
-            A tuple of input x (N, D), weight (V, D), and bias (V,) or None, as for
-            `VocabularyHead.output`.
+            A tuple of input x (N, D), weight (V, D), and bias (V,) or None.
         """
         return self.head.output(h.flatten(0, 1)[positions])
 

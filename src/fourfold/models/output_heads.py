@@ -27,7 +27,8 @@ class VocabularyHead(nn.Module):
         activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform_norm`.
         transform_norm: Norm of BERT's transform, which precedes the output matrix: a dense layer
             (D, D), the activation and this norm. None means no transform.
-        width: Width D of the hidden states; None means that of `embedding`, as a tied head needs.
+        width: Width D of the hidden states. None means the width of `embedding`, which is the only
+            possible width of a tied head.
 
     Attributes:
         scale: Factor on the hidden states, 1 in all models but T5.
@@ -60,12 +61,12 @@ class VocabularyHead(nn.Module):
         return self._shared[0]
 
     def share(self, embedding: nn.Module) -> None:
-        """Use another token embedding, such as a quantized one."""
+        """Replace the token embedding whose matrix a tied head uses, for example by an int8 one."""
         self._shared = [embedding]
 
     @property
     def weight(self) -> Any:
-        """Output matrix (V, D) of the head, a Tensor; an `Int8Matrix` if the model is quantized."""
+        """Output matrix (V, D) of the head: a Tensor, or an `Int8Matrix` of a quantized model."""
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -85,6 +86,7 @@ class VocabularyHead(nn.Module):
         return self._transformed(h), weight, self.bias
 
     def _transformed(self, h: Tensor) -> Tensor:
+        """Apply BERT's transform, if any, and the factor `scale` to hidden states (..., D)."""
         if self.transform is not None and self.norm is not None:
             y = self.activation(self.transform(h))
             h = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
@@ -105,13 +107,15 @@ class VocabularyHead(nn.Module):
         """Compute the cross-entropy of the target tokens without holding all logits at once.
 
         Args:
-            hidden: Final hidden states (..., D), such as those of `model.hidden(ids)`.
-            targets: Token ids (...); `fourfold.losses.IGNORE_INDEX` (-100) does not count.
-            weights: (...) factor on the loss of each target. None means 1.
+            hidden: Final hidden states (..., D), such as the result of `model.hidden(ids)`.
+            targets: Target token ids int64 of shape (...), the shape of `hidden` without D. Targets
+                equal to `fourfold.losses.IGNORE_INDEX` (-100) are ignored.
+            weights: Factor on the loss of each target, of the shape of `targets`. None means 1.
             label_smoothing: Probability mass that is taken from the target.
             label_smoothing_type: Distribution of this mass over the vocabulary; see
                 `fourfold.losses.smoothing_weights`.
-            normalizer: Divisor of the summed loss. None means the number of targets that count.
+            normalizer: Divisor of the summed loss. None means the number of targets that are not
+                ignored.
 
         Returns:
             A scalar in fp32 (fp64 for fp64 inputs).
@@ -139,7 +143,9 @@ class VocabularyHead(nn.Module):
 
 
 class PooledClassifier(nn.Module):
-    """BERT's pooler with a classifier: tanh(dense(first token)), dropout and a linear layer.
+    """BERT's pooler with a classifier, applied to the hidden state of the first token.
+
+    The layers are a dense layer (D, D), tanh, dropout, and a linear layer (D, K).
 
     Args:
         d_model: Model width D.

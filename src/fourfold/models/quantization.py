@@ -14,7 +14,15 @@ QUANTIZATIONS = ("int8",)
 
 
 class _Int8Layer(nn.Module):
-    """Base class of layers with an int8 matrix in the buffers `values` and `scales`."""
+    """Base class of layers with an int8 matrix.
+
+    Args:
+        weight: Floating-point matrix (N, K), which is quantized row by row.
+
+    Attributes:
+        values: Buffer (N, K) of the integers, int8.
+        scales: Buffer (N, 1) of the scale of each row. The matrix is `values` * `scales`.
+    """
 
     values: Tensor
     scales: Tensor
@@ -27,7 +35,7 @@ class _Int8Layer(nn.Module):
 
     @property
     def weight(self) -> Int8Matrix:
-        """Matrix (N, K)."""
+        """Int8 matrix (N, K), made of the buffers `values` and `scales`."""
         return Int8Matrix(self.values, self.scales)
 
 
@@ -35,7 +43,7 @@ class Int8Linear(_Int8Layer):
     """Linear layer with weights in int8, for inference.
 
     Args:
-        layer: The layer that is replaced.
+        layer: Linear layer whose weight (N, K) is quantized. Its bias is used unchanged.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -43,7 +51,7 @@ class Int8Linear(_Int8Layer):
         self.bias = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform x (..., K) to (..., N)."""
+        """Apply the linear layer to x (..., K), and return the result (..., N)."""
         return int8_linear(x, self.weight, self.bias)
 
 
@@ -51,7 +59,7 @@ class Int8Embedding(_Int8Layer):
     """Token embedding (N, D) in int8, for inference; an output head may share its matrix.
 
     Args:
-        layer: The layer that is replaced.
+        layer: Token embedding whose matrix (N, D) is quantized.
     """
 
     def __init__(self, layer: nn.Embedding) -> None:
@@ -72,7 +80,7 @@ def quantize(model: nn.Module, name: str | None, option: str = "quantize") -> No
     Args:
         model: A model on the CPU. It can no longer be trained or saved.
         name: int8, or None for no change.
-        option: Name of the option that has this value, for error messages.
+        option: Name of the option that has the value `name`, for error messages.
 
     Raises:
         InputError: `name` is unknown, or the model is not on the CPU.
@@ -94,7 +102,12 @@ def quantize(model: nn.Module, name: str | None, option: str = "quantize") -> No
 
 
 def _replace(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
-    """Put new modules in the place of old ones, also where a module shares an embedding."""
+    """Replace submodules of a model in place, also in modules that share a token embedding.
+
+    Args:
+        model: The model.
+        replaced: Dictionary from each old module to the new module.
+    """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if child in replaced:

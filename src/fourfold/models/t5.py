@@ -80,7 +80,8 @@ class RelativeBias(nn.Module):
         n_buckets: Number of buckets, of both directions together if `bidirectional`.
         max_distance: Distance from which on all distances are in the last bucket. The last bucket
             may begin at a smaller distance.
-        bidirectional: Keys may come after the query; half of the buckets are for such keys.
+        bidirectional: True if keys may come after the query, as in an encoder. Half of the buckets
+            are then for such keys.
     """
 
     def __init__(
@@ -92,13 +93,28 @@ class RelativeBias(nn.Module):
         self.bidirectional = bidirectional
 
     def forward(self, q_len: int, k_len: int) -> Tensor:
-        """Return the bias (1, H, Tq, Tk) for the last `q_len` queries and all `k_len` keys."""
+        """Return the bias on the attention scores.
+
+        Args:
+            q_len: Number of queries Tq, which are the last tokens of the sequence.
+            k_len: Number of keys Tk, which are all tokens of the sequence.
+
+        Returns:
+            Bias (1, H, Tq, Tk).
+        """
         k = torch.arange(k_len, device=self.table.weight.device)
         values = self.table(self.buckets(k - k[k_len - q_len :, None]))  # (Tq, Tk, H)
         return values.permute(2, 0, 1)[None]
 
     def buckets(self, relative_positions: Tensor) -> Tensor:
-        """Return the bucket of each relative position, key minus query, in the same shape."""
+        """Return the bucket index of each relative position.
+
+        Args:
+            relative_positions: Position of a key minus position of a query, int64 of any shape.
+
+        Returns:
+            Indices of rows of `table`, int64 in the same shape.
+        """
         n = self.table.num_embeddings // (2 if self.bidirectional else 1)
         if not self.bidirectional:
             relative_positions = relative_positions.clamp(max=0)
@@ -113,10 +129,16 @@ class RelativeBias(nn.Module):
 
 
 class BiasedStack(Stack):
-    """Stack whose blocks share one `RelativeBias`, with dropout after the last block.
+    """Encoder or decoder of T5: a stack whose blocks share one learned relative position bias.
 
-    torch's fused attention kernel for CPUs computes no gradient of a bias. Training on a CPU
-    therefore uses attention without a fused kernel, which stores the attention weights (Tq, Tk).
+    A dropout layer follows the last block. torch's fused attention kernel for CPUs computes no
+    gradient of a bias. Training on a CPU therefore uses attention without a fused kernel, which
+    stores the attention weights of all pairs of query and key.
+
+    Args:
+        config: Config of the model.
+        cross_attention: Build a decoder, with causal buckets and cross-attention to the encoder.
+        n_layers: Number of blocks. None means `config.n_layers`.
     """
 
     def __init__(

@@ -32,16 +32,16 @@ class ViTConfig(TransformerConfig):
         n_channels: Number of channels C.
         n_classes: Number of classes K. None in a config file is replaced by the number of classes
             of the data. The constructor of the model needs a number.
-        pool: Hidden state that is classified: cls (that of the class token) or mean (the mean over
-            all patches; Beyer et al. 2022).
+        pool: Hidden state that is classified: cls (hidden state of the class token) or mean (mean
+            over all patches; Beyer et al. 2022).
         distillation: Add DeiT's distillation token and its head.
-        positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
-            and cosines of row and column); sincos2d_mae (the same with the wavelengths of MAE);
-            sinusoidal (sines and cosines of the position in the sequence, which alternate);
-            sinusoidal_halves (the same, all sines before all cosines); or relative (a learned bias
-            on the attention scores for each head and distance in the sequence, shared by all
-            layers). In Table 8 of Dosovitskiy et al. 2020, the relative positions also depend on
-            the query.
+        positions: Kind of position embedding, or none. learned has one vector for each token.
+            learned2d has learned vectors of rows and columns. sincos2d has sines and cosines of row
+            and column. sincos2d_mae has sines and cosines with the wavelengths of MAE. sinusoidal
+            has sines and cosines of the position in the sequence, which alternate.
+            sinusoidal_halves has all sines before all cosines. relative is a learned bias on the
+            attention scores for each head and distance in the sequence, shared by all layers. In
+            Table 8 of Dosovitskiy et al. 2020, relative positions also depend on the query.
         positions_at: Place where learned positions are added: stem (once, after the patch
             embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
             layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
@@ -87,16 +87,20 @@ class ViTConfig(TransformerConfig):
 
     @property
     def n_prefix(self) -> int:
-        """Number of tokens before the patches: class and distillation token, if any."""
+        """Number of tokens before the patches, from 0 to 2: class token and distillation token."""
         return (self.pool == "cls") + self.distillation
 
 
 def convolutional_stem(config: ViTConfig) -> nn.Sequential:
     """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
 
-    Each 3x3 convolution halves the side of the image. The last one has D output channels, and each
-    earlier one half as many as the next. A GroupNorm of one group and a ReLU follow. The paper has
-    a batch norm, with which an optimizer step would depend on the division of the batch.
+    Each 3x3 convolution halves the side of the image. The last convolution has D output channels.
+    Each earlier convolution has half as many output channels as the next one. Each convolution is
+    followed by a GroupNorm of one group and a ReLU. The paper uses batch norm instead. With batch
+    norm, an optimizer step would depend on the division of the batch into micro-batches.
+
+    Returns:
+        A module from images (B, C, side, side) to (B, D, side / patch_size, side / patch_size).
 
     Raises:
         InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by

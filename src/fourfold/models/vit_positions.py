@@ -1,7 +1,8 @@
-"""Position embeddings of Vision Transformers: variants, and resizing to another resolution.
+"""Position embeddings of Vision Transformers, and their interpolation to another image size.
 
-Dosovitskiy et al. 2020, appendix D.4, compare these variants in Table 8. Shapes:
-B batch, T tokens (prefix and N patches), D model width, H heads.
+Dosovitskiy et al. 2020, appendix D.4, compare kinds of position embeddings in Table 8. Prefix
+tokens are the tokens before the patches: the class token and DeiT's distillation token.
+Shapes: B batch, T tokens (prefix tokens and N patches), D model width, H heads.
 """
 
 import math
@@ -82,7 +83,7 @@ class RelativePositionBias(nn.Module):
     """Learned bias on the attention scores for each head and each distance of query and key.
 
     A distance is the position of the key minus that of the query in the sequence of all tokens,
-    from -(T - 1) to T - 1. Prefix tokens count as positions of the sequence.
+    from -(T - 1) to T - 1. The class token and the distillation token count as positions.
 
     Args:
         n_heads: Number of heads H.
@@ -104,10 +105,10 @@ class RelativePositionBias(nn.Module):
 
 
 class BlockWithPositions(nn.Module):
-    """Block that adds position vectors to its input.
+    """Wrapper of a transformer block, which adds position vectors to the input of the block.
 
     Args:
-        block: The block.
+        block: Transformer block that maps x (B, T, D) to (B, T, D).
         positions: Table of the position vectors (T, D).
         is_owner: Register the table as a submodule. If several blocks share a table, this must be
             True for exactly one of them, so that the state dict contains the table once.
@@ -124,7 +125,13 @@ class BlockWithPositions(nn.Module):
             object.__setattr__(self, "positions", positions)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Add the positions to x (B, T, D) and run the block."""
+        """Add the position vectors to x (B, T, D), and run the block on the sum.
+
+        All other arguments are passed to the block.
+
+        Returns:
+            Output (B, T, D) of the block.
+        """
         return self.block(x + self.positions.weight, *args, **kwargs)
 
 
@@ -132,10 +139,12 @@ class PositionedStack(Stack):
     """Stack with a relative position bias, or with positions added to the input of each block.
 
     Args:
-        config: Config of the stack.
-        positions: relative for the bias, learned or learned2d for positions that the blocks add.
+        config: Config of the transformer blocks.
+        positions: Kind of positions. relative is a `RelativePositionBias` that all blocks share.
+            learned and learned2d are position vectors that each block adds to its input.
         length: Number of tokens T.
-        shared: Add the same table in all blocks. Ignored for relative.
+        shared: Add the vectors of one table in all blocks. False gives each block a table of its
+            own. Ignored for relative.
     """
 
     def __init__(
@@ -155,14 +164,24 @@ class PositionedStack(Stack):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
-        """Run `Stack.forward`, and add the relative position bias, if any, to the scores."""
+        """Run all blocks on x (B, T, D), with the relative position bias, if any, on the scores.
+
+        Args:
+            x: Embedded tokens (B, T, D).
+            mask: Self-attention mask.
+            kwargs: Further arguments of `Stack.forward`.
+
+        Returns:
+            Hidden states (B, T, D) after the last block and the final norm.
+        """
         bias = None if self.bias is None else self.bias()
         return super().forward(x, mask, bias=bias, **kwargs)
 
     def initialize_positions(self) -> None:
-        """Draw learned tables of the blocks from N(0, 0.02), where 0.02 is the standard deviation.
+        """Draw the learned position tables from N(0, 0.02), where 0.02 is the standard deviation.
 
-        The method overwrites the values that the initialization of the model gave to the tables.
+        The method changes the tables in place. It overwrites the values that the initialization of
+        the model gave to the tables.
         """
         for module in self.modules():
             if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
@@ -170,14 +189,14 @@ class PositionedStack(Stack):
 
 
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
-    """Interpolate position embeddings of S x S patches to another number of patches.
+    """Interpolate the position embeddings of a grid of patches to a grid of another size.
 
     The first rows of a table are the vectors of prefix tokens (class and distillation token). The
     rows of prefix tokens are copied from `old` if both tables have them.
 
     Args:
         old: Table (prefix + S * S, D) of the source.
-        new: Table of the target, also for a square image. It provides the rows of prefix tokens
+        new: Table (prefix + S' * S', D) of the target, whose values are used for the prefix tokens
             that `old` does not have.
         interpolation: A name in `INTERPOLATIONS`.
 

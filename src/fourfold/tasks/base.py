@@ -1,9 +1,10 @@
-"""Task: base class with loss, metrics, optimizer, fine-tuning, data-dependent config, checkpoints.
+"""Task: base class of the LightningModules that train and evaluate the models.
 
-In training, Lightning calls `training_step`, which calls the method `step` of the subclass. `step`
-returns the sum of the loss over the targets of a batch, and the number of targets. A target is a
-token or a label that the model is trained to predict. The gradient is divided by the number of
-targets in all micro-batches and processes of an optimizer step.
+The class implements loss normalization, logging of metrics, optimizer, fine-tuning, config values
+from the data, and checkpoints. In training, Lightning calls `training_step`, which calls the method
+`step` of the subclass. `step` returns the sum of the loss over the targets of a batch, and the
+number of targets. A target is a token or a label that the model is trained to predict. The gradient
+is divided by the number of targets in all micro-batches and processes of an optimizer step.
 """
 
 import inspect
@@ -56,19 +57,21 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(eq=False, repr=False)
 class Task(LightningModule, Generic[ModelT, BatchT]):
-    """Base class of all tasks.
+    """Base class of all tasks, which are LightningModules with a model, a loss and metrics.
 
     A subclass sets the class variables, and implements `step`, `update_metrics` and
     `compute_metrics`. The tasks of fourfold are dataclasses, whose fields are the arguments of the
-    constructor. A subclass may have a constructor of its own, which stores each further argument in
-    an attribute of the same name, since checkpoints take the values from there.
+    constructor. A subclass may have a constructor of its own. Such a constructor must store each
+    further argument in an attribute of the same name, because checkpoints store these attributes.
 
     The DataModule may be any LightningDataModule. A DataModule with the attributes and methods of
     `ResumableDataModule` also gives the task the vocabulary size, the number of classes and the
-    artifacts (plain values such as the tokenizer, class names and preprocessing).
+    artifacts. Artifacts are plain values about the data, such as the tokenizer, the class names and
+    the preprocessing.
 
     Args:
-        config: Config of the model; a size that is None is taken from the data.
+        config: Config of the model. A size in `inferred_from_data` that is None is taken from the
+            data.
         optimizer: Options of the optimizer.
         schedule: Options of the learning-rate schedule.
         init_from: Path of a model, in any format that `fourfold.load` accepts, whose weights
@@ -79,7 +82,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     Attributes:
         model_class: Class of the model.
-        config_class: Class of the model's config; None means the class of the default of the
+        config_class: Class of the model's config. None means the class of the default value of the
             argument `config`.
         batch_class: Class of the batches that the DataModule makes.
         unit: Unit of the throughput, tokens or images.
@@ -92,9 +95,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             that may be imported when the checkpoint `init_from` requires them.
         artifacts: Artifacts of the DataModule by name, which a checkpoint stores.
         summary: Metrics of the last evaluation by name, including those that are not numbers.
-        resumes: True if the weights will be loaded from a checkpoint, in which case `init_from` is
-            not read. The command line sets this attribute, since Lightning knows the checkpoint
-            only after the model is built.
+        resumes: True if the weights will be loaded from a checkpoint. `init_from` is then not read.
+            The command line sets this attribute, because Lightning knows the checkpoint only after
+            the model is built.
     """
 
     model_class: ClassVar[type[Model]]
@@ -124,19 +127,43 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Implemented by subclasses.
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor | int]:
-        """Return the sum of the loss over the targets of a batch, and the number of targets."""
+        """Compute the loss of a batch.
+
+        Args:
+            batch: Batch of the class `batch_class`.
+
+        Returns:
+            A tuple of the sum of the loss over the targets of the batch, a scalar with gradients,
+            and the number of targets.
+        """
         raise NotImplementedError
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
-        """Update the metrics of a split, val or test, with a batch."""
+        """Update the metrics with a batch.
+
+        Args:
+            batch: Batch of the class `batch_class`.
+            split: Name of the split, val or test.
+        """
         raise NotImplementedError
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics of a split, val or test, by name; the caller resets the metrics."""
+        """Compute the metrics of all batches since the last reset. The caller resets the metrics.
+
+        Args:
+            split: Name of the split, val or test.
+
+        Returns:
+            Dictionary from names, such as "loss", to values. Values that are not numbers are not
+            logged.
+        """
         raise NotImplementedError
 
     def n_units(self, batch: Any) -> int:
-        """Return the number of images, or of tokens including padding, in a batch."""
+        """Return the number of images or tokens in a batch, for the throughput.
+
+        The attribute `unit` selects images or tokens. Padding tokens are included.
+        """
         return len(batch.images) if self.unit == "images" else batch.ids.numel()
 
     # Data and model.
@@ -147,7 +174,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return getattr(self.trainer, "datamodule", None)
 
     def setup(self, stage: str) -> None:
-        """Take the artifacts, such as the tokenizer and class names, from the DataModule.
+        """Store the artifacts of the DataModule, such as the tokenizer and the class names.
+
+        Lightning calls this hook before training and evaluation.
 
         Raises:
             InputError: The batches of the DataModule are not of the class `batch_class`.
@@ -175,7 +204,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return Tokenizer.from_str(self.artifacts["tokenizer"])
 
     def configure_model(self) -> None:
-        """Build the model; with a Trainer, first take missing sizes of the config from the data.
+        """Build the model and, for training, initialize it from `init_from` and freeze layers.
+
+        Sizes of the config that are None are first taken from the DataModule of the Trainer.
+        Lightning calls this hook before training and evaluation. Later calls do nothing.
 
         Raises:
             InputError: The vocabulary or the number of classes in the config is smaller than in the
@@ -203,7 +235,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             prepare_for_strategy(self.model, trainer)
 
     def _complete_config(self) -> None:
-        """Replace sizes in the config that are None by those of the data, and check the others."""
+        """Complete the sizes of the config that `inferred_from_data` names, from the data.
+
+        A size that is None is replaced by the size in the data. Other sizes are checked. The
+        attribute `config` is replaced.
+
+        Raises:
+            InputError: A size is unknown, or does not agree with the data.
+        """
         sizes = {name: self._size(name, self.config) for name in self.inferred_from_data}
         self.config = replace(self.config, **sizes)
 
@@ -233,7 +272,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         raise InputError(problem, option=f"{section}.{name}")
 
     def _check_row_lengths(self) -> None:
-        """Check that the longest example of each split has at most `max_len` tokens.
+        """Check that the model supports the longest example of each split.
 
         Raises:
             InputError: An example is longer than `config.max_len` or `config.encoder.max_len`.
@@ -255,10 +294,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
-        """Return the loss of a micro-batch, scaled for the backward pass.
+        """Return the loss of a micro-batch, a scalar that is scaled for the backward pass.
 
-        After the optimizer step's last micro-batch, the gradients are those of the mean loss over
-        all targets of the step (see `LossNormalizer`).
+        `LossNormalizer` chooses the scale. After the last micro-batch of an optimizer step, the
+        gradients are those of the mean loss over all targets of the step.
         """
         return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
 
@@ -279,7 +318,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
-        """Return ([optimizer], [schedule]) for Lightning; every step updates the schedule."""
+        """Build the optimizer and the learning-rate schedule, in the form that Lightning expects.
+
+        Returns:
+            A tuple of a list of one optimizer, and a list of one dictionary with the scheduler,
+            which Lightning advances after each optimizer step.
+        """
         # torch has no fused SGD for sharded weights, nor for weights without a momentum.
         fused = self.optimizer.name != "sgd" or not (
             isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs
@@ -298,7 +342,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def total_steps(self) -> int | None:
-        """Return the number of optimizer steps of the training; None if the training has no end."""
+        """Return the number of optimizer steps of the training, or None for no limit of steps."""
         return total_optimizer_steps(self.trainer, self.schedule)
 
     # Evaluation.
@@ -322,10 +366,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self._log_metrics("test")
 
     def _log_metrics(self, split: str) -> None:
-        """Store a split's metrics in `summary`, log those that are numbers, and reset the metrics.
+        """Compute the metrics of a split, store them in `summary`, log the numbers, and reset them.
 
-        Metrics that this evaluation did not update are not reset: a user's task may have metrics
-        that only `training_step` updates.
+        Metrics that this evaluation did not update are not reset, because a user's task may have
+        metrics that only `training_step` updates.
         """
         self.summary = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
         for metric, earlier_count in self._update_counts:
@@ -337,10 +381,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Checkpoints.
 
     def init_args(self) -> dict[str, Any]:
-        """Return the arguments of the constructor by name, without the config, as plain values.
+        """Return the arguments of the constructor, except the config, for a checkpoint.
 
-        Dataclasses are returned as dicts, since torch does not load pickled dataclasses with
-        `weights_only=True`.
+        Returns:
+            Dictionary from the names of the arguments to plain values. Dataclasses are converted to
+            dictionaries, because torch does not load pickled dataclasses with `weights_only=True`.
 
         Raises:
             AttributeError: An argument is not stored in an attribute of the same name.
@@ -349,7 +394,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return init_args | {name: asdict(init_args[name]) for name in TASK_SECTIONS}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add an entry `fourfold` to a checkpoint, from which model and task can be built."""
+        """Add the entry `fourfold` to a checkpoint dictionary, in place.
+
+        The entry holds the class and config of the model, the class and arguments of the task, and
+        the artifacts of the data, from which model and task can be built.
+        """
         checkpoint["fourfold"] = {
             "version": VERSION,
             "model": {"class": model_name(self.model_class), "config": asdict(self.config)},
@@ -387,10 +436,13 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state dict as `nn.Module` does, with one sentence for a checkpoint that is wrong.
+        """Load a state dict as `nn.Module.load_state_dict` does.
+
+        If the Trainer loads a checkpoint whose weights do not match the model, InputError replaces
+        the long RuntimeError of torch.
 
         Raises:
-            InputError: The Trainer loads a checkpoint whose weights do not match the model.
+            InputError: The weights in the Trainer's checkpoint do not match the model.
         """
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
@@ -407,13 +459,15 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         init_args: Mapping[str, Any],
         state: Mapping[str, Tensor] | None = None,
     ) -> Self:
-        """Build a task and its model, with newly initialized weights, from values in a checkpoint.
+        """Build a task and its model from the settings in a checkpoint, without loading weights.
+
+        The weights of the model are newly initialized.
 
         Args:
-            config: Fields of the model's config.
-            init_args: Arguments of the constructor without the config.
-            state: State dict of the task, which is only compared with the size of the model; None
-                omits the comparison.
+            config: Dictionary of the fields of the model's config.
+            init_args: Dictionary of the arguments of the constructor, except the config.
+            state: State dict of the task in the checkpoint. It is only used to check that the model
+                is not larger than the state dict. None omits this check.
 
         Raises:
             InputError: The config is invalid, or describes a larger model than `state`.
@@ -434,9 +488,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
 
 def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
-    """Return the artifacts (tokenizer, class names and others) of a DataModule by name.
+    """Return the artifacts of a DataModule, such as the tokenizer and the class names.
 
-    A plain LightningDataModule, or None, has no artifacts, so the dict is empty.
+    Returns:
+        Dictionary from names to plain values. The dictionary is empty for a DataModule without the
+        method `artifacts`, and for None.
     """
     artifacts = getattr(datamodule, "artifacts", None)
     return dict(artifacts()) if callable(artifacts) else {}

@@ -1,4 +1,4 @@
-"""Tasks of the baselines: recurrent, convolutional and ladder models, and ResNet."""
+"""Tasks of the baseline models: recurrent and convolutional models, ablations, and ResNet."""
 
 from dataclasses import dataclass
 
@@ -32,9 +32,10 @@ from fourfold.tasks.sequence_classification import (
 class RecurrentLanguageModeling(CausalLanguageModeling):
     """Causal language modelling with recurrent layers in place of blocks (GPT-1, Table 5).
 
+    The arguments that are not described here are those of `CausalLanguageModeling`.
+
     Args:
         config: Config of the model.
-        optimizer: See `CausalLanguageModeling`, also for all further arguments.
     """
 
     model_class = RecurrentLM  # type: ignore[assignment]
@@ -42,7 +43,11 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return beginnings of texts with true and generated continuations."""
+        """Build the examples of a batch that a run logs, without attention maps.
+
+        Returns:
+            Dictionary with "samples", a table of prompts with true and generated continuations.
+        """
         return {"samples": super().sample_outputs(batch, split)["samples"]}
 
 
@@ -50,11 +55,11 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
 class ConvolutionalLanguageModeling(CausalLanguageModeling):
     """Causal language modelling with the convolutions of ConvS2S or ByteNet in place of attention.
 
-    `fourfold plan` does not support this task.
+    `fourfold plan` does not support this task. The arguments that are not described here are those
+    of `CausalLanguageModeling`.
 
     Args:
         config: Config of the model.
-        optimizer: See `CausalLanguageModeling`, also for all further arguments.
     """
 
     model_class = ConvolutionalLM  # type: ignore[assignment]
@@ -62,7 +67,7 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
     config: ConvolutionalLMConfig = ConvolutionalLMConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return an empty dict: the model has neither attention maps nor a cache for generation."""
+        """Return an empty dictionary, because generation without a cache would take too long."""
         return {}
 
 
@@ -70,9 +75,10 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
 class RecurrentSequenceClassification(CausalSequenceClassification):
     """Classification or regression with recurrent layers in place of blocks (GPT-1, Table 5).
 
+    The arguments that are not described here are those of `CausalSequenceClassification`.
+
     Args:
         config: Config of the model.
-        optimizer: See `CausalSequenceClassification`, also for all further arguments.
     """
 
     model_class = RecurrentClassifier  # type: ignore[assignment]
@@ -80,17 +86,23 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
     config: RecurrentClassifierConfig = RecurrentClassifierConfig()  # type: ignore[assignment]
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Return the batch's texts with true and predicted labels, without attention maps."""
+        """Build the examples of a batch that a run logs, without attention maps.
+
+        Returns:
+            Dictionary with "samples", a table of texts with true and predicted labels.
+        """
         return {"samples": super().sample_outputs(batch, split)["samples"]}
 
 
 @dataclass(eq=False, repr=False)
 class LadderLanguageModeling(CausalLanguageModeling):
-    """Causal language modelling on one rung of the ladder from no attention to the transformer.
+    """Causal language modelling with only some components of a transformer block, as an ablation.
+
+    The field `config.rung` selects the components. The arguments that are not described here are
+    those of `CausalLanguageModeling`.
 
     Args:
         config: Config of the model.
-        optimizer: See `CausalLanguageModeling`, also for all further arguments.
     """
 
     model_class = LadderLM
@@ -98,17 +110,22 @@ class LadderLanguageModeling(CausalLanguageModeling):
     config: LadderLMConfig = LadderLMConfig()
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return beginnings of texts with continuations, and attention maps from rung heads on."""
+        """Build the examples of a batch that a run logs, as `CausalLanguageModeling` does.
+
+        Attention maps are left out if no layer of the model has an `Attention`.
+        """
         return without_empty_maps(super().sample_outputs(batch, split))
 
 
 @dataclass(eq=False, repr=False)
 class LadderSequenceClassification(SequenceClassification):
-    """Classification or regression on one rung of the ladder from no attention to the transformer.
+    """Classification or regression with only some components of a transformer block.
+
+    The field `config.rung` selects the components. The arguments that are not described here are
+    those of `SequenceClassification`.
 
     Args:
         config: Config of the model.
-        optimizer: See `SequenceClassification`, also for all further arguments.
     """
 
     model_class = LadderClassifier
@@ -116,12 +133,22 @@ class LadderSequenceClassification(SequenceClassification):
     config: LadderClassifierConfig = LadderClassifierConfig()
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Return texts with predicted labels, and attention maps from the rung heads on."""
+        """Build the examples of a batch that a run logs, as `SequenceClassification` does.
+
+        Attention maps are left out if no layer of the model has an `Attention`.
+        """
         return without_empty_maps(super().sample_outputs(batch, split))
 
 
 def without_empty_maps(media: dict[str, Media]) -> dict[str, Media]:
-    """Remove attention maps of a model without `Attention` from the samples of a task."""
+    """Remove `AttentionMaps` without any map from the examples that a run logs.
+
+    Args:
+        media: Result of `sample_outputs` of a task, by name.
+
+    Returns:
+        A new dictionary.
+    """
     return {k: x for k, x in media.items() if not isinstance(x, AttentionMaps) or x.maps}
 
 
@@ -130,11 +157,11 @@ class ConvolutionalClassification(ImageClassification):
     """Image classification with a ResNet, the baseline of Vision Transformers.
 
     `fourfold plan` and `fourfold export` do not support this task. The batch norms of a ResNet make
-    an optimizer step depend on the division of a batch into micro-batches and devices.
+    an optimizer step depend on the division of a batch into micro-batches and devices. The
+    arguments that are not described here are those of `ImageClassification`.
 
     Args:
         config: Config of the model.
-        optimizer: See `ImageClassification`, also for all further arguments.
     """
 
     model_class = ResNet  # type: ignore[assignment]
@@ -142,5 +169,9 @@ class ConvolutionalClassification(ImageClassification):
     config: ResNetConfig = ResNetConfig()  # type: ignore[assignment]
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
-        """Return a list whose only element is the logits (B, K), since the model has one head."""
+        """Compute the logits of images (B, C, side, side).
+
+        Returns:
+            List of one tensor (B, K), because the model has one head.
+        """
         return [self.model(images)]

@@ -40,16 +40,18 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     The loss and the perplexity use one caption of each image: a random caption in training, and the
     first caption in evaluation. A generated caption is compared with all captions of the image.
 
-    The encoder is a ViT. For frozen features of a convolutional network (`data.features`), its
-    patches are the locations of the feature map: `image_size` is the side of the map, `patch_size`
-    is 1 and `n_channels` is the number of channels of the features.
+    The encoder is a ViT. With the option `data.features`, the inputs are feature maps of a frozen
+    convolutional network instead of images. The patches are then the locations of the feature map.
+    `image_size` is the side of the map, `patch_size` is 1, and `n_channels` is the number of
+    channels of the features.
+
+    The arguments that are not described here are those of `Seq2SeqTask`.
 
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is AdamW with a learning rate low enough
             for pre-trained weights.
         schedule: Options of the schedule; the default is warm-up and cosine decay.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments.
     """
 
     model_class = CompositeEncoderDecoder
@@ -65,13 +67,19 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         self.scores = CaptionScores()
 
     def as_pairs(self, batch: CaptionBatch) -> PairBatch:
-        """Return a batch of pairs whose sources are the images; the source mask is None."""
+        """Convert a batch to a `PairBatch` whose sources are the images.
+
+        The source mask is None.
+        """
         return PairBatch(batch.images, batch.ids, None, batch.mask, batch.rows)  # type: ignore[arg-type]
 
     def sample_outputs(self, batch: CaptionBatch, split: str) -> dict[str, Media]:
-        """Return true and generated captions, and for each word of one the attention to its image.
+        """Build the examples of a batch that a run logs.
 
-        Without attention, there are only the captions.
+        Returns:
+            Dictionary with "samples", a table of true and generated captions, and "attention", the
+            attention of each generated word to the first image. A model without attention has no
+            entry "attention".
         """
         media = super().sample_outputs(batch, split)
         attention = media.pop("attention")
@@ -85,9 +93,9 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         return media
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
-        """Return the cross-attention of the last layer to the first image, by generated word.
+        """Compute the cross-attention of each generated word to the first image, in the last layer.
 
-        The map of a word is the mean over its tokens. The caption is cut to MAX_TOKENS words.
+        The map of a word is the mean over its tokens. A caption is truncated to MAX_TOKENS words.
 
         Args:
             batch: Images, or their features.
@@ -115,15 +123,20 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
 
 
 def doubly_stochastic_loss(alpha: Tensor, counts: Tensor) -> Tensor:
-    """Compute sum_i (1 - sum_t alpha_ti)^2 of each caption, summed over the batch (Xu et al. 2015).
+    """Compute the doubly stochastic loss of attention weights (Xu et al. 2015, eq. 14).
 
-    With the loss of the tokens also summed over the batch, the ratio of both terms is that of the
-    paper. The released code takes the mean over the locations i and the sum over the batch, which
-    is B / S times this term, and a widely used tutorial takes both means (1 / S times this term).
+    The loss of a caption is sum_i (1 - sum_t alpha_ti)^2 over the locations i, for tokens t. The
+    result is the sum over the batch, like the loss of the tokens, so the ratio of both losses is
+    that of the paper. The released code takes the mean over the locations and the sum over the
+    batch, which is B / S times this loss. A widely used tutorial takes both means, which is 1 / S
+    times this loss.
 
     Args:
         alpha: Attention weights (B, T, S).
-        counts: (B, T) bool, True = the token counts; padding has no weight.
+        counts: (B, T) bool, True = real target token, False = padding, which is left out.
+
+    Returns:
+        A scalar.
     """
     total = (alpha * counts[..., None]).sum(1)  # (B, S)
     return ((1.0 - total) ** 2).sum()
@@ -133,21 +146,25 @@ def doubly_stochastic_loss(alpha: Tensor, counts: Tensor) -> Tensor:
 class RecurrentCaptioning(HardAttention, Captioning):
     """Image captioning with a recurrent decoder (Vinyals et al. 2015; Xu et al. 2015).
 
-    The training loss includes the doubly stochastic term, but the validation loss does not.
-    With attention, the metrics also contain attention_entropy (mean entropy of the weights of a
-    token, in nats) and attention_change (mean total variation, from 0 to 1, between the weights of
-    successive tokens), which is near 0 if the maps do not depend on the word. The random locations
-    of hard attention depend only on the seed of the data, the epoch and the image.
+    The training loss includes the doubly stochastic loss of the attention weights. The validation
+    loss does not. With attention, there are two further metrics. attention_entropy is the mean
+    entropy of the weights of a token, in nats. attention_change is the mean total variation between
+    the weights of successive tokens, from 0 to 1, and is near 0 if the maps do not depend on the
+    word. The random locations of hard attention depend only on the seed of the data, the epoch and
+    the image.
+
+    The arguments that are not described here are those of `Seq2SeqTask`.
 
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is Adam with the learning rate of the
             released code.
         schedule: Options of the schedule; the default is a constant learning rate.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments. Must be 0 for hard_sample.
+        label_smoothing: Probability mass taken from the target. Must be 0 for the attention
+            hard_sample.
         doubly_stochastic: Factor lambda on `doubly_stochastic_loss`; not used without attention.
-        reward_weight: Factor on the REINFORCE gradient of hard_sample: 1 is unbiased, and 0.1 is
-            the factor of the released code.
+        reward_weight: Factor on the REINFORCE gradient of the attention hard_sample. 1 is unbiased,
+            and 0.1 is the factor of the released code.
         entropy_weight: Factor on the entropy of the weights in the objective of hard_sample.
     """
 
@@ -177,7 +194,10 @@ class RecurrentCaptioning(HardAttention, Captioning):
         return self.model.decoder.cross_attn
 
     def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Return the summed loss with the terms of attention, and the number of target tokens."""
+        """Compute the loss, summed over the target tokens, and the number of target tokens.
+
+        The loss includes the doubly stochastic loss and, for hard_sample, the REINFORCE term.
+        """
         if self.attention is None:
             return super().step(batch)
         noise = None
@@ -212,7 +232,10 @@ class RecurrentCaptioning(HardAttention, Captioning):
         self.change.update((change * counts[:, 1:]).sum(), counts[:, 1:].sum())
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics of captioning, and with attention those of the attention, by name."""
+        """Return the metrics of captioning by name.
+
+        With attention, the metrics attention_entropy and attention_change are added.
+        """
         metrics = super().compute_metrics(split)
         if self.attention is not None:
             metrics["attention_entropy"] = self.entropy.compute()

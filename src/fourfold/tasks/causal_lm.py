@@ -26,13 +26,13 @@ MAX_PROMPT_TOKENS = 32  # of a logged sample
 class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     """Causal language modelling, evaluated by perplexity per token, word and byte.
 
+    The arguments `init_from` and `tuning` are those of `Task`.
+
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is nanoGPT's AdamW.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to a
             tenth of the learning rate.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = CausalLM
@@ -47,11 +47,11 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl = Perplexity()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Run the model without its head.
+        """Run the model without its output matrix.
 
         Returns:
-            A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)
-            and targets (B * T,).
+            The first four arguments of `linear_cross_entropy`: hidden states (B * T, D), output
+            matrix and bias (or None) of the head, and target tokens (B * T,).
         """
         h = self.model.hidden(batch.ids, documents=batch.documents)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
@@ -68,17 +68,22 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl.update(*token_scores(*output), output[-1], batch.n_words, batch.n_bytes)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, accuracy, and the perplexities ppl_token, ppl_word and ppl_byte.
+        """Return the metrics loss, accuracy, ppl_token, ppl_word and ppl_byte by name.
 
-        ppl_word is missing if the data does not count words, ppl_byte if it does not count bytes.
+        The last three are perplexities per token, word and byte. If the data does not count words
+        or bytes, ppl_word or ppl_byte is missing.
         """
         return self.ppl.compute()
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Return beginnings of texts with true and generated continuations, and attention maps.
+        """Build the examples of a batch that a run logs.
 
-        A beginning is the first half of an example, but at most MAX_PROMPT_TOKENS tokens. Both
-        continuations have as many tokens as the beginning. The maps are those of one example.
+        The prompt of an example is its first half, but at most MAX_PROMPT_TOKENS tokens. True and
+        generated continuation have as many tokens as the prompt.
+
+        Returns:
+            Dictionary with "samples", a table of prompts with true and generated continuations, and
+            "attention", the self-attention maps of the shortest example.
         """
         half = max(1, min(batch.ids.shape[1] // 2, MAX_PROMPT_TOKENS))
         prompt = batch.ids[:, :half]
@@ -94,5 +99,8 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return {"samples": table, "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
-        """Return each target's negative log-likelihood in nats (B, T); 0 without a target."""
+        """Compute the negative log-likelihood (B, T) of each target in nats.
+
+        The value is 0 at positions without a target.
+        """
         return token_scores(*self._output(batch))[0].view_as(batch.targets)

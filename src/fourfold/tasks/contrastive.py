@@ -1,7 +1,7 @@
 """Contrastive learning task from images and their captions (CLIP; Radford et al. 2021).
 
-Shapes: b pairs in the batch of this process, B pairs in the batches of all processes together,
-    E width of the embeddings.
+Shapes: b pairs in the batch of this process, B pairs in the batches of all processes together, E
+width of the embeddings.
 """
 
 import math
@@ -27,26 +27,26 @@ MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training
 
 @dataclass(eq=False, repr=False)
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
-    """Contrastive learning: images are matched with captions (CLIP, section 2.3 and Figure 3).
+    """Contrastive learning of images and captions (CLIP, section 2.3 and Figure 3).
 
-    The loss of a pair is the mean of two cross-entropies. One cross-entropy predicts the text from
-    the image among all texts of the batch. The other cross-entropy predicts the image from the text
-    among all images of the batch. The loss of a batch is the mean over its pairs, and depends on
-    the batch size. Embeddings are gathered over all devices, so training on N devices with b pairs
-    each equals training on one device with N x b pairs. With gradient accumulation, a pair is
+    The loss of a pair is the mean of two cross-entropies. The first is that of the pair's text
+    among all texts of the batch, given the image. The second is that of the pair's image among all
+    images of the batch, given the text. The loss of a batch is the mean over its pairs, and depends
+    on the batch size. Embeddings are gathered over all devices, so training on N devices with b
+    pairs each equals training on one device with N x b pairs. With gradient accumulation, a pair is
     compared with the pairs of its micro-batch only.
 
     Evaluation compares every image with every text of the split, for any batch size. The loss of an
     evaluation is computed with the complete split as one batch, so the loss grows with the
     logarithm of the number of pairs.
 
+    The arguments `init_from` and `tuning` are those of `Task`.
+
     Args:
-        config: Config of the model; `eos_id` is taken from the tokenizer if it is None.
+        config: Config of the model. If the field `eos_id` is None, it is taken from the tokenizer.
         optimizer: Options of the optimizer; the default is that of the paper's Vision Transformers
             (Tables 18 and 20).
         schedule: Options of the schedule; the default is the paper's warm-up and cosine decay.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = CLIP
@@ -97,18 +97,21 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         return (losses[0] + losses[1]) / 2, len(images)
 
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Return the embeddings (b, E) of the images, and those of the texts, not normalized.
+        """Compute the embeddings of images and texts, which are not normalized.
 
-        The texts need no padding mask. Their embeddings come from the end token, which does not see
-        the padding behind it because of the causal mask.
+        The texts need no padding mask. The embedding of a text is computed at its end token, and
+        the causal mask hides the padding after this token.
+
+        Returns:
+            A tuple of image embeddings (b, E) and text embeddings (b, E).
         """
         return self.model.encode_image(batch.images), self.model.encode_text(batch.ids)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Run an optimizer step, and then limit the learned scale of the similarities to 100.
 
-        A later hook would be too late, since a callback that Lightning calls before that hook could
-        save a checkpoint with a larger scale.
+        The limit is not applied in a later hook. A callback that Lightning calls before that hook
+        could save a checkpoint with a larger scale.
         """
         super().optimizer_step(*args, **kwargs)
         with torch.no_grad():
@@ -123,10 +126,11 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss, and recall at 1, 5 and 10 of image-to-text and text-to-image search.
+        """Return the metrics of the whole split by name.
 
-        An example of a name is image_to_text_recall_at_5, for images as queries and texts as
-        results.
+        The metrics are the loss, and the recall at 1, 5 and 10 of image-to-text and text-to-image
+        search. The name of a recall is, for example, image_to_text_recall_at_5, for images as
+        queries and texts as results.
         """
         return self.retrieval.compute()
 

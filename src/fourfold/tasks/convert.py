@@ -1,4 +1,7 @@
-"""Conversion of checkpoints from and to other libraries: `fourfold import`, `fourfold export`."""
+"""Conversion of checkpoints from and to the formats of other libraries.
+
+The commands `fourfold import` and `fourfold export` call these functions.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,10 +28,10 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     Args:
         source: Path of a Hugging Face directory of transformers or timm, path of a file of timm,
             nanoGPT or minGPT, or name of a model on the Hub.
-        target: The checkpoint file, which must not exist.
+        target: Path of the checkpoint file to write, which must not exist.
 
     Returns:
-        Lines to print that describe the result.
+        Lines of text that describe the result, for the terminal.
 
     Raises:
         InputError: `target` exists, or `source` cannot be read.
@@ -58,7 +61,14 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
 
 
 def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
-    """Return the artifacts of an imported model: tokenizer, class names and preprocessing."""
+    """Read the artifacts of an imported model: tokenizer, class names and image preprocessing.
+
+    Args:
+        found: The model with the files that it was read from.
+
+    Returns:
+        Dictionary from names to plain values. An artifact that the files do not contain is missing.
+    """
     model: Any = found.model
     artifacts: dict[str, Any] = {"tokenizer": found.tokenizer} if found.tokenizer else {}
     artifacts |= found.artifacts
@@ -73,18 +83,18 @@ def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
 def export_checkpoint(
     source: Path, target: Path, classes: Classes = (), file_format: str = "transformers"
 ) -> list[str]:
-    """Convert a checkpoint to a directory of another library.
+    """Convert a checkpoint to a directory in the format of another library.
 
     Args:
-        source: The checkpoint file or run directory.
-        target: The directory, which must be empty or not exist. A path with the prefix `timm:` is
-            written in the format of timm.
+        source: Path of the checkpoint file or of the run directory.
+        target: Path of the directory to write, which must be empty or not exist. A directory with
+            the prefix `timm:` is written in the format of timm.
         classes: Your own classes, or their import paths, that may be imported if the checkpoint
             requires them.
         file_format: transformers, timm, torch-export or onnx.
 
     Returns:
-        Lines to print that describe the result.
+        Lines of text that describe the result, for the terminal.
 
     Raises:
         InputError: `target` is not empty; the checkpoint cannot be read; or the target library does

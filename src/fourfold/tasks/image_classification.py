@@ -54,6 +54,8 @@ def check_image_options(task: Task[Any, Any], *names: str) -> None:
 class ImageClassification(Task[ViT, ImageBatch]):
     """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
 
+    The arguments `init_from` and `tuning` are those of `Task`.
+
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
@@ -61,15 +63,13 @@ class ImageClassification(Task[ViT, ImageBatch]):
         label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
         teacher: Path of a trained classifier, in any format that `fourfold.load` accepts. The last
             head of the model is trained on the teacher's predictions, and the first head on the
-            labels. A model without a distillation token has one head, which is trained on both.
-            None trains on the labels only.
+            labels. A model without a distillation token has one head, which is trained on
+            predictions and labels. None trains on the labels only.
         distillation: Kind of the loss against the teacher's predictions, hard or soft; see
             `distillation_loss`.
-        teacher_weight: Weight w of the loss against the teacher's predictions; the weight of the
-            loss against the labels is 1 - w (DeiT: w = 0.5 for hard, 0.1 for soft).
+        teacher_weight: Weight w of the loss against the teacher's predictions. The weight of the
+            loss against the labels is 1 - w. DeiT has w = 0.5 for hard and 0.1 for soft.
         temperature: Temperature of soft distillation (DeiT: 3).
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = ViT
@@ -104,7 +104,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
         Raises:
             InputError: The images of the data have another size or number of channels than the
-                config; see also `Task`.
+                config. Other errors as for `Task.configure_model`.
         """
         if self.model is None:
             check_image_options(self, "image_size", "n_channels")
@@ -137,9 +137,11 @@ class ImageClassification(Task[ViT, ImageBatch]):
         self.scores = nn.ModuleDict({k: x for k, x in self.scores.items() if k != "confusion"})
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
-        """Return the logits (B, K) of each head.
+        """Compute the logits of each classification head for images (B, C, side, side).
 
-        The prediction of the model is the mean of the logits of all heads.
+        Returns:
+            List of one tensor (B, K) for each head. The mean of the tensors is the prediction of
+            the model.
         """
         return self.model.logits_per_head(self.model.hidden(images))
 
@@ -184,7 +186,13 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return {"loss": self.loss.compute(), **scores}
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
-        """Return images with true and predicted classes, and attention maps of the first image."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of files with true and predicted classes, "images",
+            the images with these classes, and "attention", the maps of the first image. A model
+            without self-attention has no entry "attention".
+        """
         names = self.artifacts["class_names"]
         rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
         captions = [

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def load_task(
     path: str | Path, expect: str | tuple[str, ...] | None = None, classes: Classes = ()
 ) -> "Task[Any, Any]":
-    """Load a task with its model, weights, tokenizer and preprocessing, in eval mode.
+    """Load a task from a checkpoint, with its model, weights, tokenizer and preprocessing.
+
+    The task is in eval mode.
 
     Args:
         path: A checkpoint file written by `fourfold fit` or `fourfold import`.
@@ -60,7 +62,8 @@ def task_from_checkpoint(
     Args:
         content: Content of the checkpoint.
         path: Path of the checkpoint, for error messages.
-        classes: See `load_task`.
+        classes: Your own task classes, or their import paths, that may be imported if the
+            checkpoint requires them.
 
     Raises:
         InputError: The content is not that of a checkpoint of this version of fourfold; or the task
@@ -83,15 +86,18 @@ def task_from_checkpoint(
 
 
 def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[Any, Any]]":
-    """Return the task class that a checkpoint names, if it is fourfold's or the user allows it.
+    """Return the task class with the import path that a checkpoint contains.
+
+    Only classes of fourfold and the classes in `classes` are allowed, so that a checkpoint cannot
+    import arbitrary code.
 
     Args:
-        name: Import path of the class, as the checkpoint stores it.
+        name: Import path of the class.
         path: Path of the checkpoint, for error messages.
-        classes: The user's classes that may be used, or their import paths.
+        classes: Further classes that are allowed, or their import paths.
 
     Raises:
-        InputError: The user does not allow the class, or the class is not a task.
+        InputError: The class is not allowed, or is not a task.
     """
     import fourfold.tasks  # here, since that package imports this module
 
@@ -106,9 +112,9 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint for Lightning's Trainer.
 
-    Lightning requires that a checkpoint contains a version number of Lightning. A checkpoint of
-    `fourfold import` has none, so the number is added to the returned content. The file is not
-    changed.
+    Lightning requires that a checkpoint contains the version number of Lightning. A checkpoint of
+    `fourfold import` has no such number, so this function adds it to the returned dictionary. The
+    file is not changed.
 
     Lightning's launcher passes weights from a subprocess to the main process in a file that
     contains only weights. The content of such a file is returned without further checks.

@@ -26,11 +26,13 @@ VARIANCE_EPS = 1e-6  # added to the variance of the pixels of a patch, as in the
 class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
     """Masked image modelling (He et al. 2021), the pre-training of a ViT on images without labels.
 
-    The loss of a masked patch is the mean squared error of its predicted pixels, and that of a
+    The loss of a masked patch is the mean squared error of its predicted pixels. The loss of a
     batch is the mean over all masked patches. The DataModule, `MaskedImageData`, chooses the
     patches that the encoder sees. `fourfold plan` and `fourfold export` do not support this task.
-    `--model.init_from` initializes `ImageClassification`, `Captioning` and this task with the
-    encoder.
+    The option `--model.init_from` of `ImageClassification`, `Captioning` and this task accepts a
+    checkpoint of this task.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
         config: Config of the model.
@@ -39,8 +41,6 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to 0.
         normalize_pixels: Predict pixels that are normalized by the mean and the standard deviation
             of their patch (section 4.1), instead of the pixels of the transformed image.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = MaskedAutoencoder
@@ -64,8 +64,8 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
 
         Raises:
             InputError: The images or patches of the data have another size or number of channels
-                than the config, or a patch has one pixel, whose variance is not defined; see also
-                `Task`.
+                than the config, or a patch has one pixel, whose variance is not defined. Other
+                errors as for `Task.configure_model`.
         """
         if self.model is None:
             if self.normalize_pixels and self.config.patch_size**2 * self.config.n_channels == 1:
@@ -83,9 +83,15 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         return errors.sum(), errors.numel() - batch.visible.numel()
 
     def _targets(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return targets (B, N, P), and mean and standard deviation (B, N, 1) of their patches.
+        """Compute the pixels that the model is trained to predict.
 
-        Without `normalize_pixels`, the mean is 0 and the standard deviation is 1.
+        Args:
+            images: Images (B, C, side, side).
+
+        Returns:
+            A tuple of the targets (B, N, P), and the mean and the standard deviation (B, N, 1) of
+            each patch, by which its pixels were normalized. Without `normalize_pixels`, the mean is
+            0 and the standard deviation is 1.
         """
         patches = self.model.patchify(images)
         mean, variance = patches.mean(-1, keepdim=True), patches.var(-1, keepdim=True)
@@ -99,14 +105,15 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         self.loss.update(*self.step(batch))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss, the mean squared error of the pixels of masked patches."""
+        """Return a dictionary with the loss, the mean squared error of pixels in masked patches."""
         return {"loss": self.loss.compute()}
 
     def predict_step(self, batch: MaskedImageBatch, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Return reconstructed images, which have the visible patches of the given images.
+        """Reconstruct images from their visible patches.
 
-        With `normalize_pixels`, the predictions are converted to pixels by the mean and the
-        standard deviation of each patch of the given images, as in the authors' pictures.
+        The result has the visible patches of the given images, and predicted pixels elsewhere. With
+        `normalize_pixels`, predictions are converted to pixels by the mean and the standard
+        deviation of each patch of the given images, as in the authors' pictures.
 
         Returns:
             A tuple of tensors on the CPU: indices of the images in the split (B,), and images (B,
@@ -118,13 +125,26 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         return batch.rows.cpu(), images.float().cpu()
 
     def _keep_visible(self, batch: MaskedImageBatch, others: Tensor) -> Tensor:
-        """Return images with the visible patches of the batch and the other patches of `others`."""
+        """Combine the visible patches of a batch with the masked patches of other images.
+
+        Args:
+            batch: Images and the indices of their visible patches.
+            others: Images (B, C, side, side), from which the masked patches are taken.
+
+        Returns:
+            Images (B, C, side, side).
+        """
         own, patches = self.model.patchify(batch.images), self.model.patchify(others)
         index = batch.visible[..., None].expand(-1, -1, own.shape[-1])
         return self.model.unpatchify(patches.scatter(1, index, own.gather(1, index)))
 
     def sample_outputs(self, batch: MaskedImageBatch, split: str) -> dict[str, Media]:
-        """Return images in three rows: the images, their visible patches, and reconstructions."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "images", a grid of three rows: the first images of the batch, their
+            visible patches, and their reconstructions.
+        """
         first = batch._replace(
             images=batch.images[:MAX_IMAGES_IN_ROW],
             visible=batch.visible[:MAX_IMAGES_IN_ROW],

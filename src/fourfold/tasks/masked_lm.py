@@ -27,13 +27,13 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
 
     Vocabulary logits are computed at masked positions only.
 
+    The arguments `init_from` and `tuning` are those of `Task`.
+
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is BERT's (appendix A.2).
         schedule: Options of the schedule; the default is BERT's: 10,000 steps of warm-up, then
             linear decay to 0.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = MaskedLM
@@ -49,11 +49,12 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         self.next_correct = Mean()
 
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Any, ...]]:
-        """Run the encoder, and the head at masked positions except for its output matrix.
+        """Run the encoder, and prepare the arguments of the loss at the masked positions.
 
         Returns:
-            Hidden states (B, T, D) of the encoder, and a tuple (x (N, D), weight, bias or None,
-            targets (N,)). The vocabulary logits are x @ weight.T + bias.
+            A tuple of two values. The first is the hidden states (B, T, D) of the encoder. The
+            second is the first four arguments of `linear_cross_entropy`: the input x (N, D) of the
+            output matrix, the matrix (V, D), its bias (V,) or None, and the original tokens (N,).
         """
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
         positions = _masked_positions(batch)
@@ -80,7 +81,10 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return loss, len(output[-1])
 
     def update_metrics(self, batch: MaskedBatch, split: str) -> None:
-        """Update perplexity and accuracy of masked tokens, and next-sentence accuracy."""
+        """Update the perplexity and the accuracy of masked tokens, and the next-sentence accuracy.
+
+        The next-sentence accuracy is updated for batches of sentence pairs only.
+        """
         h, output = self._encode(batch)
         if len(output[-1]):
             self.ppl.update(*token_scores(*output), output[-1])
@@ -89,7 +93,10 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             self.next_correct.update((logits.argmax(-1) == batch.is_next).sum(), len(logits))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, accuracy and ppl_token; for sentence pairs also next_sentence_accuracy."""
+        """Return the metrics loss, accuracy and ppl_token by name.
+
+        For sentence pairs, the metric next_sentence_accuracy is added.
+        """
         metrics: dict[str, Any] = self.ppl.compute()
         # The condition depends on the model only, so that all ranks take part in `compute`.
         if self.model.next_sentence is not None:
@@ -99,7 +106,12 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return metrics
 
     def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
-        """Return texts with true and predicted masked tokens, and attention maps of one text."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of masked texts with the original and the predicted
+            tokens, and "attention", the self-attention maps of the shortest text.
+        """
         tokenizer = self.tokenizer
         masked = batch.targets != IGNORE_INDEX
         predicted = self.predict_step(batch, 0)
@@ -123,7 +135,12 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return {"samples": Table(["text", "masked", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
-        """Return the batch's `ids` (B, T) with the most probable token at each masked position."""
+        """Predict the masked tokens.
+
+        Returns:
+            Token ids (B, T): the `ids` of the batch with the most probable token at each masked
+            position.
+        """
         _, output = self._encode(batch)
         predicted = batch.ids.flatten().clone()
         predicted[_masked_positions(batch)] = token_scores(*output)[1]

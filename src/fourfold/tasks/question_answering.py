@@ -1,5 +1,6 @@
-"""Extractive question answering task: the span of the answer in a context (SQuAD).
+"""Extractive question answering task: prediction of the answer's span in a context (SQuAD).
 
+A context that is too long for the model is divided into overlapping windows.
 Shapes: B context windows, T tokens, N best spans.
 """
 
@@ -27,8 +28,10 @@ from fourfold.tasks.base import Task
 class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
 
-    The DataModule has a method `questions(split)`, as `fourfold.data.QuestionData` has. The method
-    returns a dataset with the attributes `questions` and `windows` (parts of contexts).
+    The DataModule must have a method `questions(split)`, like `fourfold.data.QuestionData`. The
+    method returns a dataset with the attributes `questions` and `windows` (parts of contexts).
+
+    The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
         config: Config of the model.
@@ -37,8 +40,6 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         schedule: Options of the schedule; the default is linear decay to 0.
         max_answer_length: Largest number of tokens in an answer.
         n_best_size: Largest number of answers that `predict` writes for each question.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = SpanExtractor
@@ -58,7 +59,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:
-        """Take the artifacts from the DataModule (see `Task`).
+        """Store the artifacts of the DataModule, as `Task.setup` does.
 
         The artifact `allow_no_answer` is True if questions may have no answer, as in SQuAD 2.0.
         """
@@ -66,7 +67,11 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
 
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
-        """Return the answer's start logits and end logits, each (B, T) in fp32; -inf at padding."""
+        """Compute the logits of each token as the first and as the last token of the answer.
+
+        Returns:
+            A tuple of start logits (B, T) and end logits (B, T) in fp32, -inf at padding.
+        """
         segments = batch.segments if self.config.n_segments > 1 else None
         logits = upcast_fp32(self.model(batch.ids, segments, batch.mask))
         start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
@@ -78,9 +83,14 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return losses.sum(), len(losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
-        """Return the loss of each window (B,) from start logits (B, T) and end logits (B, T).
+        """Compute the loss (B,) of each window.
 
         The loss is the mean of the cross-entropies of the start logits and the end logits.
+
+        Args:
+            batch: The batch.
+            start: Start logits (B, T).
+            end: End logits (B, T).
         """
         start_loss = F.cross_entropy(start, batch.starts, reduction="none")
         return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
@@ -100,18 +110,19 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def best_answers(
         self, batch: SpanBatch, start: Tensor, end: Tensor, data: Any, n_best: int
     ) -> list[list[Answer]]:
-        """Return, for each window, the answers with the largest sums of start and end logit.
+        """Find the answers with the largest sums of start and end logit in each window.
 
         Args:
             batch: The batch.
             start: Logits (B, T) of each token as the first token of the answer.
             end: Logits (B, T) of each token as the last token of the answer.
-            data: Return value of the DataModule's method `questions` for the split of the batch.
+            data: Dataset of the split of the batch, as returned by the DataModule's method
+                `questions`.
             n_best: Largest number of answers for each window.
 
         Returns:
-            For each of the B windows, its answers, the best first. If no answer is possible in a
-            window, its only answer is the empty text with score -inf.
+            For each of the B windows, a list of its answers, the best first. If no answer is
+            possible in a window, its only answer is the empty text with score -inf.
         """
         width = start.shape[1]
         # Spans whose last token is not before the first token, of at most max_answer_length tokens.
@@ -135,16 +146,20 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return answers
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, exact_match and f1; the latter two are means over questions, from 0 to 1."""
+        """Return the metrics loss, exact_match and f1 by name.
+
+        The metrics exact_match and f1 are means over questions, from 0 to 1.
+        """
         data = self.datamodule.questions(split)
         scores = self.scores.compute([question.answers for question in data.questions])
         return {"loss": self.loss.compute(), **scores}
 
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, Answer]]:
-        """Return the best answers in all windows of the batch.
+        """Find the best answers in all windows of a batch.
 
         Returns:
-            Pairs (index of the question in the split, answer), up to `n_best_size` per window.
+            List of pairs of the index of the question in the split and an answer, with up to
+            `n_best_size` pairs per window.
         """
         data = self.datamodule.questions("test")
         answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
@@ -155,7 +170,12 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         ]
 
     def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
-        """Return, for each window, its question with the true and predicted answers."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table with the question, the true answers and the predicted
+            answer of each window.
+        """
         data = self.datamodule.questions(split)
         answers = self.best_answers(batch, *self.logits(batch), data, 1)
         rows: list[list[Any]] = []
@@ -171,8 +191,9 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             outputs: Outputs of `predict_step` for all batches.
 
         Returns:
-            A dict from the id of each question to its answers, the best first. An answer has the
-            keys `text` (empty for "no answer") and `score` (sum of the start and end logits).
+            Dictionary from the id of each question to the list of its answers, the best first. An
+            answer is a dictionary with the keys `text` (empty for "no answer") and `score` (sum of
+            the start and end logits).
         """
         questions = self.datamodule.questions("test").questions
         ranked = rank_answers(chain.from_iterable(outputs), self.scores.allow_no_answer)

@@ -26,9 +26,12 @@ from fourfold.tasks.base import BatchT, Task
 class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     """Base class of tasks that generate a text from a source, evaluated by sacreBLEU and chrF.
 
-    The DataModule has a method `references(split)`, which returns a reference text, or a list of
-    several, for each example of the split. A subclass sets `model_class` and the other class
-    variables of `Task`. A subclass whose batches are not a `PairBatch` also overrides `as_pairs`.
+    The DataModule must have a method `references(split)`. The method returns, for each example of
+    the split, a reference text or a list of reference texts. A subclass sets `model_class` and the
+    other class variables of `Task`. A subclass whose batches are not a `PairBatch` also overrides
+    `as_pairs`.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
         config: Config of the model.
@@ -43,8 +46,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         length_penalty_type: Divisor of the log-probability of a text with n tokens: gnmt for
             ((5 + n) / 6) ** alpha, power for n ** alpha, or none for 1.
         val_num_beams: Beam width in validation; 0 disables generation and BLEU in validation.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     label_smoothing: float = 0.0
@@ -66,13 +67,20 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     @property
     def start_id(self) -> int:
-        """Id of the decoder's first input: the config's start token, else the begin token."""
+        """Token id that is the first input of the decoder.
+
+        It is `decoder_start_token_id` of the config, if there is one, otherwise BOS of the
+        tokenizer.
+        """
         given = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
 
     @property
     def longest_caption(self) -> int:
-        """Maximum number of tokens of a generated caption: that of the data and of the model."""
+        """Maximum number of tokens of a generated caption.
+
+        The number is limited by the longest caption of the data and by `max_len` of the model.
+        """
         longest: int = self.artifacts.get("max_len", 51) - 1
         return min(longest, getattr(self.config, "max_len", None) or longest)
 
@@ -86,7 +94,11 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
 
     def _loss(self, output: tuple[Any, ...]) -> Tensor:
-        """Return the summed label-smoothed cross-entropy of a result of `_teacher_forced`."""
+        """Compute the label-smoothed cross-entropy, summed over the target tokens.
+
+        Args:
+            output: Result of `_teacher_forced`.
+        """
         return linear_cross_entropy(
             *output,
             label_smoothing=self.label_smoothing,
@@ -95,21 +107,33 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         )
 
     def _token_scores(self, output: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """Return the results of `token_scores` for a result of `_teacher_forced`."""
+        """Compute the loss and the most likely token of each target, without label smoothing.
+
+        Args:
+            output: Result of `_teacher_forced`.
+
+        Returns:
+            A tuple of losses (B * T,) in nats and token ids (B * T,), as of `token_scores`.
+        """
         return token_scores(*output)
 
     def _teacher_forced(self, batch: PairBatch) -> tuple[Any, ...]:
-        """Run the model with the true previous tokens as the decoder's input.
+        """Run the model with the true previous tokens as the decoder's input (teacher forcing).
 
         Returns:
-            A tuple: hidden states (B * T, D), weight matrix of the head, bias of the head (or None)
-            and targets (B * T,).
+            The first four arguments of `linear_cross_entropy`: hidden states (B * T, D), output
+            matrix and bias (or None) of the head, and target tokens (B * T,).
         """
         memory, inputs, targets = self._encode(batch)
         return self._decode(batch, memory, inputs, targets)
 
     def _encode(self, batch: PairBatch) -> tuple[Any, Tensor, Tensor]:
-        """Return the output of the encoder, the decoder's inputs (B, T) and the targets (B, T)."""
+        """Run the encoder, and divide the target texts into inputs and targets of the decoder.
+
+        Returns:
+            A tuple of the output of the encoder, the input tokens (B, T) of the decoder, and the
+            target tokens (B, T), which are `IGNORE_INDEX` at padding.
+        """
         memory = self.model.encode(batch.src, batch.src_mask)
         inputs = batch.tgt
         targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
@@ -122,7 +146,17 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def _decode(
         self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
     ) -> tuple[Any, ...]:
-        """Run the decoder; arguments as `_encode` returns them, result as of `_teacher_forced`."""
+        """Run the decoder.
+
+        Args:
+            batch: Sentence pairs, of which the source mask is used.
+            memory: Output of the encoder.
+            inputs: Input tokens (B, T) of the decoder.
+            targets: Target tokens (B, T).
+
+        Returns:
+            Result of `_teacher_forced`.
+        """
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
         h = self.model.decode(inputs, memory, batch.src_mask)
         return *self.model.head.output(h.flatten(0, 1)), targets.flatten()
@@ -138,7 +172,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             self.scores.update(pairs.rows.tolist(), hypotheses, self._references(pairs, split))
 
     def _references(self, pairs: PairBatch, split: str) -> list[str | list[str]]:
-        """Return the reference text of each pair, or a list of its reference texts."""
+        """Return, for each pair of the batch, a reference text or a list of reference texts."""
         references = self.datamodule.references(split)
         return [references[row] for row in pairs.rows.tolist()]
 
@@ -155,17 +189,33 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return metrics
 
     def length_groups(self, split: str) -> dict[str, set[int]]:
-        """Return groups of examples, whose BLEU a test reports as well; the default is none."""
+        """Return groups of examples whose BLEU a test reports separately. There is none by default.
+
+        Args:
+            split: Name of the split.
+
+        Returns:
+            Dictionary from the name of a group to the indices of its examples in the split.
+        """
         return {}
 
     def predict_step(self, batch: BatchT, batch_idx: int) -> list[tuple[int, str]]:
-        """Return a pair (index in the split, generated text) for each source."""
+        """Generate the best text for each source of a batch by beam search.
+
+        Returns:
+            List of pairs of the index of the example in the split and the generated text.
+        """
         pairs = self.as_pairs(batch)
         texts = self.generate_texts(pairs.src, pairs.src_mask, self.num_beams)
         return list(zip(pairs.rows.tolist(), texts, strict=True))
 
     def sample_outputs(self, batch: BatchT, split: str) -> dict[str, Media]:
-        """Return sources with true and generated texts, and cross-attention maps of one example."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of sources with reference texts and generated texts,
+            and "attention", the cross-attention maps of one example.
+        """
         pairs = self.as_pairs(batch)
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
@@ -180,7 +230,9 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return {"samples": table, "attention": self._cross_attention(pairs, generated)}
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
-        """Return the cross-attention maps of one source: the shortest text or the first image.
+        """Compute the cross-attention maps between one source and its generated text.
+
+        The source is the shortest text, or the first image, of the batch.
 
         Args:
             batch: Sources, which are texts or images.
@@ -207,10 +259,11 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     @torch.inference_mode()
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
-        """Generate the best text for each source.
+        """Generate the best text for each source by beam search.
 
-        A text has at most 50 tokens more than its source, and at most `max_len` tokens, a field of
-        the model's config. A caption is not longer than the longest caption of the data.
+        A text has at most 50 tokens more than its source. It has at most as many tokens as the
+        field `max_len` of the model's config. A caption is not longer than the longest caption of
+        the data.
 
         Args:
             src: Token ids (B, S), or images (B, C, height, width).

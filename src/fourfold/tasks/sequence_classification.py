@@ -1,4 +1,4 @@
-"""Classification or regression of sentences, pairs (GLUE) and documents, with any text model.
+"""Tasks of classification or regression of sentences, sentence pairs (GLUE) and documents.
 
 Shapes: B sentences, pairs or documents, T tokens, K classes, D width of the model.
 """
@@ -31,11 +31,13 @@ from fourfold.tasks.base import Task
 
 @dataclass(eq=False, repr=False)
 class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
-    """Classification or regression of a sentence or a pair, usually with a pre-trained encoder.
+    """Classification or regression of sentences or sentence pairs with an encoder.
 
-    A model with one class is a regression model, which predicts one value. Classification is
-    evaluated by accuracy, F1 and Matthews correlation; regression by Pearson and Spearman
-    correlation.
+    The encoder is usually pre-trained. A model with one class is a regression model, which predicts
+    one value. Classification is evaluated by accuracy, F1 and Matthews correlation. Regression is
+    evaluated by Pearson and Spearman correlation.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
         config: Config of the model.
@@ -44,8 +46,6 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         schedule: Options of the schedule; the default is linear decay to 0.
         label_smoothing: Probability mass that is spread evenly over all classes; ignored in
             regression.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = SequenceClassifier
@@ -64,7 +64,11 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         self.loss = Mean()
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics for its number of classes."""
+        """Build the model, and the metrics for its number of classes.
+
+        Raises:
+            InputError: As for `Task.configure_model`.
+        """
         if self.model is None:
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
@@ -72,7 +76,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
             self.scores: RegressionScores | ClassificationScores = scores
 
     def logits(self, batch: SequenceBatch) -> Tensor:
-        """Return logits (B, K) in fp32."""
+        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
         segments = batch.segments if self.config.n_segments > 1 else None
         return upcast_fp32(self.model(batch.ids, segments, batch.mask))
 
@@ -85,7 +89,13 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return loss, len(batch.labels)
 
     def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Return the loss, summed over the batch, from logits (B, K) and labels (B,)."""
+        """Compute the loss, summed over the batch: cross-entropy or squared error.
+
+        Args:
+            logits: Logits (B, K); K = 1 for regression.
+            labels: Class indices (B,) int64, or values (B,) for regression.
+            label_smoothing: Probability mass that is spread evenly over all classes.
+        """
         if self.config.n_classes == 1:
             return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
         return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
@@ -97,20 +107,33 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the scores by name; a classifier's test adds the confusion matrix."""
+        """Return the loss and the scores, such as accuracy, by name.
+
+        For a classifier, a test adds the confusion matrix under the name confusion.
+        """
         metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassificationScores):
             metrics["confusion"] = self.scores.counts()
         return metrics
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Return texts with true and predicted labels, and attention maps of the shortest text."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of texts with true and predicted labels, and
+            "attention", the self-attention maps of the shortest text.
+        """
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         attention = self_attention(self, batch, self.logits)
         return {"samples": self._table(texts, batch), "attention": attention}
 
     def _table(self, texts: list[str], batch: Any) -> Table:
-        """Return a table of texts with true and predicted labels or values."""
+        """Build a table of texts with true and predicted labels, or values for regression.
+
+        Args:
+            texts: Text of each example.
+            batch: Batch of the same B examples.
+        """
         outputs = self.predict_step(batch, 0)
         columns = ["text", "true", "predicted"]
         if self.config.n_classes == 1:
@@ -129,9 +152,12 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
 
 @dataclass(eq=False, repr=False)
 class CausalSequenceClassification(SequenceClassification):
-    """Classification or regression with a causal LM, from the last token's state (GPT-1).
+    """Classification or regression of a text with a causal LM (GPT-1).
 
-    Language modelling of the same text is an auxiliary loss (Radford et al. 2018, section 3.2).
+    The classifier reads the hidden state of the last token. The language-model loss of the same
+    text is added to the loss of the classifier (Radford et al. 2018, section 3.2).
+
+    The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
         config: Config of the model.
@@ -141,8 +167,6 @@ class CausalSequenceClassification(SequenceClassification):
             regression.
         lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
             text is the mean over the tokens of the text, as in the paper's code.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = CausalClassifier  # type: ignore[assignment]
@@ -152,7 +176,7 @@ class CausalSequenceClassification(SequenceClassification):
     lm_weight: float = 0.5
 
     def logits(self, batch: SequenceBatch) -> Tensor:
-        """Return logits (B, K) in fp32."""
+        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
         h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
         return upcast_fp32(self.model.classify(h, batch.mask))
 
@@ -176,14 +200,15 @@ class CausalSequenceClassification(SequenceClassification):
 
 @dataclass(eq=False, repr=False)
 class DocumentClassification(SequenceClassification):
-    """Classification or regression of documents from the states of their sentences (Yang 2016).
+    """Classification or regression of documents with a hierarchical model (Yang et al. 2016).
+
+    The arguments that are not described here are those of `SequenceClassification`.
 
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer. The paper trains by SGD with momentum, with a learning
-            rate from a grid search; the default is Adam.
+            rate from a grid search. The default is Adam.
         schedule: Options of the schedule; the default is constant.
-        label_smoothing: See `SequenceClassification`, also for all further arguments.
     """
 
     model_class = HierarchicalClassifier  # type: ignore[assignment]
@@ -194,11 +219,16 @@ class DocumentClassification(SequenceClassification):
     schedule: ScheduleConfig = ScheduleConfig(name="constant")
 
     def logits(self, batch: DocumentBatch) -> Tensor:  # type: ignore[override]
-        """Return logits (B, K) in fp32."""
+        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
         return upcast_fp32(self.model(batch.ids, batch.n_words, batch.n_sentences))
 
     def sample_outputs(self, batch: DocumentBatch, split: str) -> dict[str, Media]:  # type: ignore[override]
-        """Return documents with true and predicted labels, and a page of tinted text."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of documents with true and predicted labels, and
+            "attention", a page on which the colors of words and sentences show their weights.
+        """
         words, sentences = self.model.weights(batch.ids, batch.n_words, batch.n_sentences)
         ids = [row[:n] for row, n in zip(batch.ids.tolist(), batch.n_words, strict=True)]
         weights = [row[:n] for row, n in zip(words.tolist(), batch.n_words, strict=True)]

@@ -1,7 +1,7 @@
 """Token classification task: named entities (W-NUT, CoNLL) and parts of speech.
 
-Shapes: B rows, T tokens, K classes. A row is a sentence, or a chunk of a sentence that is too long
-    for the model.
+A row of a batch is a sentence, or a chunk of a sentence that is too long for the model.
+Shapes: B rows, T tokens, K classes.
 """
 
 from dataclasses import dataclass
@@ -20,23 +20,24 @@ from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
 
-ChunkId = tuple[int, int]  # number of a sentence, and of the chunk in it
+ChunkId = tuple[int, int]  # index of a sentence in the split, index of a chunk in the sentence
 
 
 @dataclass(eq=False, repr=False)
 class TokenClassification(Task[TokenClassifier, TokenBatch]):
-    """Classification of each word, evaluated by the F1 of entities.
+    """Classification of each word of a sentence, evaluated by the F1 of entities.
 
-    The DataModule has a method `chunk_keys(split)`, which returns the `ChunkId` of each row: the
-    index of the sentence in the split, and the index of the chunk in the sentence.
+    A word is classified at its first token. The DataModule must have a method `chunk_keys(split)`,
+    which returns the `ChunkId` of each row: the index of the sentence in the split, and the index
+    of the chunk in the sentence.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
             2018, appendix A.3).
         schedule: Options of the schedule; the default is linear decay to 0.
-        init_from: See `Task`.
-        tuning: See `Task`.
     """
 
     model_class = TokenClassifier
@@ -54,7 +55,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         self.scores = EntityScores()
 
     def logits(self, batch: TokenBatch) -> Tensor:
-        """Return logits (B, T, K) in fp32."""
+        """Compute the class logits (B, T, K) of each token, in fp32."""
         return upcast_fp32(self.model(batch.ids, None, batch.mask))
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -76,11 +77,14 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
 
     def _tags(self, batch: TokenBatch, classes: Tensor) -> list[list[str]]:
-        """Return the tags of the words in each row of a batch.
+        """Convert the classes of tokens to the tags of the words in each row of a batch.
 
         Args:
             batch: The batch, which has a label at the first token of each word.
-            classes: True or predicted class of each token (B, T).
+            classes: True or predicted class index of each token (B, T).
+
+        Returns:
+            For each row, the list of the names of the classes of its words.
         """
         names = self.artifacts["class_names"]
         # The batch is copied to the CPU at once, rather than row by row.
@@ -91,9 +95,10 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         ]
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return loss, precision, recall, f1 of entities, and the accuracy of words, by name.
+        """Return the metrics by name.
 
-        A test adds the F1 of each entity type, and the confusion matrix of words. If the tags are
+        The metrics are the loss, precision, recall and f1 of entities, and the accuracy of words. A
+        test adds the F1 of each entity type and the confusion matrix of words. If the tags are
         parts of speech, there are no metrics of entities.
         """
         metrics = {"loss": self.loss.compute(), **self.scores.compute()}
@@ -102,7 +107,12 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {name: x for name, x in metrics.items() if not name.startswith("f1_")}
 
     def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
-        """Return texts with true and predicted tags, and attention maps of the shortest text."""
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of texts with true and predicted tags, and
+            "attention", the self-attention maps of the shortest text.
+        """
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         true = map(" ".join, self._tags(batch, batch.labels))
         predicted = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
@@ -111,7 +121,12 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
-        """Return, for each row, a pair: `ChunkId`, and the words' tags joined by spaces."""
+        """Predict the tag of each word.
+
+        Returns:
+            List of one pair for each row: the `ChunkId`, and the tags of the words as one text,
+            separated by spaces.
+        """
         chunks = self.datamodule.chunk_keys("test")
         texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
         return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]

@@ -1,4 +1,4 @@
-"""Tasks of translation: encoder-decoder, T5, composite of pre-trained models, recurrent models.
+"""Translation tasks with encoder-decoders, T5, composite encoder-decoders and recurrent models.
 
 Shapes: B examples, T target tokens.
 """
@@ -44,11 +44,13 @@ _LUONG_2015 = RecurrentEncoderDecoderConfig()
 class Translation(Seq2SeqTask[PairBatch]):
     """Translation with an encoder-decoder (Vaswani et al. 2017).
 
+    The arguments that are not described here are those of `Seq2SeqTask`.
+
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is the paper's Adam (section 5.3).
         schedule: Options of the schedule; the default is the paper's (eq. 3).
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments but the next one.
+        label_smoothing: Probability mass taken from the target; the default is the paper's.
         source_lengths: Ranges of source lengths in words, such as [[1, 15], [16, 60]]. A test also
             reports the BLEU of the pairs of each range, such as bleu_1_15.
 
@@ -75,7 +77,14 @@ class Translation(Seq2SeqTask[PairBatch]):
         super().__post_init__()
 
     def length_groups(self, split: str) -> dict[str, set[int]]:
-        """Return the indices of the pairs of each range of `source_lengths`, by its name."""
+        """Group the sentence pairs of a split by the ranges in `source_lengths`.
+
+        Args:
+            split: Name of the split.
+
+        Returns:
+            Dictionary from the name of a range, such as "1_15", to the indices of its pairs.
+        """
         lengths = [len(text.split()) for text in self.datamodule.sources(split)]
         return {
             f"{first}_{last}": {row for row, n in enumerate(lengths) if first <= n <= last}
@@ -91,8 +100,9 @@ class Translation(Seq2SeqTask[PairBatch]):
 class TextToText(Translation):
     """Text-to-text tasks with T5 (Raffel et al. 2019).
 
-    The decoder's input begins with the begin token of the tokenizer. If the tokenizer has none, the
-    input begins with the padding token, as the released weights expect.
+    The decoder's input begins with the begin token of the tokenizer. If the tokenizer has no begin
+    token, the input begins with the padding token, as the released weights expect. The arguments
+    that are not described here are those of `Seq2SeqTask` and `Translation`.
 
     Args:
         config: Config of the model.
@@ -101,8 +111,8 @@ class TextToText(Translation):
         schedule: Options of the schedule; the default is 0.1 / sqrt(step) after 10,000 steps, a
             tenth of the paper's rate for AdaFactor (section 3.1.2). The rate of the first 10,000
             steps, which is constant in the paper, grows linearly here.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments. The paper does not smooth
-            labels. Its beam search has 4 beams and the length-penalty exponent 0.6 (section 3.7).
+        label_smoothing: Probability mass taken from the target. The paper does not smooth labels.
+            Its beam search has 4 beams and the length-penalty exponent 0.6 (section 3.7).
     """
 
     model_class = T5
@@ -117,7 +127,8 @@ class TextToText(Translation):
 class CompositeTranslation(Translation):
     """Translation with separately pre-trained encoder and decoder (Rothe et al. 2020).
 
-    `init_from: {encoder: PATH, decoder: PATH}` names the two pre-trained models.
+    The option `init_from: {encoder: PATH, decoder: PATH}` names the two pre-trained models. The
+    arguments that are not described here are those of `Seq2SeqTask` and `Translation`.
 
     Args:
         config: Config of the model.
@@ -126,7 +137,7 @@ class CompositeTranslation(Translation):
         schedule: Options of the schedule; the default is that of Vaswani et al. 2017 with a longer
             warm-up. The largest learning rate is 9e-6 at width 768, which preserves pre-trained
             weights.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments.
+        label_smoothing: Probability mass taken from the target.
     """
 
     model_class = CompositeEncoderDecoder
@@ -137,6 +148,11 @@ class CompositeTranslation(Translation):
     label_smoothing: float = 0.0
 
     def _complete_config(self) -> None:
+        """Complete the sizes of the config from the data, and check the encoder's `vocab_size`.
+
+        Raises:
+            InputError: A size is unknown, or does not agree with the data.
+        """
         super()._complete_config()
         if self.config.encoder.vocab_size is not None:  # one tokenizer serves both sides
             self._size("vocab_size", self.config.encoder, "model.config.encoder")
@@ -146,32 +162,36 @@ class CompositeTranslation(Translation):
 class RecurrentTranslation(HardAttention, Translation):
     """Translation with a recurrent encoder-decoder, such as RNNsearch or the models of Luong 2015.
 
-    An evaluation that generates texts also reports `loss_free_running` and `ppl_free_running`: the
-    loss of the true tokens when the decoder's inputs are its own most likely tokens.
+    An evaluation that generates texts also reports the metrics `loss_free_running` and
+    `ppl_free_running`. They are the loss and the perplexity of the true tokens for a decoder whose
+    inputs are its own most likely tokens.
 
-    The loss follows from the config: the exact marginal for `mix_outputs`, and the loss with the
-    REINFORCE term for `attn_weights: hard_sample`. The random positions of hard_sample and
-    hard_gumbel depend only on the seed of the data, the epoch and the sentence pair. An evaluation
-    uses the position with the largest weight instead, so its perplexity is not that of the mixture.
+    The config selects the loss. A model with `mix_outputs` has the loss of the exact marginal. With
+    `attn_weights: hard_sample`, the loss includes the REINFORCE term. The random positions of
+    hard_sample and hard_gumbel depend only on the seed of the data, the epoch and the sentence
+    pair. An evaluation uses the position with the largest weight instead of a random position.
+
+    The arguments that are not described here are those of `Seq2SeqTask` and `Translation`.
 
     Args:
         config: Config of the model.
         optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
             that is summed over the tokens of a sentence, or Adadelta.
         schedule: Options of the schedule; the default is a constant learning rate.
-        label_smoothing: See `Seq2SeqTask`, as for all further arguments but the last three.
+        label_smoothing: Probability mass taken from the target. Must be 0 with `mix_outputs`.
         scheduled_sampling: Probability that an input token of the decoder is replaced in training
-            by the most likely token of the model (Bengio et al. 2015), which needs a second,
-            sequential pass of the decoder. The probability is constant. The choice depends only on
-            the seed of the data, the epoch and the sentence pair.
+            by the most likely token of the model (Bengio et al. 2015). The replacement needs a
+            second, sequential pass of the decoder. The probability is constant. The replaced tokens
+            depend only on the seed of the data, the epoch and the sentence pair.
         reward_weight: Factor on the REINFORCE term of `attn_weights: hard_sample`; see
-            `fourfold.models.recurrent.hard_attention.reinforce_term`, as for the next argument. Its
-            baseline is a moving average of the loss of a token, which checkpoints store.
-        entropy_weight: Factor on the entropy of the attention of `attn_weights: hard_sample`; the
+            `fourfold.models.recurrent.hard_attention.reinforce_term`. The baseline of the term is a
+            moving average of the loss of a token, which checkpoints store.
+        entropy_weight: Factor on the entropy of the attention of `attn_weights: hard_sample`. The
             default is that of the released code of Xu et al. 2015.
 
     Raises:
-        InputError: The attention of the config is not trained by the loss.
+        InputError: A value is outside its range, or the scores of the attention would get no
+            gradient.
     """
 
     model_class = RecurrentEncoderDecoder
@@ -203,7 +223,10 @@ class RecurrentTranslation(HardAttention, Translation):
             self.register_baseline()
 
     def step(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
-        """Return the summed loss with the terms of hard attention, and the number of targets."""
+        """Compute the loss, summed over the target tokens, and the number of target tokens.
+
+        The loss includes the terms of hard attention.
+        """
         if not self._kind:
             return super().step(batch)
         attention: Any = self.model.decoder.cross_attn
@@ -217,6 +240,10 @@ class RecurrentTranslation(HardAttention, Translation):
         return self._loss(output) + self.reinforce(nll, calls, counts.view_as(nll)), counts.sum()
 
     def _attention_noise(self, batch: PairBatch) -> Tensor:
+        """Draw exponential random numbers (B, T + 1, S), from which hard attention draws positions.
+
+        T + 1 is the length of the target texts with BOS and EOS, and S that of the source texts.
+        """
         return self.attention_noise(batch.rows, batch.epoch, batch.tgt.shape[1], batch.src.shape[1])
 
     def _decode(
@@ -244,15 +271,18 @@ class RecurrentTranslation(HardAttention, Translation):
 
     @torch.no_grad()
     def _with_predictions(self, memory: Any, inputs: Tensor, replaced: Tensor) -> Tensor:
-        """Replace inputs of the decoder by its most likely tokens, from left to right.
+        """Replace input tokens of the decoder by the most likely tokens of the model.
+
+        The decoder runs from left to right, so a prediction follows from the tokens that earlier
+        replacements gave.
 
         Args:
             memory: Output of the encoder.
-            inputs: True inputs (B, T), beginning with the start token, which is not replaced.
-            replaced: (B, T) bool, True = replace this input.
+            inputs: True input tokens (B, T), beginning with the start token, which is not replaced.
+            replaced: (B, T) bool, True = replace this token.
 
         Returns:
-            (B, T).
+            Input tokens (B, T) int64.
         """
         cache, columns = self.model.new_cache(), [inputs[:, 0]]
         for t in range(1, inputs.shape[1]):
@@ -270,7 +300,10 @@ class RecurrentTranslation(HardAttention, Translation):
             self.free_running.update(*self._token_scores(output), targets=output[-1])
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics of `Seq2SeqTask`, and those of the free-running decoder."""
+        """Return the metrics of `Seq2SeqTask` by name, and the metrics of the free-running decoder.
+
+        The added names are loss_free_running and ppl_free_running.
+        """
         metrics = super().compute_metrics(split)
         if split == "test" or self.val_num_beams:
             free = self.free_running.compute()
@@ -279,7 +312,10 @@ class RecurrentTranslation(HardAttention, Translation):
         return metrics
 
     def sample_outputs(self, batch: PairBatch, split: str) -> dict[str, Media]:
-        """Return the samples of `Seq2SeqTask`, without a map if the model has no attention."""
+        """Build the examples of a batch that a run logs, as `Seq2SeqTask` does.
+
+        The attention maps are left out if the model has no attention.
+        """
         media = super().sample_outputs(batch, split)
         if self.config.context != "attention":
             del media["attention"]

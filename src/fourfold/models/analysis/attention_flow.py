@@ -15,9 +15,13 @@ from fourfold.models.analysis.attention_maps import Array, attention_layers
 
 
 def with_residual(weights: Array) -> Array:
-    """Return (A + I) / 2, with rows divided by their sum, for the weights A (..., T, T).
+    """Add the identity to attention weights (..., T, T), and divide each row by its sum.
 
-    The identity stands for the residual connection (Abnar and Zuidema 2020, section 3).
+    For weights A whose rows sum to 1, the result is (A + I) / 2. The identity I represents the
+    residual connection (Abnar and Zuidema 2020, section 3).
+
+    Returns:
+        Array (..., T, T) whose rows sum to 1.
     """
     mixed = weights + np.eye(weights.shape[-1], dtype=weights.dtype)
     total: Array = mixed.sum(-1, keepdims=True)
@@ -25,13 +29,18 @@ def with_residual(weights: Array) -> Array:
 
 
 def rollout(weights: Array) -> Array:
-    """Compute attention rollout (Abnar and Zuidema 2020), the product over the layers so far.
+    """Compute attention rollout (Abnar and Zuidema 2020).
+
+    The rollout of a layer is the product of the weights of `with_residual` over this layer and all
+    layers before it.
 
     Args:
-        weights: Self-attention (L, ..., T, T) of all layers from the first, usually means of heads.
+        weights: Self-attention weights (L, ..., T, T) of all layers from the first layer on,
+            usually averaged over heads.
 
     Returns:
-        (L, ..., T, T). Row i of layer l is the part of each input token in token i after layer l.
+        Array (L, ..., T, T). Row i of layer l holds the contribution of each input token to token i
+            after layer l. The row sums to 1.
     """
     mixed = with_residual(weights)
     products = [mixed[0]]
@@ -48,11 +57,12 @@ def flow(weights: Array, query: int) -> Array:
     for more than about 50 tokens.
 
     Args:
-        weights: Self-attention (L, T, T) of all layers from the first, usually means of heads.
+        weights: Self-attention weights (L, T, T) of all layers from the first layer on, usually
+            averaged over heads.
         query: Index of the token after the last layer at which the flow begins.
 
     Returns:
-        Flow (T,) to each input token.
+        Array (T,) of the maximum flow to each input token.
     """
     import networkx
 
@@ -72,7 +82,15 @@ def flow(weights: Array, query: int) -> Array:
 
 @contextmanager
 def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Store the weights that an attention module applies, without its fused kernel."""
+    """Store the attention weights of a module in each of its calls, with their graph for autograd.
+
+    Within the context, the module computes attention without a fused kernel.
+
+    Args:
+        module: An `Attention`.
+        path: Path of the module in the model, the key of its weights.
+        weights: Dictionary to which the weights (B, H, T, T) are added.
+    """
     assert isinstance(module, Attention)
     before = vars(module).get("normalize")
     normalize = module.normalize
@@ -95,14 +113,15 @@ def relevance(
 ) -> Tensor:
     """Compute gradient-weighted attention (Chefer et al. 2021, section 3.1) of self-attention.
 
-    The relevance of the tokens starts as the identity R = I. Each layer changes it to
-    R + mean over heads of max(0, A * dy/dA) R, for the attention weights A and an output y. The
-    fused kernels are not used, and gradients of parameters are not changed.
+    The relevance R (T, T) of a sequence starts as the identity. Each layer adds M R to R, where M
+    is the mean over heads of max(0, A * dy/dA), A are the attention weights of the layer, and y is
+    an output of the model. The model runs without fused attention kernels. The gradients of the
+    parameters are not changed.
 
     Args:
         model: A model whose self-attention is `Attention`, in eval mode.
-        forward: A function that runs the model and returns the output y (B,) of each sequence, such
-            as the logit of one class.
+        forward: Function without arguments that runs the model and returns the output y (B,) of
+            each sequence, such as the logit of one class.
         paths: Paths of the attention modules in order; None means all modules named attn.
 
     Returns:

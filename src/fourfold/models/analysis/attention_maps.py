@@ -1,7 +1,10 @@
-"""Attention weights of each layer in a forward pass, computed beside the fused kernels.
+"""Attention weights of each layer in a forward pass.
 
-`visit_attention` computes the weights of one layer at a time, `attention` returns them in a compact
-type, and `attention_maps` returns means over heads. Shapes: B batch, H heads, T queries, S keys.
+The model runs with its fused kernels, which return no weights. The weights of a layer are computed
+a second time from the queries and keys of the layer. `visit_attention` passes the weights of one
+layer at a time to a function. `attention` returns the weights of all layers as arrays.
+`attention_maps` returns the weights averaged over heads.
+Shapes: B batch, H heads, T queries, S keys.
 """
 
 import re
@@ -30,15 +33,17 @@ class LayerAttention(NamedTuple):
 
     Args:
         path: Path of the attention module in the model, such as "stack.blocks.0.attn".
-        name: Kind of attention, with which layers are counted: "self" in a model with one stack,
-            "cross" from a decoder to its memory, otherwise the path of the stack, such as
-            "encoder" and "decoder", or of the pooling, such as "words.pool".
-        layer: Index of the layer among those of the same name, from 0.
-        weights: Weights (B, H, T, S) in fp32 (fp64 for a model in fp64). Recurrent attention and
-            pooling have one head, and pooling has one query.
+        name: Kind of attention. "self" is the self-attention of a model with one stack. "cross" is
+            the attention of a decoder to the output of an encoder. The self-attention of other
+            models has the path of the stack, such as "encoder" and "decoder". Attention pooling has
+            the path of the pooling module, such as "words.pool".
+        layer: Index of the layer among the layers with the same name, from 0.
+        weights: Attention weights (B, H, T, S) in fp32 (fp64 for a model in fp64). Recurrent
+            attention and pooling have one head, and pooling has one query.
         allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
-        centers: Predicted centre (B, T) of each query's window, in positions from 1; None unless
-            the attention is local_p.
+        centers: Predicted centre (B, T) of each query's window, in source positions from 1, for
+            recurrent attention with the weights local_p (Luong et al. 2015). None for all other
+            attention.
     """
 
     path: str
@@ -50,7 +55,12 @@ class LayerAttention(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Return name and layer, as in `LayerAttention`, of each attention module by its path."""
+    """Return the kind and the layer index of each attention module of a model.
+
+    Returns:
+        Dictionary from the path of a module, such as "stack.blocks.0.attn", to a pair (name,
+        layer), such as ("self", 0). `LayerAttention` describes these two fields.
+    """
     layers: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
     for path, module in model.named_modules():
@@ -73,16 +83,19 @@ def visit_attention(
     visit: Callable[[LayerAttention], None],
     paths: Sequence[str] | None = None,
 ) -> None:
-    """Call a function with the attention weights of each layer while the model runs.
+    """Run a model, and call a function with the attention weights of each layer.
 
-    The weights of a layer are computed when the layer runs, beside its fused kernel, and are not
-    kept. Dropout is not applied to them. Weights of recurrent attention are visited at the end.
+    The function `visit` is called when a layer runs, before its output is computed. For recurrent
+    attention, it is called after the run, once per layer with the weights of all steps. The weights
+    of a transformer layer are dropped after the call, unless `visit` keeps them. No dropout is
+    applied to the weights.
 
     Args:
-        model: A model of any family. It is not changed.
-        forward: A function that runs the model once on a batch, without a cache.
-        visit: Function of a `LayerAttention`.
-        paths: Paths of the modules to visit; None means all attention modules.
+        model: A model of any family. The model is not changed.
+        forward: Function without arguments that runs `model` once on a batch, without a cache.
+        visit: Function that gets a `LayerAttention`. The result of the function is ignored.
+        paths: Paths of the attention modules whose weights are computed, as returned by
+            `attention_layers`. None means all attention modules.
     """
     with ExitStack() as hooks:
         recorded = []
@@ -119,7 +132,17 @@ def visit_attention(
 def _weights(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Return weights and allowed pairs of a call of `Attention` or `Pooling`."""
+    """Compute the attention weights of one call of an attention module.
+
+    Args:
+        module: An `Attention` or a `Pooling`.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Returns:
+        A tuple of the weights (B, H, T, S), and bool (B or 1, 1, T, S) that is True where a query
+        may attend to a key.
+    """
     if isinstance(module, Pooling):
         weights, allowed = module.weights(*args)[:, None, None], args[1][:, None, None]
         return weights, allowed
@@ -135,7 +158,13 @@ def _weights(
 
 @contextmanager
 def _recording(module: RecurrentAttention) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
-    """Record weights (B, T, S), allowed pairs and centres (B, T) of each call of an attention."""
+    """Record the attention weights of each call of a recurrent attention module.
+
+    Yields:
+        A list, to which each call within the context appends a tuple of three tensors. The first is
+        the weights (B, T, S). The second is bool (B, T, S), True where a query may attend to a key.
+        The third is the predicted centres (B, T) of the windows of local_p, otherwise None.
+    """
     calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
     def hook(attn: RecurrentAttention, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -151,7 +180,7 @@ def _recording(module: RecurrentAttention) -> Iterator[list[tuple[Tensor, Tensor
             centers = attn.centers(query, n_real).squeeze(-1)
         calls.append((weights, allowed, centers))
 
-    with module.recording():  # else a fused kernel returns no weights
+    with module.recording():  # in this context, the module does not use its fused kernel
         handle = module.register_forward_hook(hook, with_kwargs=True)
         try:
             yield calls
@@ -168,30 +197,35 @@ def attention(
 ) -> dict[str, Array]:
     """Run a model once, and return the attention weights of all heads and layers.
 
-    The weights of one layer at a time are computed in fp32 and converted at once, so the maps of
-    all layers stand in memory in `dtype` only. To collect the maps of generated tokens, give the
-    model the prompt and the generated tokens together: the maps equal those of decoding with a
-    cache.
+    The weights of a layer are computed in fp32 and converted to `dtype` before the next layer runs.
+    The weights of generated tokens are computed from the prompt and the generated tokens together.
+    They equal the weights during decoding with a cache.
 
     Args:
-        model: A model of any family with attention, such as `fourfold.load` returns. It runs in
-            eval mode.
-        *inputs: Inputs of the model, such as token ids (B, T), images, or source and target.
-        dtype: float16, float32, or uint8 for round(255 sqrt(a)), which `dequantize` converts back.
-            For uint8, weights outside of [0, 1], which a custom `Attention.normalize` may give, are
-            clipped.
-        layers: Indices of the layers of each kind; a negative index counts from the last layer.
-            None means all layers.
-        **options: Options of the model's `forward`, such as `mask`.
+        model: A model of any family with attention. The model runs in eval mode, without gradients.
+        *inputs: Positional arguments of the model, such as token ids (B, T) int64, images (B, C,
+            side, side), or source ids and target ids.
+        dtype: Data type of the arrays: float16, float32 or uint8. With uint8, a weight a is stored
+            as round(255 sqrt(a)), which `dequantize` converts back. Weights outside of [0, 1],
+            which a custom `Attention.normalize` may return, are clipped with uint8.
+        layers: Indices of the layers to return, counted for each kind of attention separately. A
+            negative index counts from the last layer. None means all layers.
+        **options: Keyword arguments of the model, such as `mask`.
 
     Returns:
-        Weights (B, H, T, S) by kind and layer, such as "self.0"; "encoder.0", "decoder.0" and
-        "cross.0" of an encoder-decoder; "cross.0" with one head of recurrent decoders and
-        captioners; "words.pool.0" and "sentences.pool.0", with one head and one query, of a
-        hierarchical model.
+        Dictionary from names to NumPy arrays (B, H, T, S) of attention weights, for T queries and S
+        keys. A name is the kind of attention and the index of the layer:
+
+        - "self.0" for causal LMs, masked LMs and ViTs.
+        - "encoder.0", "decoder.0" and "cross.0" for encoder-decoders.
+        - "text_stack.0" and "image_stack.0" for CLIP.
+        - "cross.0" for recurrent decoders and captioners, with one head.
+        - "words.pool.0" and "sentences.pool.0" for hierarchical models, with one head and one
+          query.
 
     Raises:
-        InputError: The model has no attention, `dtype` is unknown, or there is no such layer.
+        InputError: The model has no attention, `dtype` is unknown, or no kind of attention has a
+            layer in `layers`.
 
     Example:
         >>> import fourfold, torch
@@ -215,16 +249,21 @@ def attention(
 def select_layers(
     model: nn.Module, layers: Sequence[int] | None, option: str = "layers"
 ) -> list[str]:
-    """Return the paths of the attention modules of the given layers of each kind.
+    """Return the paths of the attention modules with the given layer indices.
+
+    Layers are counted for each kind of attention separately (see `LayerAttention.name`).
 
     Args:
         model: The model.
-        layers: Indices of the layers; negative ones count from the last layer of each kind. None
-            means all layers.
-        option: Name of the option in error messages.
+        layers: Indices of the layers. A negative index counts from the last layer of each kind.
+            None means all layers.
+        option: Name of the option that has the value `layers`, for error messages.
+
+    Returns:
+        Paths such as "stack.blocks.0.attn", in the order of the modules of the model.
 
     Raises:
-        InputError: The model has no attention, or no kind of attention has such a layer.
+        InputError: The model has no attention, or no kind of attention has a layer in `layers`.
     """
     places = attention_layers(model)
     if not places:
@@ -246,7 +285,12 @@ def select_layers(
 
 
 def compact(weights: Tensor, dtype: str) -> Array:
-    """Convert weights in [0, 1] to an array of float16, float32 or uint8 (see `attention`)."""
+    """Convert attention weights to a NumPy array of the same shape.
+
+    Args:
+        weights: Attention weights in [0, 1], of any shape.
+        dtype: float16, float32, or uint8 for the result of `quantize`.
+    """
     weights = weights.detach()
     if dtype == "uint8":
         return quantize(weights.float().cpu().numpy())
@@ -254,12 +298,15 @@ def compact(weights: Tensor, dtype: str) -> Array:
 
 
 def quantize(weights: Array) -> Array:
-    """Quantize weights a in [0, 1] to round(255 sqrt(a)) in uint8, at most 0.004 from a."""
+    """Quantize each attention weight a in [0, 1] to round(255 sqrt(a)) in uint8.
+
+    The result of `dequantize` differs from a by at most 0.004.
+    """
     return np.round(255 * np.sqrt(np.clip(weights, 0, 1))).astype(np.uint8)
 
 
 def dequantize(quantized: Array) -> Array:
-    """Convert the result of `quantize` back to weights in float32."""
+    """Convert the result of `quantize` back to attention weights in float32, (q / 255)^2."""
     return np.square(quantized.astype(np.float32) / 255)
 
 
@@ -267,17 +314,18 @@ def dequantize(quantized: Array) -> Array:
 def attention_maps(
     model: nn.Module, module_name: Literal["attn", "cross_attn"], forward: Callable[[], object]
 ) -> list[Tensor]:
-    """Record the attention weights of each layer, averaged over heads, for the first sample.
+    """Compute the attention weights of each layer, averaged over heads, for the first sample.
 
     Args:
-        model: A model of any family. It is not changed.
+        model: A model of any family. The model is not changed.
         module_name: attn for self-attention, cross_attn for the attention of a decoder to the
             output of the encoder.
-        forward: A function that runs the model once on a batch.
+        forward: Function without arguments that runs `model` once on a batch.
 
     Returns:
-        A matrix (T, S) in fp32 on the CPU for each layer, in the order in which the layers run. For
-        an encoder-decoder, attn gives the layers of the encoder and then those of the decoder.
+        List of one matrix (T, S) in fp32 on the CPU for each layer, in the order in which the
+        layers run. For an encoder-decoder, attn gives the layers of the encoder and then those of
+        the decoder.
 
     Example:
         >>> from fourfold.models import create

@@ -23,13 +23,15 @@ N_SEQUENCES = 64  # N of the weights of a token on itself
 
 @dataclass(frozen=True)
 class ScoreStatistics:
-    """Statistics of scores scale * q k^T and of their softmax over K keys, for random q and k.
+    """Statistics of attention scores and weights for random queries and keys.
+
+    The scores are scale * q k^T. The weights are the softmax of the scores over K keys.
 
     Args:
         variance: Variance of the scores.
         largest_weight: Mean of the largest weight of a query.
         entropy: Mean entropy of the weights of a query in nats; at most ln(K).
-        jacobian: Mean Frobenius norm of the derivative of the weights by the scores.
+        jacobian: Mean Frobenius norm of the derivative of the weights with respect to the scores.
         self_weight: Mean weight of a token on itself in softmax(scale * x x^T), over T tokens.
     """
 
@@ -70,17 +72,19 @@ def score_statistics(width: int, scale: float, seed: int = 0) -> ScoreStatistics
 
 @dataclass(frozen=True)
 class LayerProperties:
-    """Properties of a map f of token vectors, as largest absolute values of a difference.
+    """Deviations of a map f of token vectors from permutation symmetry and from linearity.
 
-    X is a random input (T, D), and P a random permutation of the tokens.
+    Each field is the largest absolute value of a matrix or vector. X is a random input (T, D), and
+    P is a random permutation of the tokens.
 
     Args:
-        equivariance: f(PX) - P f(X), which is 0 if f is equivariant.
-        equivariance_positions: The same for f(X + positions), with sinusoidal positions.
-        equivariance_causal: The same for f with a causal mask.
-        change: f(PX) - f(X), which is 0 if f is invariant.
-        pooled_change: Mean over the tokens of f(PX) - f(X).
-        nonlinearity: f(2X) - 2 f(X), which is 0 if f is linear.
+        equivariance: Largest value of f(PX) - P f(X), which is 0 if f is equivariant.
+        equivariance_positions: As `equivariance`, for f(PX + S) and f(X + S) with sinusoidal
+            positions S (T, D).
+        equivariance_causal: As `equivariance`, for f with a causal mask.
+        change: Largest value of f(PX) - f(X), which is 0 if f is invariant.
+        pooled_change: Largest value of the mean over tokens of f(PX) - f(X).
+        nonlinearity: Largest value of f(2X) - 2 f(X), which is 0 if f is linear.
     """
 
     equivariance: float
@@ -95,10 +99,11 @@ class LayerProperties:
 def layer_properties(
     layer: Callable[[Tensor, Mask], Tensor], width: int, seed: int = 0
 ) -> LayerProperties:
-    """Measure the properties of a layer, such as a `Stack` in float64.
+    """Measure the deviations of a layer from permutation symmetry and from linearity.
 
     Args:
-        layer: Function of x (1, T, D) and a mask.
+        layer: Function from x (1, T, D) float64 and a `Mask` to outputs (1, T, D), such as a
+            `Stack` in float64.
         width: Width D, which is even.
         seed: Seed of the input and of the permutation.
     """

@@ -1,8 +1,9 @@
-"""Statistics of attention heads, each beside its value under uniform attention with the same mask.
+"""Statistics of attention heads, compared with uniform attention under the same mask.
 
-Shapes: B batch, H heads, T queries, S keys. A statistic of a head is a mean over queries, and the
-functions return one number per head (B, H). Weights are those of `fourfold.models.analysis.
-attention_maps`, in which `allowed` is True where a query may attend to a key.
+A statistic of a head is one number, the mean over the queries of a sequence. Attention weights and
+the mask `allowed`, which is True where a query may attend to a key, are those of
+`fourfold.models.analysis.attention_maps.LayerAttention`.
+Shapes: B batch, H heads, T queries, S keys.
 """
 
 from typing import NamedTuple
@@ -14,11 +15,11 @@ OFFSETS = {"previous": -1, "self": 0, "next": 1}
 
 
 class Statistic(NamedTuple):
-    """A statistic of each head, and its value under uniform attention.
+    """Statistic of each head of a layer, and its value under uniform attention.
 
     Args:
-        value: Statistic (B, H) of the weights.
-        uniform: The same statistic (B, H) of equal weights on all allowed keys.
+        value: Statistic (B, H) of the attention weights.
+        uniform: Statistic (B, H) of equal weights on all keys that the mask allows.
     """
 
     value: Tensor
@@ -26,17 +27,21 @@ class Statistic(NamedTuple):
 
 
 def uniform_attention(allowed: Tensor) -> Tensor:
-    """Return equal weights on all allowed keys, in the shape (..., T, S) of `allowed`, in fp32."""
+    """Return attention weights (..., T, S) that are equal for all allowed keys of a query, in fp32.
+
+    Args:
+        allowed: Bool (..., T, S), True where a query may attend to a key.
+    """
     return allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
 
 
 def row_entropy(weights: Tensor) -> Tensor:
-    """Return the entropy (..., T) of each query's weights (..., T, S) in nats."""
+    """Compute the entropy (..., T) in nats of the attention weights (..., T, S) of each query."""
     return torch.special.entr(weights).sum(-1)
 
 
 def token_distances(n_queries: int, n_keys: int) -> Tensor:
-    """Return the distance |i - j| (T, S) of query i and key j, in tokens."""
+    """Return the distances |i - j| of query i and key j in tokens, (T, S) in fp32."""
     return (torch.arange(n_queries)[:, None] - torch.arange(n_keys)).abs().float()
 
 
@@ -46,7 +51,8 @@ def patch_distances(n_rows: int, n_columns: int, n_prefix: int = 0) -> Tensor:
     Args:
         n_rows: Number of rows of patches.
         n_columns: Number of columns of patches.
-        n_prefix: Number of tokens before the patches, whose distances are NaN.
+        n_prefix: Number of tokens before the patches, such as the class token. Distances from and
+            to these tokens are NaN.
 
     Returns:
         Euclidean distances (T, T), where T is `n_prefix` + `n_rows` * `n_columns`.
@@ -59,11 +65,15 @@ def patch_distances(n_rows: int, n_columns: int, n_prefix: int = 0) -> Tensor:
 
 
 def mean_distance(weights: Tensor, distances: Tensor) -> Tensor:
-    """Return the mean distance (...) of queries and keys, weighted by attention (..., T, S).
+    """Compute the mean distance between query and key, weighted by the attention weights.
 
     Args:
-        weights: Attention weights.
-        distances: Distance (T, S) of each pair; pairs whose distance is NaN are left out.
+        weights: Attention weights (..., T, S).
+        distances: Distance (T, S) of each pair of query and key. Pairs whose distance is NaN are
+            left out of the mean.
+
+    Returns:
+        Mean distances (...), such as (B, H), in the unit of `distances`.
     """
     known = ~distances.isnan()
     mass = (weights * known).sum((-1, -2))
@@ -71,30 +81,48 @@ def mean_distance(weights: Tensor, distances: Tensor) -> Tensor:
 
 
 def offset_share(weights: Tensor, offset: int) -> Tensor:
-    """Return the mean weight (...) of key i + `offset`, over the queries i that have this key."""
+    """Compute the mean attention weight of the key at a fixed offset from the query.
+
+    Args:
+        weights: Self-attention weights (..., T, T).
+        offset: Position of the key minus position of the query. Queries at whose offset there is no
+            key are left out of the mean.
+
+    Returns:
+        Mean weights (...), such as (B, H).
+    """
     return weights.diagonal(offset, -2, -1).mean(-1)
 
 
 def induction_targets(ids: Tensor) -> Tensor:
-    """Mark the tokens that follow an earlier occurrence of the current token (Olsson et al. 2022).
+    """Mark the keys that an induction head attends to (Olsson et al. 2022).
+
+    For a query at token i, these keys are the tokens after earlier occurrences of token i.
 
     Args:
-        ids: Token ids (..., T).
+        ids: Token ids (..., T) int64.
 
     Returns:
-        Bool (..., T, T), True at (i, j + 1) if j < i and token j equals token i.
+        Bool (..., T, T) for queries and keys, True at (i, j + 1) if j < i and token j equals token
+        i.
     """
     same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)).tril(-1)
     return torch.cat([torch.zeros_like(same[..., :1]), same[..., :-1]], -1)
 
 
 def target_share(weights: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean weight (B, H) on marked keys, over the queries that have a marked key.
+    """Compute the mean attention weight of marked keys.
+
+    For each query, the weights of its marked keys are added. The mean is over the queries that have
+    a marked key.
 
     Args:
         weights: Attention weights (B, H, T, S).
-        targets: Bool (B, T, S), such as the result of `induction_targets`. The result for a
-            sequence without a marked key is NaN.
+        targets: Bool (B, T, S), True for a marked key of a query, such as the result of
+            `induction_targets`.
+
+    Returns:
+        Mean weights (B, H). The mean of a sequence without a marked key is NaN.
     """
     has_target = targets.any(-1)[:, None]  # (B, 1, T)
     shares = (weights * targets[:, None]).sum(-1) * has_target
@@ -110,22 +138,33 @@ def head_statistics(
     separators: Tensor | None = None,
     is_self: bool = True,
 ) -> dict[str, Statistic]:
-    """Compute all statistics of the heads of a layer, for sequences without padding.
+    """Compute the statistics of each attention head of a layer, for sequences without padding.
+
+    The share of a set of keys is the sum of their attention weights, averaged over the queries.
 
     Args:
         weights: Attention weights (B, H, T, S).
-        allowed: Bool (B or 1, 1, T, S).
-        ids: Token ids (B, S) of the keys, for the induction score; None leaves it out. It is also
-            left out if no token of the batch occurs twice.
-        distances: Distances (T, S), such as `patch_distances`; None means `token_distances`.
-        separators: Bool (B, S), True at separators such as [SEP]; None leaves out their share.
-        is_self: Queries and keys are the same tokens. If not, only `entropy`, `first` and
-            `separator` are returned.
+        allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
+        ids: Token ids (B, S) int64 of the keys, for the statistic induction. None leaves out
+            induction.
+        distances: Distances (T, S) of queries and keys, such as those of `patch_distances`. None
+            means `token_distances`.
+        separators: Bool (B, S), True at separators such as [SEP]. None leaves out the statistic
+            separator.
+        is_self: True for self-attention. False computes only entropy, first and separator.
 
     Returns:
-        `entropy` (nats), `first` (share of the first key, 1 for an attention sink of all queries),
-        `separator` (share of the separators), `distance`, `previous`, `self` and `next` (shares of
-        these keys) and `induction` (share of the tokens that followed the current token before).
+        Dictionary from names to `Statistic`, each with tensors (B, H):
+
+        - entropy: Mean entropy of the weights of a query, in nats.
+        - first: Share of the first key. It is 1 if all queries attend to this key only.
+        - separator: Share of all separators. Left out if there is none.
+        - distance: Mean distance of query and key, weighted by attention, in the unit of
+          `distances`.
+        - previous, self, next: Share of the key one token before the query, at the query, and one
+          token after the query. Left out for a sequence of one token.
+        - induction: Share of the keys of `induction_targets`. Left out if no token of the batch
+          has such a key.
     """
     pairs = weights, uniform_attention(allowed)
     found = {
@@ -156,18 +195,24 @@ LABELS = {
     "first": "first token",
     "separator": "[SEP]",
 }
-BROAD = 0.9  # entropy of a broad head, as a part of the entropy of uniform attention
+BROAD = 0.9  # least entropy of a broad head, as a fraction of the entropy of uniform attention
 
 
 def head_label(statistics: dict[str, tuple[float, float]]) -> str | None:
-    """Return a label of a head: previous, self, next, first token, [SEP], broad or None.
+    """Choose a label that describes the keys that one attention head attends to.
 
-    The label is that of the largest share of `LABELS` that covers at least half of the distance
-    from uniform attention to 1. It is broad if the entropy is at least 90 % of that of uniform
-    attention.
+    A statistic of `head_statistics` that is a share of the attention weights qualifies for a label
+    if its value is at least (1 + u) / 2, where u is its value under uniform attention. These
+    statistics are previous, self, next, first and separator. If several qualify, the statistic with
+    the largest value gives the label. If none qualifies, the label is broad if the entropy is at
+    least 90 % of the entropy of uniform attention.
 
     Args:
-        statistics: Value and value under uniform attention of each statistic of one head.
+        statistics: Dictionary from names of statistics of one head to pairs of the value and the
+            value under uniform attention. The name entropy is required.
+
+    Returns:
+        "previous", "self", "next", "first token", "[SEP]", "broad", or None for no label.
 
     Example:
         >>> head_label({"entropy": (0.7, 2.3), "previous": (0.8, 0.1), "self": (0.1, 0.1)})
@@ -187,16 +232,19 @@ def head_label(statistics: dict[str, tuple[float, float]]) -> str | None:
 
 
 def sink_rate(weights: Tensor, allowed: Tensor, key: int = 0, threshold: float = 0.3) -> Tensor:
-    """Return the part (B,) of the heads that use a key as an attention sink (Gu et al. 2025).
+    """Compute the fraction of the heads that use a key as an attention sink (Gu et al. 2025).
 
     A head uses a key as a sink if the mean weight of the key, over the queries that may attend to
-    it, is above the threshold.
+    this key, is above the threshold.
 
     Args:
         weights: Attention weights (B, H, T, S).
-        allowed: Bool (B or 1, 1, T, S).
+        allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
         key: Index of the key.
         threshold: Mean weight above which the key is a sink.
+
+    Returns:
+        Fraction of the H heads, from 0 to 1, for each sequence, (B,).
     """
     may_attend = allowed[..., key]
     means = (weights[..., key] * may_attend).sum(-1) / may_attend.sum(-1).clamp(min=1)

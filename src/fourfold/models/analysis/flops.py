@@ -2,8 +2,8 @@
 
 torch's `FlopCounterMode` counts the FLOPs of matrix products on the meta device, which needs no
 weights. One multiply-add is two FLOPs. Norms, activations, softmax and biases do not count (as in
-ViT's Table 6). A causal mask does not reduce the FLOPs of attention. A window does: each query has
-as many keys as a query in the middle of a long sequence.
+ViT's Table 6). A causal mask does not reduce the FLOPs of attention. A window does reduce them:
+each query counts as many keys as a query in the middle of a long sequence.
 """
 
 from contextlib import ExitStack
@@ -60,9 +60,12 @@ class CostBreakdown:
 
 
 def parameters(model: nn.Module) -> CostBreakdown:
-    """Count the parameters of a model, which may be on the meta device.
+    """Count the parameters of the embeddings, the blocks and the head of a model.
 
     A matrix that embeddings and head share counts once, in the embeddings.
+
+    Args:
+        model: The model, on any device, such as the meta device.
     """
     counts = {"embeddings": 0, "blocks": 0, "head": 0}
     for name, parameter in model.named_parameters():
@@ -135,12 +138,17 @@ def forward_flops(
 
 
 def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
-    """Count the FLOPs of a naive stack for pairs of query and key that its window hides.
+    """Count the FLOPs that naive attention spends on pairs of query and key outside the window.
+
+    `forward_flops` subtracts these FLOPs from its count.
 
     Args:
         stack: A `Stack`.
         x: Input (B, T, D) of the stack.
         mask: Self-attention mask.
+
+    Returns:
+        FLOPs of all attention modules of the stack; 0 without a window.
     """
     length, window = x.shape[1], stack.window
     if window is None:
@@ -153,7 +161,13 @@ def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
 
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
-    """Return the number of tokens of an image: patches, and class and distillation token if any."""
+    """Return the number of tokens of an image: its patches and its prefix tokens.
+
+    Prefix tokens are the class token and the distillation token, as far as the model has them.
+
+    Args:
+        config: Config of a ViT, a CLIP or an image-to-text model.
+    """
     encoder = config.encoder if isinstance(config, ImageToTextConfig) else config
     n_prefix = 1  # the class token of a CLIP
     if isinstance(encoder, ViTConfig):
@@ -162,7 +176,14 @@ def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
 
 
 def _section(child: nn.Module | nn.Parameter) -> str:
-    """Return the field of `CostBreakdown` that counts a submodule or parameter of a model."""
+    """Return the name of the field of `CostBreakdown` that counts a part of a model.
+
+    Args:
+        child: Direct submodule or direct parameter of the model.
+
+    Returns:
+        "embeddings", "blocks" or "head".
+    """
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
     blocks = (
@@ -172,7 +193,17 @@ def _section(child: nn.Module | nn.Parameter) -> str:
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
-    """Make inputs for one sample on the meta device. Arguments as for `forward_flops`."""
+    """Build the arguments of `model.forward` for a batch of one, on the meta device.
+
+    Args:
+        model: The model.
+        length: Number of tokens, or of target tokens of an encoder-decoder. None means `max_len`.
+        source: Number of source tokens of an encoder-decoder of text. None means `length`.
+
+    Raises:
+        InputError: No length is given and the model has no `max_len`, or a length exceeds
+            `max_len`.
+    """
     config = model.config
     max_len = getattr(config, "max_len", None)
     encoder = getattr(config, "encoder", config)

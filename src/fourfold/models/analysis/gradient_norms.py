@@ -2,8 +2,8 @@
 
 The norms show whether gradients vanish or explode with the distance between two tokens (Hochreiter
 1991; Pascanu et al. 2013). A Jacobian matrix with S rows is computed in one backward pass over a
-batch of S copies of a sequence, in which row i comes from copy i.
-Shapes: T tokens, D width of an input, S numbers of the differentiated state, L layers, H units of a
+batch of S copies of a sequence. Row i of the matrix is the gradient in copy i.
+Shapes: T tokens, D width of an input, S size of the differentiated vector, L layers, H units of a
 layer, P parts of the state of a cell (2 for an LSTM, whose state is the pair (c, h); otherwise 1).
 """
 
@@ -27,17 +27,17 @@ from fourfold.models.recurrent.language_model import RecurrentLayers
 def input_gradient_norms(
     layers: Callable[[Tensor], Tensor], x: Tensor, distances: Sequence[int]
 ) -> list[float]:
-    """Compute the spectral norm of the Jacobian of the last output with respect to earlier inputs.
+    """Compute spectral norms of Jacobians of the last output with respect to earlier inputs.
 
     Args:
-        layers: Function from inputs (S, T, D) to outputs (S, T, S) that treats the sequences of a
-            batch independently, without dropout.
+        layers: Function from inputs (N, T, D) to outputs (N, T, S) for any number N of sequences.
+            The function treats the sequences independently, and applies no dropout.
         x: Input of one sequence, (T, D), such as the embeddings of its tokens.
-        distances: For each norm, the number k of steps from the input of token T - k to the output
-            of token T; each below T.
+        distances: Distances k in tokens, each below T. The Jacobian for k is that of the output of
+            the last token with respect to the input k tokens before the last token.
 
     Returns:
-        One norm per distance.
+        List of one norm for each distance.
     """
     with torch.no_grad():
         width = layers(x[None]).shape[-1]
@@ -47,17 +47,18 @@ def input_gradient_norms(
 
 
 def state_gradient_norms(layer: nn.RNNBase, x: Tensor, distances: Sequence[int]) -> list[float]:
-    """Compute the spectral norm of the Jacobian of the last state with respect to earlier states.
+    """Compute spectral norms of Jacobians of the last state with respect to earlier states.
 
-    The state holds all that a recurrent layer remembers: (c, h) for an LSTM, h for other cells.
+    The state of an LSTM is the pair (c, h) of all layers. The state of other cells is h.
 
     Args:
-        layer: Recurrent layer of torch with `batch_first`, in one direction.
+        layer: Recurrent module of torch with `batch_first`, in one direction.
         x: Input of one sequence, (T, D).
-        distances: For each norm, the number of steps between the two states; each below T.
+        distances: Distances k in tokens, each below T. The Jacobian for k is that of the state
+            after the last token with respect to the state k tokens earlier.
 
     Returns:
-        One norm per distance.
+        List of one norm for each distance.
     """
     n_parts = 2 if isinstance(layer, nn.LSTM) else 1
     size = n_parts * layer.num_layers * layer.hidden_size  # S
@@ -74,12 +75,17 @@ def state_gradient_norms(layer: nn.RNNBase, x: Tensor, distances: Sequence[int])
 
 
 def _spectral_norms(last: Tensor, earlier: Sequence[Tensor], dim: int = 0) -> list[float]:
-    """Return the spectral norms of Jacobians, whose row i is the gradient in copy i.
+    """Compute the spectral norms of the Jacobians of a vector with respect to several tensors.
+
+    All tensors hold S copies of one sequence. Row i of a Jacobian is the gradient in copy i.
 
     Args:
-        last: Differentiated state (S, S), the first dimension over copies.
-        earlier: Tensors to differentiate by.
-        dim: Dimension over copies in the tensors `earlier`.
+        last: Vector (S,) of each of S copies, (S, S), with the copies in the first dimension.
+        earlier: Tensors to differentiate `last` with respect to.
+        dim: Dimension of the copies in the tensors `earlier`.
+
+    Returns:
+        List of one norm for each tensor in `earlier`.
     """
     gradients = torch.autograd.grad(last.diagonal().sum(), earlier)
     jacobians = (gradient.movedim(dim, 0).flatten(1) for gradient in gradients)
@@ -100,19 +106,21 @@ def initial_gradient_norms(
     """Compute the gradient norms of newly initialized layers for inputs from N(0, 1).
 
     Args:
-        of: Earlier tensors to differentiate by: states of the layer or inputs. The state of a
-            transformer at a token is the input of its first block.
-        distances: Numbers of steps.
-        cell: Name of the recurrent layer, rnn, gru or lstm, of one layer; None for a transformer.
+        of: "state" for derivatives with respect to earlier states of a recurrent layer, "input" for
+            derivatives with respect to earlier inputs. The norms of a transformer are always those
+            of the inputs of its first block.
+        distances: Distances in tokens between the two states, or between output and input.
+        cell: Kind of the recurrent layer: rnn, gru or lstm. None means a transformer.
         forget_bias: Number that is added to torch's initial bias of an LSTM's forget gate.
-        orthogonal: Factor of the orthogonal recurrent matrix that replaces torch's initial matrix;
-            None keeps the latter.
-        config: Config of the transformer, whose attention is causal and which has no positions.
-        width: Width of the inputs and of the recurrent layer.
-        n_seeds: Number of initializations and inputs, whose norms are averaged.
+        orthogonal: Factor of the orthogonal recurrent matrix that replaces torch's initial matrix.
+            None keeps torch's matrix.
+        config: Config of the blocks of the transformer, which uses a causal mask and no positions.
+        width: Width of the inputs, and number of units of the recurrent layer.
+        n_seeds: Number of random initializations, each with a random input. Norms are averaged over
+            them.
 
     Returns:
-        One mean norm per distance.
+        List of one mean norm for each distance.
     """
     norms = []
     for seed in range(n_seeds):
@@ -141,16 +149,17 @@ def initial_gradient_norms(
 def trained_gradient_norms(model: CausalLM, ids: Tensor, distances: Sequence[int]) -> list[float]:
     """Compute the gradient norms of a causal LM with respect to the embeddings of earlier tokens.
 
-    The last output is that of the recurrent layers, without the linear map after them, or that of
-    the transformer blocks. The model is copied and computes in float64, without dropout.
+    The differentiated vector is the output for the last token: the output of the transformer
+    blocks, or of the recurrent layers without the linear map after them. The model is copied. The
+    copy computes in float64, without dropout.
 
     Args:
         model: Language model with a transformer or recurrent layers.
-        ids: Token ids of some sequences (B, T).
-        distances: Numbers of steps, each below T.
+        ids: Token ids (B, T) int64, without padding.
+        distances: Distances in tokens between the last output and the embedding, each below T.
 
     Returns:
-        One norm per distance, averaged over the sequences.
+        List of one norm for each distance, averaged over the sequences.
     """
     model = deepcopy(model).double().eval()
     if isinstance(model.stack, RecurrentLayers):
@@ -163,11 +172,11 @@ def trained_gradient_norms(model: CausalLM, ids: Tensor, distances: Sequence[int
 
 
 def _outputs(layer: nn.RNNBase, x: Tensor) -> Tensor:
-    """Return the outputs of the last layer (S, T, H) for inputs x (S, T, D)."""
+    """Run a recurrent module on inputs x (S, T, D); return the outputs (S, T, H), without state."""
     y: Tensor = layer(x)[0]
     return y
 
 
 def _mean(norms: Sequence[list[float]]) -> list[float]:
-    """Return the mean of several lists of equal length, element by element."""
+    """Return the element-wise mean of several lists of equal length."""
     return [sum(column) / len(norms) for column in zip(*norms, strict=True)]

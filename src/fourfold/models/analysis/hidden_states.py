@@ -14,11 +14,14 @@ from fourfold.core.block import Stack
 
 
 def hidden_states(stack: nn.Module, forward: Callable[[], object]) -> list[Tensor]:
-    """Return the output (B, T, D) of each block of a stack.
+    """Run a model, and return the output (B, T, D) of each block of one of its stacks.
 
     Args:
         stack: A `Stack`, such as `model.stack` or `model.decoder`.
-        forward: A function that runs the model once.
+        forward: Function without arguments that runs the model once.
+
+    Returns:
+        List of L tensors, from the first block to the last.
     """
     assert isinstance(stack, Stack)
     states: list[Tensor] = []
@@ -32,22 +35,28 @@ def hidden_states(stack: nn.Module, forward: Callable[[], object]) -> list[Tenso
 
 
 def text_stack(model: Any) -> Stack | None:
-    """Return the stack whose output the vocabulary head of a model reads; None if there is none."""
+    """Return the `Stack` whose output is the input of the vocabulary head of a model.
+
+    Returns:
+        The stack; None if the model has no vocabulary head or no transformer blocks.
+    """
     stack = getattr(model, "decoder", getattr(model, "stack", None))
     return stack if isinstance(stack, Stack) and hasattr(model, "head") else None
 
 
 @torch.no_grad()
 def logit_lens(model: Any, forward: Callable[[], object], tokens: Tensor) -> Tensor:
-    """Compute the rank of given tokens if the output head read each block (nostalgebraist 2020).
+    """Compute the rank of given tokens in the logits of each block (nostalgebraist 2020).
 
-    The state after a block passes through the final norm of the stack and the head of the model, so
-    the ranks of the last block are those of the model's own logits.
+    The method is known as logit lens. The logits of a block are computed from the output of the
+    block by the final norm of the stack and the output head of the model. The logits of the last
+    block are those of the model.
 
     Args:
         model: A causal LM, masked LM or encoder-decoder with transformer blocks.
-        forward: A function that runs the model once.
-        tokens: Token ids (B, T), one for each position of the last stack.
+        forward: Function without arguments that runs the model once.
+        tokens: Token ids (B, T) int64 whose ranks are computed, one for each position. For an
+            encoder-decoder, the positions are those of the target.
 
     Returns:
         Ranks (L, B, T) int64, where 0 is the most probable token.
@@ -68,7 +77,8 @@ class Activations(NamedTuple):
         largest: Largest absolute value.
         median: Median of the absolute values.
         location: Indices (row, token, channel) of the largest absolute value.
-        is_massive: `largest` is above 100 and above 1000 times the median (Sun et al. 2024).
+        is_massive: True if `largest` is above 100 and above 1000 times the median (Sun et al.
+            2024).
     """
 
     largest: float
@@ -78,7 +88,14 @@ class Activations(NamedTuple):
 
 
 def massive_activations(states: list[Tensor]) -> list[Activations]:
-    """Find the largest activations (Sun et al. 2024) of hidden states (B, T, D) of each block."""
+    """Find the largest activation in the output of each block (Sun et al. 2024).
+
+    Args:
+        states: Hidden states (B, T, D) of each block, such as the result of `hidden_states`.
+
+    Returns:
+        List of one `Activations` for each block.
+    """
     found = []
     for state in states:
         sizes = state.detach().float().abs()

@@ -30,12 +30,13 @@ LSTM_VALUES_PER_UNIT = 17.4
 class Memory:
     """Peak memory of one device in a training step, in bytes.
 
-    The peak is at the end of a forward pass, when all activations are stored. The gradients of
-    earlier micro-batches are stored at that time, too.
+    The peak is at the end of a forward pass, when all activations are stored. At that time, the
+    gradients of earlier micro-batches are stored as well.
 
     Args:
         weights: Bytes of the weights, plus their low-precision copies if the precision is mixed.
-        gradients: Bytes of the gradients of the trained weights, plus DDP's copy if there is one.
+        gradients: Bytes of the gradients of the trained weights, plus the copy that DDP holds if
+            the training uses DDP.
         optimizer: Bytes of the states of the optimizer, such as the two averages of Adam.
         activations: Bytes that the blocks store for the backward pass.
         loss: Bytes of the tensors that the loss stores, such as a slice of the logits.
@@ -103,7 +104,9 @@ def training_memory(
 
 
 def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
-    """Return the bytes of weights, gradients and optimizer states, the least that training needs.
+    """Count the bytes of weights, gradients and optimizer states of a model.
+
+    The result is a lower bound of the memory of training, without activations and loss.
 
     Args:
         model: The model, which may be on the meta device.
@@ -134,11 +137,14 @@ def format_bytes(count: float) -> str:
 
 
 def element_sizes(precision: str) -> tuple[int, int]:
-    """Return the bytes of one element of a stored weight, and of an input of a matrix product.
+    """Return the size of an element of the weights, and of an element of a matrix product's input.
 
     Args:
         precision: Lightning's name of the precision, such as bf16-mixed, which stores weights in
-            fp32 (4 bytes) and multiplies matrices in bf16 (2 bytes).
+            fp32 and multiplies matrices in bf16.
+
+    Returns:
+        Two sizes in bytes, such as (4, 2) for bf16-mixed.
 
     Raises:
         InputError: The precision is unknown.
@@ -157,9 +163,10 @@ def activation_bytes(
 
     Args:
         config: Config of the model.
-        tokens: As for `training_memory`.
-        source: As for `training_memory`.
-        precision: As for `training_memory`.
+        tokens: Number of tokens of the micro-batch with its padding, as for `training_memory`.
+        source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP or an
+            image-to-text model. 0 for other models.
+        precision: Lightning's name of the precision, such as bf16-mixed.
     """
     sizes = element_sizes(precision)
     if isinstance(config, RecurrentLMConfig):
@@ -227,8 +234,8 @@ def _loss_bytes(
 
     Args:
         config: Config of the model.
-        tokens: As for `training_memory`.
-        source: As for `training_memory`.
+        tokens: Number of tokens of the micro-batch with its padding, as for `training_memory`.
+        source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP.
         compute: Bytes of a value in an input of a matrix product.
     """
     if isinstance(config, CLIPConfig):
@@ -245,6 +252,8 @@ def split_batch(
     total: int, devices: int, fits: Callable[[int], bool], *, exact: bool
 ) -> tuple[int, int]:
     """Divide the batch of an optimizer step into the largest micro-batches that fit into memory.
+
+    A batch is counted in samples or in tokens.
 
     Args:
         total: Number of samples or tokens in an optimizer step on all devices together.

@@ -1,6 +1,7 @@
 """Causal language models with convolutions: ConvS2S (Gehring et al. 2017) and ByteNet.
 
-The convolutional rows of Vaswani et al. 2017, Table 1. ByteNet is by Kalchbrenner et al. 2016.
+Vaswani et al. 2017, Table 1, compare self-attention with such convolutions. ByteNet is by
+Kalchbrenner et al. 2016.
 Shapes: B batch, T tokens, D width.
 """
 
@@ -31,8 +32,8 @@ class ConvolutionalLMConfig(ModelConfig):
         block: gated (one convolution with a gated linear unit; ConvS2S, section 3.2) or bytenet
             (the convolution has half of the width, between two matrices; ByteNet, section 3.6).
         kernel_size: Width of a kernel in tokens.
-        dilations: Distance in tokens between neighbouring taps of a kernel, by block. The list is
-            repeated if there are more blocks: [1, 2, 4, 8, 16] in ByteNet.
+        dilations: Distance in tokens between neighbouring taps of a kernel, one for each block. The
+            list is repeated if there are more blocks. ByteNet has [1, 2, 4, 8, 16].
         dropout: Dropout probability of the embedding and in each block.
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
             tokenizer. The constructor of the model needs a number.
@@ -71,12 +72,12 @@ class ConvolutionalLMConfig(ModelConfig):
 
     @property
     def layer_dilations(self) -> list[int]:
-        """Dilation of each block."""
+        """Dilation in tokens of each of the `n_layers` blocks, from the first block on."""
         return [self.dilations[i % len(self.dilations)] for i in range(self.n_layers)]
 
     @property
     def reach(self) -> int:
-        """Number of earlier tokens that a prediction depends on, besides the last token."""
+        """Number of tokens before the last input token that a prediction depends on."""
         return (self.kernel_size - 1) * sum(self.layer_dilations)
 
 
@@ -110,7 +111,15 @@ class ConvolutionalBlock(nn.Module):
         self.expand = nn.Linear(half, width)
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Transform x (B, T, D); `real` (B, T, 1) is False at padding, or None without padding."""
+        """Apply the convolution and the residual connection.
+
+        Args:
+            x: Input (B, T, D).
+            real: (B, T, 1) bool, True = real token. None means that all tokens are real.
+
+        Returns:
+            Output (B, T, D).
+        """
         if self.is_gated:
             y = F.glu(self._convolve(self.dropout(x), real), dim=-1)
             return (x + y) * 0.5**0.5  # keeps the variance
@@ -119,13 +128,24 @@ class ConvolutionalBlock(nn.Module):
         return x + self.dropout(self.expand(self.norms[2](h).relu()))
 
     def _convolve(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Convolve x (B, T, C); padding and the tokens before the sequence are zeros."""
+        """Convolve the sequences x (B, T, C) causally.
+
+        The vectors at padding, and before the first token, are replaced by zeros.
+
+        Args:
+            x: Input with C channels, the input width of the kernel.
+            real: (B, T, 1) bool, True = real token. None means that all tokens are real.
+        """
         x = x if real is None else x * real
         return self.conv(F.pad(x.mT, (self.n_padded, 0))).mT
 
 
 class ConvolutionalStack(nn.Module):
-    """Convolutional blocks in the place of a `Stack`."""
+    """Sequence of convolutional blocks, with the interface of the transformer's `Stack`.
+
+    Args:
+        config: Config of the model.
+    """
 
     def __init__(self, config: ConvolutionalLMConfig) -> None:
         super().__init__()
@@ -138,8 +158,8 @@ class ConvolutionalStack(nn.Module):
 
         Args:
             x: Embedded tokens.
-            mask: Only its padding `keys` are used, because the blocks are causal. It must not
-                separate packed documents.
+            mask: Only the padding mask `mask.keys` is used, because the blocks are causal. The mask
+                must not separate packed documents.
             cache: Must be None.
 
         Returns:
@@ -178,5 +198,5 @@ class ConvolutionalLM(CausalLM):
         super().__init__(config)  # type: ignore[arg-type]
 
     def new_cache(self) -> Any:
-        """Return None: each decoding step computes all tokens again."""
+        """Return None, because the model has no cache. Each decoding step computes all tokens."""
         return None

@@ -1,6 +1,8 @@
-"""Language model and classifier on the way to the transformer, each rung with one more component.
+"""Ablations of the transformer: a language model and a classifier with a part of its components.
 
-The order of the components is that of Bishop and Bishop 2024, section 12.1:
+The ladder is a list of models. A rung is a model of this list, selected by the field `rung` of the
+config. From the rung none to the rung full, each rung adds one component to the layers of the rung
+before it. The order of the components is that of Bishop and Bishop 2024, section 12.1:
 
     rung             map of a layer, for an input x (B, T, D)
     none             x
@@ -11,10 +13,10 @@ The order of the components is that of Bishop and Bishop 2024, section 12.1:
     residual         x + attention(x)
     norm             x + attention(norm(x)), or norm(x + attention(x))
     full             `Block`: the MLP follows in the same form
-    mlp              `Block` without attention, a control with the tokens apart
+    mlp              `Block` without attention, which processes each token separately
 
-The model of the last rung, full, is `CausalLM` or `SequenceClassifier`. All rungs use the mask of
-the model. Shapes: B batch, T tokens, D model width, Dk width of a query and key.
+The models of the rung full are `CausalLM` and `SequenceClassifier`. Attention uses the mask of the
+model on all rungs. Shapes: B batch, T tokens, D model width, Dk width of a query and key.
 """
 
 from dataclasses import dataclass
@@ -41,12 +43,12 @@ WITH_ATTENTION = ("heads", "residual", "norm", "full")
 
 @dataclass(frozen=True)
 class LadderLMConfig(CausalLMConfig):
-    """Config of a causal LM on one rung of the ladder.
+    """Config of a causal LM whose layers have only some components of a transformer block.
 
     Args:
-        rung: Components of a layer, see `fourfold.models.baselines.ladder`. Up to the rung scaled,
-            a layer has one head, whose queries and keys have the width `d_head`, or D if `d_head`
-            is None, and whose values have the width D.
+        rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`. The
+            rungs parameter_free, projections and scaled have one attention head. Its queries and
+            keys have the width `d_head`, or D if `d_head` is None. Its values have the width D.
     """
 
     rung: Rung = "full"
@@ -54,10 +56,10 @@ class LadderLMConfig(CausalLMConfig):
 
 @dataclass(frozen=True)
 class LadderClassifierConfig(SequenceClassifierConfig):
-    """Config of a sequence classifier on one rung of the ladder.
+    """Config of a sequence classifier whose layers have only some components of a block.
 
     Args:
-        rung: See `LadderLMConfig`.
+        rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`.
     """
 
     rung: Rung = "full"
@@ -67,10 +69,11 @@ LadderConfig = LadderLMConfig | LadderClassifierConfig
 
 
 class SingleHead(nn.Module):
-    """Attention head without output matrix, for the rungs from parameter_free to scaled.
+    """Attention head without output matrix, for the rungs parameter_free, projections and scaled.
 
     Args:
-        config: Config of the model.
+        config: Config of the model. With the rung parameter_free, queries, keys and values are the
+            input itself. With the rung scaled, the scores are divided by sqrt(Dk) by default.
     """
 
     def __init__(self, config: LadderConfig) -> None:
@@ -88,15 +91,15 @@ class SingleHead(nn.Module):
         self.v = projection(width)
 
     def forward(self, x: Tensor, mask: LoweredMask, cache: LayerCache | None = None) -> Tensor:
-        """Attend from x (B, T, D) to itself, and with a cache to earlier tokens.
+        """Compute self-attention.
 
         Args:
-            x: (B, T, D); with a cache, only the new tokens.
-            mask: Mask as returned by `lower_mask`.
-            cache: Keys and values of earlier tokens, extended in place.
+            x: Input (B, T, D); with a cache, only the new tokens.
+            mask: Mask, as returned by `fourfold.core.attention.lower_mask`.
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
 
         Returns:
-            (B, T, D).
+            Output (B, T, D).
         """
         q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))  # (B, 1, T, Dk or D)
         if cache is not None:
@@ -109,7 +112,9 @@ class SingleHead(nn.Module):
 
 
 class LadderBlock(Block):
-    """Block that has only the components of its rung, for all rungs but full.
+    """Transformer block with only the components of the rung in its config.
+
+    The rung full uses `Block` itself.
 
     Args:
         config: Config of the model.
@@ -139,9 +144,15 @@ class LadderBlock(Block):
         cache: LayerCache | None = None,
         **memory: Any,
     ) -> Tensor:
-        """Transform x (B, T, D) by the components of the rung. Arguments as for `Block.forward`.
+        """Compute the output (B, T, D) of the block.
 
-        The ladder has no cross-attention, so `memory` and `memory_mask` are ignored.
+        Args:
+            x: Input (B, T, D); with a cache, only the new tokens.
+            mask: Mask, as returned by `fourfold.core.attention.lower_mask`.
+            bias: Tensor added to the attention scores, or None. The rungs with a single head
+                ignore it.
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            memory: Arguments of cross-attention, which are ignored.
         """
         if self.rung == "none":
             return x
@@ -155,7 +166,7 @@ class LadderBlock(Block):
 
 
 class LadderStack(Stack):
-    """Stack whose blocks have the components of one rung.
+    """Stack whose blocks have the components of the rung in the config, see `LadderBlock`.
 
     Args:
         config: Config of the model.
@@ -172,7 +183,9 @@ class LadderStack(Stack):
 
 
 class LadderLM(CausalLM):
-    """Causal language model on one rung of the ladder.
+    """Causal language model whose layers have the components of the rung `config.rung`.
+
+    The argument and the result of a call are those of `CausalLM`.
 
     Example:
         >>> import fourfold, torch
@@ -186,10 +199,11 @@ class LadderLM(CausalLM):
 
 
 class LadderClassifier(SequenceClassifier):
-    """Sequence classifier on one rung of the ladder.
+    """Sequence classifier whose layers have the components of the rung `config.rung`.
 
-    With ``rung="none"``, ``positions="none"`` and ``pool="mean"`` the classifier gets a bag of
-    embeddings. With post-norm, the embeddings are normalized at every rung, as in BERT.
+    With ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is
+    the mean of the token embeddings. With post-norm, the embeddings are normalized on every rung,
+    as in BERT.
 
     Example:
         >>> import torch

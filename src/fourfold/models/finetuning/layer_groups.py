@@ -51,6 +51,13 @@ def layer_lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
     The factor is 1 for the head and ``layer_decay**k`` for a parameter k layers below the head
     (Clark et al. 2020, ELECTRA; Bao et al. 2021, BEiT).
 
+    Args:
+        model: The model.
+        layer_decay: Learning rate of a layer divided by that of the next layer towards the head.
+
+    Returns:
+        Dictionary from parameter names to factors on the learning rate.
+
     Example:
         >>> from fourfold.models import create
         >>> scales = layer_lr_scales(create("gpt2", n_layers=2, vocab_size=9), 0.5)

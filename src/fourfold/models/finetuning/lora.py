@@ -19,7 +19,7 @@ class LoRALinear(nn.Module):
     layer unchanged at first.
 
     Args:
-        base: The linear layer.
+        base: Linear layer with the weight W (E, D), which the update is added to.
         rank: Rank R of the update.
         alpha: Scale; the update is multiplied by alpha / R.
         dropout: Dropout probability of the input of A.
@@ -35,7 +35,7 @@ class LoRALinear(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (..., D) to (..., E)."""
+        """Apply the linear layer with its update to x (..., D), and return the result (..., E)."""
         return self.base(x) + self.scale * F.linear(F.linear(self.dropout(x), self.a), self.b)
 
     @torch.no_grad()

@@ -57,7 +57,11 @@ class TransferReport:
     left_out: list[Line] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Format the report as lines; tensors that differ only in the layer share a line."""
+        """Return the report as lines of text, such as "  loaded    embed.tokens.weight (9, 8)".
+
+        Tensors whose lines differ only in the number of the layer share a line. The line then has
+        the first and the last number, such as "stack.blocks.0-11.attn.q.weight".
+        """
         layers: dict[str, list[str]] = {}  # layer numbers by the text of the line around them
         for outcome, tensors in vars(self).items():
             for name, shape, rule in tensors:
@@ -157,8 +161,11 @@ def _convert(
         old: Tensor of the source.
         new: Tensor of the target.
         is_grid: Both tensors are position embeddings of image patches.
-        tokens: As for `transfer`.
-        interpolation: As for `transfer`.
+        tokens: Pair of tensors (n,) int64 with the ids of n common tokens: first the ids in the
+            source's vocabulary, then those in the target's. None means that equal ids are equal
+            tokens.
+        interpolation: Interpolation of position embeddings, a name in
+            `vit_positions.INTERPOLATIONS`.
 
     Returns:
         A tuple of the converted tensor and a description of the change for the report. The tensor
@@ -206,7 +213,7 @@ def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) ->
 
 
 def _grids(model: nn.Module) -> set[str]:
-    """Return the names of the position tables of image patches in a model."""
+    """Return the names of the parameters that are position embeddings of image patches."""
     return {
         f"{name}.positions.weight"
         for name, module in model.named_modules()
@@ -215,12 +222,15 @@ def _grids(model: nn.Module) -> set[str]:
 
 
 def _check_same_layers(old: Any, new: Any, role: str) -> None:
-    """Raise InputError if blocks of source and target differ in a field of `LAYER_FIELDS`.
+    """Raise InputError if the transformer blocks of source and target are not of the same kind.
+
+    The compared fields of the configs are those in `LAYER_FIELDS`, such as width, number of heads,
+    norm and activation.
 
     Args:
         old: Config of the source.
         new: Config of the target.
-        role: As for `transfer`.
+        role: Part of the target that receives the weights: model, encoder or decoder.
     """
     # Attributes of configs that describe a stack; without them, the config itself describes it.
     stacks = ("", "encoder", "image_tower") if role == "model" else (role,)
@@ -238,8 +248,8 @@ def _rename(name: str, prefixes: Mapping[str, str]) -> str:
 
     Args:
         name: Name of the tensor in the source.
-        prefixes: Dictionary from old to new prefixes. The first entry of which one of the two is a
-            prefix of `name` is used.
+        prefixes: Dictionary from old to new prefixes. The function uses the first entry whose old
+            or new prefix is a prefix of `name`.
     """
     for old, new in prefixes.items():
         if name.startswith((old, new)):

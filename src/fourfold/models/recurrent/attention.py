@@ -1,8 +1,8 @@
 """Attention functions of recurrent encoder-decoders: scores, and weights from scores.
 
 Bahdanau, Cho and Bengio 2015; Luong, Pham and Manning 2015; Xu et al. 2015 (hard attention).
-Shapes: B queries' batch, N sources (B is a multiple of N), Tq queries, S source positions, Q query
-width, M memory width, A width of the attention layer.
+Shapes: N sources, B rows of queries (target sequences; B is a multiple of N, as in beam search), Tq
+queries of a row, S source positions, Q query width, M memory width, A width of the attention layer.
 """
 
 from collections.abc import Iterator
@@ -50,8 +50,8 @@ class RecurrentAttention(nn.Module):
     - local_p: softmax over the window around floor(p), p = S sigmoid(v_p^T tanh(W_p q)), times
       exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2 (Luong 2015, eqs. 9 and 10, predictive
       alignment). Positions s are counted from 1. The product is not normalised again, so the
-      weights sum to less than 1. Only the Gaussian has a gradient with respect to p. The released
-      code predicts p = (S - 1) sigmoid(...) + 1, which never lies before the first token.
+      weights sum to less than 1. Only the Gaussian factor has a gradient with respect to p. The
+      released code predicts p = (S - 1) sigmoid(...) + 1, which is at least 1.
     - hard_sample: one position, drawn in training from the softmax of the scores (Xu 2015, eq. 8).
       The weights are one-hot and have no gradient: see `fourfold.models.recurrent.hard_attention`.
     - hard_gumbel: one position, drawn in training by the straight-through Gumbel estimator (Jang et
@@ -60,8 +60,8 @@ class RecurrentAttention(nn.Module):
     - hard_argmax: the position with the largest score. The scores get no gradient.
 
     In evaluation mode, hard_sample and hard_gumbel take the position with the largest score, so the
-    result does not depend on random numbers or on other rows of the batch. In training mode, they
-    draw with the noise that `recording` gets, or else from torch's generator.
+    result does not depend on random numbers or on other rows of the batch. In training mode, the
+    random numbers are the argument `noise` of `recording`, or are drawn from torch's generator.
 
     Args:
         query_size: Width Q of a query.
@@ -135,20 +135,22 @@ class RecurrentAttention(nn.Module):
 
     @property
     def draws(self) -> bool:
-        """True if the weights are drawn at random: hard_sample or hard_gumbel in training mode."""
+        """True if positions are drawn at random: hard_sample or hard_gumbel in training mode."""
         return self.training and self.weighting in ("hard_sample", "hard_gumbel")
 
     @contextmanager
     def recording(self, noise: Tensor | None = None) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Record the weights of each call in this context, before and after a hard choice.
+        """Record the attention weights of each call of `forward` within the context.
 
         Args:
-            noise: Independent exponential variables (B, T, S) with the mean 1, for the random
-                positions of T target tokens; None takes them from torch's generator.
+            noise: Independent exponential random numbers (B, T, S) with the mean 1, from which
+                hard_sample and hard_gumbel draw the positions of T target tokens. None draws the
+                numbers from torch's generator.
 
         Yields:
-            A list, to which each call of `forward` appends the results (B, Tq, S) of
-            `probabilities` and of `select`.
+            A list, to which each call of `forward` appends a pair of tensors (B, Tq, S). The first
+            is the result of `probabilities`. The second is the result of `select`, the weights that
+            are used, which are one-hot vectors for hard attention.
         """
         records: list[tuple[Tensor, Tensor]] = []
         self._records, self._noise = records, noise
@@ -158,7 +160,16 @@ class RecurrentAttention(nn.Module):
             self._records = self._noise = None
 
     def project(self, memory: Tensor) -> Tensor:
-        """Compute the part of the scores that depends on the memory (N, S, M) only, (N, S, *)."""
+        """Compute the part of the scores that depends on the memory only.
+
+        The result is computed once per source, and is the argument `projected` of `forward`.
+
+        Args:
+            memory: Encoder states (N, S, M).
+
+        Returns:
+            (N, S, Q) for general, (N, S, A) for additive and concat, otherwise `memory` itself.
+        """
         if self.score == "general":
             return self.w_a(memory)
         return self.u_a(memory) if self.score in ("additive", "concat") else memory
@@ -176,7 +187,8 @@ class RecurrentAttention(nn.Module):
         """Attend from each query to the encoder states of its source.
 
         Args:
-            query: Queries (B, Tq, Q). Each source serves B / N consecutive rows, such as its beams.
+            query: Queries (B, Tq, Q). Each source has B / N consecutive rows, such as its
+                hypotheses in beam search.
             memory: Encoder states (N, S, M).
             mask: (N, S) bool, True = real token, or (B, S) with equal rows for the beams of a
                 source; None means that all positions are real.
@@ -219,10 +231,19 @@ class RecurrentAttention(nn.Module):
         projected: Tensor,
         step: int | Tensor = 0,
     ) -> Tensor:
-        """Compute the weights (B, Tq, S) from which `select` chooses a position.
+        """Compute the attention weights (B, Tq, S) before hard attention selects a position.
 
-        The arguments are those of `forward`. The result differs from the weights of `forward` only
-        for hard attention.
+        The result differs from the weights of `forward` only for hard attention.
+
+        Args:
+            query: Queries (B, Tq, Q).
+            mask: (N, S) or (B, S) bool, True = real token. None means that all positions are real.
+            projected: Result of `project` for the memory of N sources.
+            step: Position of the first query in the target, from 0, for all rows or by row (B,).
+
+        Raises:
+            InputError: A source is longer than the location score was trained for; or positions
+                would be drawn at random for several beams of a source.
         """
         n_sources, length = projected.shape[:2]
         if self.draws and len(query) != n_sources:
@@ -262,23 +283,31 @@ class RecurrentAttention(nn.Module):
         return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1)
 
     def centers(self, q: Tensor, n_real: Tensor | int) -> Tensor:
-        """Predict the centre (N, T, 1) of the window of local_p for queries (N, T, Q), from 0 to S.
+        """Predict the centre of the window of local_p for each query.
 
         Args:
-            q: The queries.
-            n_real: Number S of real positions of each source, (N or 1, 1, 1) or one number.
+            q: Queries (N, T, Q).
+            n_real: Number of real positions of each source, (N or 1, 1, 1) or one number.
+
+        Returns:
+            Centres (N, T, 1), real numbers from 0 to `n_real`, in fp32 (fp64 for fp64 queries).
         """
         return n_real * torch.sigmoid(upcast_fp32(self.v_p(torch.tanh(self.w_p(q)))))
 
     def select(self, alpha: Tensor, step: int | Tensor = 0) -> Tensor:
-        """Return the weights for the result of `probabilities`: one-hot vectors if hard.
+        """Convert the result of `probabilities` to the attention weights that are used.
 
-        A position is drawn by the exponential race argmax_s alpha_s / e_s, e_s ~ Exp(1), which is
-        the Gumbel trick argmax_s log(alpha_s) + g_s with the noise g_s = -log(e_s).
+        Hard attention selects one position, and the weights are one-hot vectors. All other weights
+        are returned unchanged. A random position is argmax_s alpha_s / e_s with e_s ~ Exp(1). This
+        is the Gumbel trick argmax_s log(alpha_s) + g_s with the noise g_s = -log(e_s).
 
         Args:
             alpha: Result (B, Tq, S) of `probabilities`.
-            step: As for `forward`.
+            step: Position of the first query in the target, from 0. Only the argument `noise` of
+                `recording` needs it.
+
+        Returns:
+            Attention weights (B, Tq, S).
         """
         if not self.weighting.startswith("hard"):
             return alpha
@@ -299,7 +328,20 @@ class RecurrentAttention(nn.Module):
         return chosen.masked_fill(impossible, 0.0)
 
     def _scores(self, q: Tensor, projected: Tensor, positions: Tensor) -> Tensor:
-        """Compute scores (N, Tq, S) of queries (N, Tq, Q) at positions (N or 1, 1, S) from 1."""
+        """Compute the score of each query and source position.
+
+        Args:
+            q: Queries (N, Tq, Q), with the rows of a source joined.
+            projected: Result of `project`.
+            positions: Positions (N or 1, 1, S) in the source from 1, without counting padding. Only
+                the score location needs them.
+
+        Returns:
+            Scores (N, Tq, S).
+
+        Raises:
+            InputError: A source is longer than the location score was trained for.
+        """
         if self.score in _PRODUCTS:
             return q @ projected.mT * self.scale
         if self.score == "location":
@@ -321,5 +363,10 @@ _PRODUCTS = ("dot", "general", "scaled")  # scores that are products of query an
 
 
 def _by_source(mask: Tensor, n_sources: int) -> Tensor:
-    """Return the mask (N, 1, S) of the sources from (N, S), or from (B, S) with a row per beam."""
+    """Return a source mask (N, 1, S) with one row per source.
+
+    Args:
+        mask: (N, S), or (B, S) with equal rows for the beams of a source.
+        n_sources: Number N of sources.
+    """
     return mask[:: len(mask) // n_sources, None]

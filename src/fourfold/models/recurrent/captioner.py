@@ -58,10 +58,10 @@ class RecurrentCaptionerConfig(ModelConfig):
         n_channels: Number of channels M of feature maps; not used with an encoder.
         encoder: Config of a ViT that encodes images, and is trained with the decoder; its locations
             are the patches. None means that the inputs are feature maps (B, M, height, width).
-        init: Weight initialization: xu2015 (standard deviation 0.01, orthogonal square and
-            recurrent matrices, biases 0), as in the released code; or vaswani (see
-            `fourfold.core.init`; the LSTM keeps torch's uniform distribution), with which small
-            models begin to learn much earlier.
+        init: Weight initialization, xu2015 or vaswani. xu2015 is that of the released code:
+            standard deviation 0.01, orthogonal square and recurrent matrices, biases 0. vaswani is
+            that of `fourfold.core.init`, with torch's uniform distribution for the LSTM. With
+            vaswani, the loss of small models begins to fall much earlier.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
@@ -98,11 +98,11 @@ class RecurrentCaptionerConfig(ModelConfig):
 class CaptionDecoder(nn.Module):
     """LSTM decoder with visual attention and deep output (Xu et al. 2015).
 
-    At each step, the previous state h attends to the locations of the image. The input of the LSTM
-    is the embedded previous token and the context z, which the gate has multiplied. The output is
-    tanh(L_h h' + E y + L_z z) with the new state h'. State and cell of the first step are tanh maps
-    of a common tanh layer of the mean vector of all locations. Without attention, the output has no
-    context.
+    At each step, the previous hidden state h attends to the locations of the image, which gives the
+    context z. A scalar gate multiplies z. The input of the LSTM is the embedded previous token E y
+    and z. The output is tanh(L_h h' + E y + L_z z), where h' is the new hidden state. Without
+    attention, the output has no term L_z z. With attention, the initial hidden state and cell are
+    computed from the mean vector of all locations by a common tanh layer and one tanh layer each.
 
     Args:
         config: Config of the model.
@@ -141,7 +141,11 @@ class CaptionDecoder(nn.Module):
             self.initial_cell = Linear(memory_size, hidden)
 
     def memory(self, locations: Tensor) -> RecurrentMemory:
-        """Return the memory of the decoder, with its initial state, for locations (B, S, M)."""
+        """Build the memory of the decoder, which includes its initial state.
+
+        Args:
+            locations: Vectors (B, S, M) of the locations of each image.
+        """
         mean = locations.mean(1)
         if self.cross_attn is not None:
             summary = self.summary(mean).tanh()
@@ -161,9 +165,9 @@ class CaptionDecoder(nn.Module):
         """Compute the deep output (N, T, D), the input of the output matrix.
 
         Args:
-            x: Embedded previous tokens (N, T, D); with a cache, only the new ones.
-            memory: Result of `memory` for B images. Image b serves rows b N / B to
-                (b + 1) N / B - 1, such as its beams.
+            x: Embedded previous tokens (N, T, D); with a cache, only the new tokens.
+            memory: Result of the method `memory` for B images. Each image has N / B consecutive
+                rows, such as its hypotheses in beam search.
             cache: State after the earlier tokens, changed in place; None means no earlier tokens.
         """
         state = None if cache is None else cache.state
@@ -206,10 +210,11 @@ class RecurrentCaptioner(Seq2Seq):
     as those of a frozen network. With attention, the embedding of the first token is zero, as in
     the released code of Xu et al. 2015, so the start token has no vector of its own.
 
-    Differences from that code: dropout rescales the kept units in training instead of the weights
-    in evaluation; the score has one hidden layer instead of two and no biases; the deep output has
-    one bias instead of two, and the gates of the LSTM have two instead of one, as in torch; and
-    captions of different lengths share a batch.
+    This model differs from the released code in five points. Dropout rescales the kept units in
+    training, where the code rescales the weights in evaluation. The attention score has one hidden
+    layer instead of two, and no biases. The deep output has one bias instead of two. The gates of
+    the LSTM have two biases instead of one, as in torch. Captions of different lengths share a
+    batch.
 
     Example:
         >>> import fourfold, torch
@@ -295,15 +300,16 @@ class RecurrentCaptioner(Seq2Seq):
         return self.decoder(x, memory, cache)
 
     def new_cache(self) -> Any:
-        """Build the state of a decoder before its first step."""
+        """Build an empty `RecurrentCache`, the state of the decoder before its first step."""
         return RecurrentCache()
 
 
 def init_xu2015(model: nn.Module) -> None:
     """Initialize a captioner as the released code of Xu et al. 2015 does.
 
-    Matrices are drawn from a normal distribution with the standard deviation 0.01, square ones and
-    those of each gate of the LSTM's state are orthogonal, and biases are 0.
+    Square matrices, and the recurrent matrix of each gate of the LSTM, are orthogonal. All other
+    matrices are drawn from a normal distribution with mean 0 and standard deviation 0.01. Biases
+    are 0, except for `forget_bias`.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:

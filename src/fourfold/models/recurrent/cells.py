@@ -1,8 +1,9 @@
-"""RecurrentStack: layers of RNN, GRU or LSTM cells, over padded batches or step by step; its cache.
+"""RecurrentStack, layers of RNN, GRU or LSTM cells, and RecurrentCache, the state between steps.
 
-The weights are those of `nn.RNN`, `nn.GRU` or `nn.LSTM`, under torch's names. Shapes: B batch, T
-tokens, D input width, H units of a layer, G gates of a cell (1 for an RNN, 3 for a GRU, 4 for an
-LSTM), L layers, R directions (1 or 2).
+A stack runs over padded batches, or over one token at a time. The weights are those of
+`nn.RNN`, `nn.GRU` or `nn.LSTM`, under torch's names. Shapes: B batch, T tokens, D input width, H
+units of a layer, G gates of a cell (1 for an RNN, 3 for a GRU, 4 for an LSTM), L layers, R
+directions (1 or 2).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +19,37 @@ from fourfold.kernels.dropout import Dropout
 
 Cell = Literal["rnn", "gru", "lstm"]
 Reset = Literal["after", "before"]
-# Hidden states (L R, B, H) of all layers, and for an LSTM also the cells (L R, B, H).
+# Tuple of the hidden states (L R, B, H) of all layers, and for an LSTM also the cells (L R, B, H).
 State = tuple[Tensor, ...]
 
 
 def rnn_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state (B, H) of an RNN with tanh; arguments as for `gru_step`."""
+    """Compute the next state of an RNN with tanh.
+
+    Args:
+        products: Product (B, H) of the input with the input matrix, plus the input bias.
+        state: Tuple of one tensor, the last hidden state (B, H).
+        matrix: Recurrent matrix (H, H).
+        bias: Bias (H,) of the product with `matrix`, or None.
+
+    Returns:
+        Tuple of one tensor, the next hidden state (B, H).
+    """
     return ((products + linear(state[0], matrix, bias)).tanh(),)
 
 
 def lstm_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state and cell (B, H) of an LSTM; arguments as for `gru_step`."""
+    """Compute the next state of an LSTM.
+
+    Args:
+        products: Product (B, 4 H) of the input with the input matrix, plus the input bias.
+        state: Tuple of the last hidden state (B, H) and the last cell (B, H).
+        matrix: Recurrent matrix (4 H, H), in torch's order of the gates.
+        bias: Bias (4 H,) of the product with `matrix`, or None.
+
+    Returns:
+        Tuple of the next hidden state (B, H) and the next cell (B, H).
+    """
     h, c = state
     i, f, g, o = (products + linear(h, matrix, bias)).chunk(4, dim=1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -36,13 +57,16 @@ def lstm_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | Non
 
 
 def gru_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state (B, H) of torch's GRU, whose reset gate follows the matrix.
+    """Compute the next state of torch's GRU, which applies the reset gate after the matrix.
 
     Args:
-        products: Products (B, G H) of the input with the input matrix, plus its bias.
-        state: Tuple of the last state (B, H), and for an LSTM the last cell (B, H).
-        matrix: Recurrent matrix (G H, H), in torch's order of the gates.
-        bias: Bias (G H,) of the recurrent products, or None.
+        products: Product (B, 3 H) of the input with the input matrix, plus the input bias.
+        state: Tuple of one tensor, the last hidden state (B, H).
+        matrix: Recurrent matrix (3 H, H), in torch's order of the gates.
+        bias: Bias (3 H,) of the product with `matrix`, or None.
+
+    Returns:
+        Tuple of one tensor, the next hidden state (B, H).
     """
     (h,) = state
     r, z, n = products.chunk(3, dim=1)
@@ -54,13 +78,16 @@ def gru_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None
 def gru_step_reset_before(
     products: Tensor, state: State, matrix: Tensor, candidate: Tensor | None
 ) -> State:
-    """Compute the next state (B, H) of a GRU whose reset gate precedes the recurrent matrix.
+    """Compute the next state of a GRU that applies the reset gate before the recurrent matrix.
 
     Args:
-        products: As for `gru_step`.
-        state: As for `gru_step`.
-        matrix: Recurrent matrix (2 H, H) of the reset and update gate.
-        candidate: Recurrent matrix (H, H) of the candidate.
+        products: Product (B, 3 H) of the input with the input matrix, plus the input bias.
+        state: Tuple of the last hidden state (B, H).
+        matrix: Recurrent matrix (2 H, H) of the reset gate and the update gate.
+        candidate: Recurrent matrix (H, H) of the candidate state.
+
+    Returns:
+        Tuple of one tensor, the next hidden state (B, H).
     """
     assert candidate is not None
     (h,) = state
@@ -71,11 +98,12 @@ def gru_step_reset_before(
 
 
 class ResetBeforeGRU(nn.GRU):
-    """Weights of a GRU whose reset gate precedes the recurrent matrix (Cho et al. 2014).
+    """Weights of a GRU that applies the reset gate before the recurrent matrix (Cho et al. 2014).
 
-    Only the input of the candidate has a bias, as in the code of Bahdanau et al. 2015. As in torch,
-    the update gate is the weight of the old state. In these papers it is the weight of the
-    candidate, which is the same model with the negative weights of this gate.
+    `RecurrentStack` runs this GRU, because torch's kernels apply the reset gate after the matrix.
+    Only the input of the candidate state has a bias, as in the code of Bahdanau et al. 2015. As in
+    torch, the update gate multiplies the old state. In these papers, the update gate multiplies the
+    candidate state. The two models are equal if the weights of this gate have opposite signs.
 
     Args:
         input_size: Input width D.
@@ -96,15 +124,18 @@ class ResetBeforeGRU(nn.GRU):
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one layer and direction.
+    """Weights of one layer of a `RecurrentStack` in one direction.
+
+    G is the number of gates of a cell: 1 for an RNN, 3 for a GRU, 4 for an LSTM. A `ResetBeforeGRU`
+    has two recurrent matrices, for the gates and for the candidate state.
 
     Attributes:
         input: Input matrix (G H, D).
-        input_bias: Bias (G H,) of the products with this matrix, or None.
-        recurrent: Recurrent matrix (G H, H), or that of the gates (2 H, H) if the reset gate
-            precedes the matrix.
-        other: Bias (G H,) of the recurrent products, or None; or the recurrent matrix (H, H) of the
-            candidate if the reset gate precedes it.
+        input_bias: Bias (G H,) of the product with the input matrix, or None.
+        recurrent: Recurrent matrix (G H, H). For a `ResetBeforeGRU`, recurrent matrix (2 H, H) of
+            the gates.
+        other: Bias (G H,) of the product with the recurrent matrix, or None. For a
+            `ResetBeforeGRU`, recurrent matrix (H, H) of the candidate state.
     """
 
     input: Tensor
@@ -182,16 +213,17 @@ class RecurrentStack(nn.Module):
         self.add_forget_bias()
 
     def add_forget_bias(self) -> None:
-        """Add `forget_bias` to the biases of the forget gates of an LSTM, after an initialization.
+        """Add `forget_bias` to the biases of the forget gates of an LSTM, in place.
 
-        Each gate has two biases in torch, of which the first one is changed.
+        An initialization that overwrites the biases must call this method afterwards. Each gate has
+        two biases in torch, of which the method changes `bias_ih`.
         """
         for name, bias in self.rnn.named_parameters() if self.forget_bias else ():
             if name.startswith("bias_ih"):
                 bias.data.chunk(4)[1].add_(self.forget_bias)
 
     def weights(self, layer: int, *, reverse: bool = False) -> LayerWeights:
-        """Return the weights of a layer, as `step` takes them.
+        """Return the weights of a layer, as the method `step` expects them.
 
         Args:
             layer: Index of the layer.
@@ -211,16 +243,18 @@ class RecurrentStack(nn.Module):
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, State]:
-        """Run all layers over the input, without reading its padding.
+        """Run all layers over the real tokens of the input.
 
         Args:
             x: Input (B, T, D), with padding on the right.
             lengths: Number of real tokens of each row (B,), at least 1; None means T.
-            state: Initial state; None means zeros.
+            state: Initial state, a tuple of hidden states (L R, B, H), and for an LSTM also cells
+                (L R, B, H). None means zeros.
 
         Returns:
-            Outputs of the last layer (B, T, R H), 0 at padding, and the state after the last real
-            token of each row, whose first dimension counts layers and then directions.
+            Outputs of the last layer (B, T, R H), 0 at padding; and the state after the last real
+            token of each row, with the shapes of `state`. Index l R + r of its first dimension is
+            direction r of layer l.
         """
         state = None if state is None else tuple(part.to(x.dtype) for part in state)
         if not self.is_fused:
@@ -235,7 +269,18 @@ class RecurrentStack(nn.Module):
         return y, final if self.has_cell else (final,)
 
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Run `forward` with one call of `step_cell` for each layer, direction and token."""
+        """Compute the result of `forward` with one call of `step_cell` per layer and token.
+
+        This method is for a `ResetBeforeGRU`, for which torch has no kernel.
+
+        Args:
+            x: Input (B, T, D), with padding on the right.
+            lengths: Number of real tokens of each row (B,); None means T.
+            state: Initial state, a tuple of one tensor (L R, B, H). None means zeros.
+
+        Returns:
+            Outputs (B, T, R H) of the last layer, and the final state (see `forward`).
+        """
         finals: list[Tensor] = []
         for layer in range(self.rnn.num_layers):
             x = self.dropout(x) if layer else x
@@ -264,13 +309,14 @@ class RecurrentStack(nn.Module):
         """Run all layers of a stack with one direction for one token.
 
         Args:
-            products: Products (B, G H) of the input with the input matrix of the first layer, plus
-                its bias.
-            state: State of each layer, with tensors (B, H).
+            products: Product (B, G H) of the input with the input matrix of the first layer, plus
+                the input bias. G is 1 for an RNN, 3 for a GRU and 4 for an LSTM.
+            state: For each layer, a tuple of the hidden state (B, H), and for an LSTM also the cell
+                (B, H).
             weights: Weights of each layer, as the method `weights` returns them.
 
         Returns:
-            The new state of each layer, with tensors (B, H).
+            New state of each layer, as in `state`.
         """
         new: list[State] = []
         for old, (w_ih, b_ih, w_hh, other) in zip(state, weights, strict=True):
@@ -281,12 +327,14 @@ class RecurrentStack(nn.Module):
 
 
 class RecurrentCache:
-    """State of a recurrent model between steps, with the interface of a `KVCache`.
+    """State of a recurrent model between decoding steps, with the interface of a `KVCache`.
 
     Attributes:
-        length: Number of tokens so far.
-        state: States (L, B, H), and for an LSTM cells (L, B, H); None before the first step.
-        feed: Last output (B, H) for input feeding; None before the first step.
+        length: Number of tokens that the model has processed.
+        state: Tuple of hidden states (L, B, H), and for an LSTM also cells (L, B, H). None before
+            the first step.
+        feed: Last output (B, H) of a decoder with input feeding. None before the first step, and
+            for all other models.
         keys: None, since padding cannot be cached.
         documents: None, since packed documents cannot be separated.
     """
@@ -303,8 +351,8 @@ class RecurrentCache:
 
         Args:
             ids: Ids (B, t) of the new tokens.
-            keys: Must be None, because the state after padding is not that after the last token.
-            documents: Must be None.
+            keys: Padding mask, which must be None, because padding would change the state.
+            documents: Must be None, because the state cannot separate packed documents.
 
         Raises:
             InputError: `keys` or `documents` is not None.
@@ -316,7 +364,13 @@ class RecurrentCache:
         self.length += ids.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Let each new row i continue the old row `rows[i]`, in place; `sources` is not used."""
+        """Reorder the states of the rows in place: the new row i continues the old row `rows[i]`.
+
+        Args:
+            rows: (N,) int64, for each new row the index of the old row that it continues. An index
+                may repeat or be missing.
+            sources: Ignored.
+        """
         if self.state is not None:
             self.state = tuple(part.index_select(1, rows) for part in self.state)
         if self.feed is not None:
@@ -324,7 +378,12 @@ class RecurrentCache:
 
 
 def real_tokens(lengths: Tensor, n_tokens: int) -> Tensor:
-    """Return the mask (B, T), True = real token, of rows with padding on the right."""
+    """Build the mask (B, T) bool, True = real token, of rows with padding on the right.
+
+    Args:
+        lengths: Number of real tokens of each row, (B,) int64.
+        n_tokens: Number of tokens T, padding included.
+    """
     return torch.arange(n_tokens, device=lengths.device) < lengths[:, None]
 
 
@@ -332,7 +391,7 @@ def flip(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Reverse the tokens of each row of x (B, T, ...) within the length of the row.
 
     Args:
-        x: Rows with padding on the right, which stays in its place.
+        x: Rows with padding on the right. The padding is not moved.
         lengths: Number of real tokens of each row (B,); None means T.
 
     Example:

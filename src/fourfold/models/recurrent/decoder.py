@@ -1,8 +1,9 @@
 """RecurrentDecoder: RNN, GRU or LSTM decoder with or without attention to a memory.
 
-A memory is the output of an encoder: one vector per source token, or one vector in all. Shapes: N
-rows, B sources (N is a multiple of B), S vectors of the memory, T target tokens, M width of the
-memory, D width of the embedding, H units of a layer, L layers.
+The memory is the output of an encoder: one vector for each source token, or one vector for each
+source. Shapes: B sources, N rows (target sequences; N is a multiple of B, as in beam search), S
+vectors of the memory, T target tokens, M width of the memory, D width of the embedding, H units of
+a layer, L layers.
 """
 
 from dataclasses import dataclass
@@ -38,10 +39,10 @@ class RecurrentDecoderConfig(ModelConfig):
             (Cho et al. 2014; Bahdanau et al. 2015), which is slower.
         forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
         bias: Learn biases in the cells, the bridge and the readout.
-        decoder: Order of attention, cell and output. luong: the query is the new state h, and the
-            output is tanh(W [context; h]). bahdanau: the query is the previous state, the context
-            is an input of the cell, and the output is a maxout layer of the previous state, the
-            previous token and the context.
+        decoder: Order of attention, cell and output. With luong, the query is the new state h, and
+            the output is tanh(W [context; h]). With bahdanau, the query is the previous state, and
+            the context is an input of the cell. The output of bahdanau is a maxout layer of the
+            previous state, the previous token and the context.
         context: Use of the memory: initial (the initial state only; Sutskever et al. 2014),
             every_step (one vector as a further input of every step; Cho et al. 2014) or attention.
         input_feeding: Use the previous output as a further input of the cell (Luong et al. 2015,
@@ -53,13 +54,14 @@ class RecurrentDecoderConfig(ModelConfig):
         d_attn: Width of the hidden layer of the scores concat and additive; None means H.
         attn_window: Distance D from the centre of local attention to the ends of its window.
         attn_temperature: Temperature of hard_gumbel.
-        mix_outputs: Mix the output distributions of all vectors of the memory in place of the
-            vectors (exact hard attention; Wu et al. 2018), for attn_weights softmax or hard_argmax.
-            With hard_argmax, a model is trained so, but generates from the most probable vector.
+        mix_outputs: Compute an output distribution from each vector of the memory, and average the
+            distributions with the attention weights (exact hard attention; Wu et al. 2018). This
+            option requires attn_weights softmax or hard_argmax. With hard_argmax, the average is
+            used in training only, and generation uses the vector with the largest weight.
         n_maxout: Number of maxout units of the decoder bahdanau, each the maximum of two values;
             None means half of H.
-        output_rank: Rank of the output matrix, which is then the product of two matrices; None
-            means full rank.
+        output_rank: Rank of the output matrix, which is then a product of two matrices. None means
+            one matrix of full rank.
         dropout: Dropout probability of the input of each layer and of the output matrix.
         output_bias: Learn a bias for each token of the vocabulary.
 
@@ -120,7 +122,7 @@ class RecurrentDecoderConfig(ModelConfig):
 
     @property
     def readout_width(self) -> int:
-        """Width of the decoder's output before a reduction to `output_rank`."""
+        """Width of the decoder's output before its projection to `output_rank` values, if any."""
         if self.decoder == "luong":
             return self.hidden_size
         return self.n_maxout or max(1, self.hidden_size // 2)
@@ -133,15 +135,18 @@ class RecurrentDecoderConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class RecurrentMemory:
-    """Output of an encoder for a `RecurrentDecoder`; its length is the number of sources B.
+    """Output of an encoder, in the form that a `RecurrentDecoder` reads.
+
+    ``len(memory)`` is the number of sources B.
 
     Args:
         vectors: Vectors (B, S, M), to which a decoder with attention attends. With the context
             every_step, S is 1 and the vector is an input of each step.
-        mask: (B, S) bool, True = real vector; None means that all are real.
-        initial: Initial state of the decoder: states (L, B, H), and for an LSTM cells (L, B, H).
-        projected: Part of the attention scores that depends on the memory only, with B as its first
-            dimension, from `RecurrentDecoder.project`.
+        mask: (B, S) bool, True = real vector, False = padding. None means that all vectors are
+            real.
+        initial: Initial state of the decoder: a tuple of the hidden states (L, B, H), and for an
+            LSTM also the cells (L, B, H).
+        projected: Result of `RecurrentDecoder.project(vectors)`, with B as its first dimension.
     """
 
     vectors: Tensor
@@ -153,7 +158,12 @@ class RecurrentMemory:
         return len(self.vectors)
 
     def index_select(self, dim: int, sources: Tensor) -> "RecurrentMemory":
-        """Return the memory of the sources with the indices `sources` (int64); `dim` must be 0."""
+        """Return the memory of selected sources, like `Tensor.index_select`.
+
+        Args:
+            dim: Must be 0, the dimension of the sources.
+            sources: Indices of the sources to return, (n,) int64.
+        """
         assert dim == 0, "the first dimension counts the sources"
         return RecurrentMemory(
             self.vectors.index_select(0, sources),
@@ -166,8 +176,9 @@ class RecurrentMemory:
 class RecurrentDecoder(nn.Module):
     """Recurrent decoder: maps target embeddings and a memory to the input of the output matrix.
 
-    Without attention or input feeding, and in the decoder luong also with attention, all target
-    tokens are computed at once. Otherwise the steps run one after another.
+    All target tokens are computed in one call of the recurrent layers if a step does not depend on
+    attention or output of the step before it. This holds without attention, and for the decoder
+    luong without input feeding. Otherwise the steps run one after another.
 
     Args:
         config: Config of the decoder.
@@ -216,7 +227,16 @@ class RecurrentDecoder(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def project(self, vectors: Tensor) -> Tensor:
-        """Compute the part of the attention scores that depends on the memory (B, S, M) only."""
+        """Compute the part of the attention scores that depends on the memory only.
+
+        The result is computed once per source, and used at every step of the decoder.
+
+        Args:
+            vectors: Vectors (B, S, M) of the memory.
+
+        Returns:
+            Keys (B, S, width) of the attention; `vectors` itself without attention.
+        """
         return vectors if self.cross_attn is None else self.cross_attn.project(vectors)
 
     def forward(
@@ -226,9 +246,10 @@ class RecurrentDecoder(nn.Module):
 
         Args:
             x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
-            memory: Output of the encoder for B sources. Source b serves rows b N / B to
-                (b + 1) N / B - 1, such as the beams of the source.
-            cache: State after the earlier tokens, changed in place; None starts from the memory.
+            memory: Output of the encoder for B sources. Each source has N / B consecutive rows,
+                such as its hypotheses in beam search.
+            cache: State after the earlier tokens, changed in place. None starts from the initial
+                state of the memory.
         """
         state, start = self._start(x, memory, cache)
         feed = None
@@ -247,13 +268,20 @@ class RecurrentDecoder(nn.Module):
     def by_vector(
         self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the outputs that follow from attending to one vector of the memory each.
+        """Compute one output for each vector of the memory, for attention to this vector only.
 
-        The arguments are those of `forward`. The decoder must be luong, without input feeding.
+        The decoder must be luong, with attention and without input feeding.
+
+        Args:
+            x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
+            memory: Output of the encoder for B sources.
+            cache: State after the earlier tokens, changed in place. None starts from the initial
+                state of the memory.
 
         Returns:
-            Attention weights (N, T, S) before a hard choice; and inputs (N, T, S, output width) of
-            the output matrix for each vector of the memory.
+            A tuple of the attention weights (N, T, S), and the input (N, T, S, output width) of the
+            output matrix for each vector of the memory. The weights of hard attention are the
+            probabilities from which a position is chosen.
         """
         assert self.cross_attn is not None
         assert self.combine is not None
@@ -275,7 +303,18 @@ class RecurrentDecoder(nn.Module):
     def _start(
         self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None
     ) -> tuple[State, int]:
-        """Return the state before the input x (N, T, D), and the position of its first token."""
+        """Return the state of the recurrent layers before the input, and the position of the input.
+
+        Args:
+            x: Embedded new tokens (N, T, D).
+            memory: Output of the encoder.
+            cache: State after the earlier tokens. None or an empty cache means the initial state of
+                the memory.
+
+        Returns:
+            A tuple of the state, with tensors (L, N, H), and the target position of the first token
+            of `x`, from 0.
+        """
         state = None if cache is None else cache.state
         if state is None:
             rows = len(x) // len(memory)
@@ -283,7 +322,16 @@ class RecurrentDecoder(nn.Module):
         return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
 
     def context(self, queries: Tensor, memory: RecurrentMemory, start: int) -> Tensor:
-        """Return the contexts (N, T, M) of queries (N, T, H), the first at position `start`."""
+        """Compute the context of each query: a weighted mean of the vectors of the memory.
+
+        Args:
+            queries: Queries (N, T, H).
+            memory: Output of the encoder. Without attention, its only vector is the context.
+            start: Target position of the first query, from 0.
+
+        Returns:
+            Contexts (N, T, M).
+        """
         if self.cross_attn is None:
             rows = len(queries) // len(memory)
             return memory.vectors.repeat_interleave(rows, 0).expand(-1, queries.shape[1], -1)
@@ -298,7 +346,15 @@ class RecurrentDecoder(nn.Module):
         return context
 
     def attentional(self, context: Tensor, h: Tensor) -> Tensor:
-        """Compute tanh(W_c [context; h]) (N, T, H) of contexts (N, T, M) and states (N, T, H)."""
+        """Compute the output tanh(W_c [context; h]) of the decoder luong.
+
+        Args:
+            context: Contexts (N, T, M).
+            h: Hidden states (N, T, H).
+
+        Returns:
+            Outputs (N, T, H).
+        """
         assert self.combine is not None
         return self.combine(torch.cat([context, h], dim=2)).tanh()
 
@@ -307,9 +363,14 @@ class RecurrentDecoder(nn.Module):
     ) -> tuple[Tensor, State]:
         """Run the decoder luong without input feeding, on all tokens at once.
 
-        The arguments and results of this and the next two methods are: input (N, T, D), memory,
-        state before the input, and position of its first token; outputs (N, T, readout width), and
-        state after the input.
+        Args:
+            x: Embedded new tokens (N, T, D).
+            memory: Output of the encoder.
+            state: State before the new tokens, with tensors (L, N, H).
+            start: Target position of the first new token, from 0.
+
+        Returns:
+            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
         """
         if self.config.context == "every_step":
             x = torch.cat([x, self.context(x, memory, start)], dim=2)
@@ -321,7 +382,18 @@ class RecurrentDecoder(nn.Module):
     def _feed_outputs(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int, feed: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Run the decoder luong with input feeding; `feed` (N, H) is the last output or None."""
+        """Run the decoder luong with input feeding, one step after another.
+
+        Args:
+            x: Embedded new tokens (N, T, D).
+            memory: Output of the encoder.
+            state: State before the new tokens, with tensors (L, N, H).
+            start: Target position of the first new token, from 0.
+            feed: Output (N, H) for the last token before `x`. None if there is no such token.
+
+        Returns:
+            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
+        """
         loop = Loop(self.stack, x, state)
         feed = x.new_zeros(len(x), self.config.hidden_size) if feed is None else feed
         outputs = []
@@ -334,7 +406,17 @@ class RecurrentDecoder(nn.Module):
     def _read_before_step(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int
     ) -> tuple[Tensor, State]:
-        """Run the decoder bahdanau, on all tokens at once if it has no attention."""
+        """Run the decoder bahdanau, on all tokens at once if it has no attention.
+
+        Args:
+            x: Embedded new tokens (N, T, D).
+            memory: Output of the encoder.
+            state: State before the new tokens, with tensors (L, N, H).
+            start: Target position of the first new token, from 0.
+
+        Returns:
+            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
+        """
         assert self.readout is not None
         first = state[0][-1]
         if self.cross_attn is None:
@@ -355,15 +437,20 @@ class RecurrentDecoder(nn.Module):
 
 
 class Loop:
-    """Steps of a stack whose input consists of tokens and of a vector known only at each step.
+    """Loop over the steps of a `RecurrentStack` whose input depends on the result of earlier steps.
+
+    The input of a step is the concatenation of an embedded token (D values) and of a vector that is
+    known only after the step before it, such as an attention context. The products of all tokens
+    with the input matrix are computed at once.
 
     Args:
         stack: The stack, with one direction.
-        x: First D columns of the input of all steps, (N, T, D).
-        state: State (L, N, H) before the first step.
+        x: Embedded tokens (N, T, D) of all steps.
+        state: State before the first step, a tuple of tensors (L, N, H).
 
     Attributes:
-        products: Products (N, G H) of these columns with the input matrix, for each of T steps.
+        products: Tuple of T tensors, one for each step: the product (N, G H) of the embedded token
+            with the input matrix, where G is the number of gates of a cell.
     """
 
     def __init__(self, stack: RecurrentStack, x: Tensor, state: State) -> None:
@@ -376,11 +463,11 @@ class Loop:
         self._layers: list[State] = list(zip(*(part.unbind(0) for part in state), strict=True))
 
     def step(self, products: Tensor, x: Tensor) -> Tensor:
-        """Run the stack for one token, and return the state (N, H) of the last layer.
+        """Run the stack for one step, and return the new hidden state (N, H) of the last layer.
 
         Args:
-            products: Element of the attribute `products`.
-            x: Other columns (N, d) of the input.
+            products: Element of the attribute `products` for this step.
+            x: Vector (N, width) that follows the embedded token in the input of the step.
         """
         products = products + linear(x, self._matrix)
         self._layers = self._stack.step(products, self._layers, self._weights)
@@ -388,12 +475,15 @@ class Loop:
 
     @property
     def state(self) -> State:
-        """State (L, N, H) after the last step."""
+        """State after the last step so far, a tuple of tensors (L, N, H)."""
         return tuple(torch.stack(parts) for parts in zip(*self._layers, strict=True))
 
 
 class MaxoutReadout(nn.Module):
-    """Output layer of Bahdanau et al. 2015: maxout of the previous state, token and context.
+    """Maxout output layer of Bahdanau et al. 2015, section A.2.2.
+
+    The input is the previous state, the previous token and the context. Each output is the maximum
+    of two values.
 
     Args:
         config: Config of the decoder.
@@ -411,7 +501,7 @@ class MaxoutReadout(nn.Module):
         """Compute the outputs (N, T, readout width).
 
         Args:
-            states: State (N, T, H) before each step.
+            states: Hidden state (N, T, H) of the last layer before each step.
             tokens: Embedded previous tokens (N, T, D).
             contexts: Contexts (N, T, M); None without a context.
         """

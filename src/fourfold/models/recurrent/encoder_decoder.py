@@ -39,8 +39,8 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
     """Config of a recurrent encoder-decoder; the defaults are those of Luong et al. 2015.
 
     The default model has global attention with the score general and input feeding (221,000,000
-    parameters). The inherited fields describe the decoder, and `d_model`, `hidden_size`,
-    `n_layers`, `cell`, `reset`, `forget_bias`, `bias` and `dropout` also the encoder.
+    parameters). The inherited fields describe the decoder. The fields `d_model`, `hidden_size`,
+    `n_layers`, `cell`, `reset`, `forget_bias`, `bias` and `dropout` also describe the encoder.
 
     Args:
         bidirectional: Read the source in both directions, each with `hidden_size` units.
@@ -110,7 +110,15 @@ class Bridge(nn.Module):
         self.maps = nn.ModuleList(maps)
 
     def forward(self, state: State) -> State:
-        """Map the final state of the encoder, with tensors (L R, B, H), to tensors (L, B, H)."""
+        """Compute the initial state of the decoder.
+
+        Args:
+            state: Final state of the encoder, a tuple of hidden states (L R, B, H), and for an LSTM
+                also cells (L R, B, H).
+
+        Returns:
+            Tuple of hidden states (L, B, H), and for an LSTM also cells (L, B, H).
+        """
         if self.config.bridge == "none":
             return state
         if self.config.bridge == "backward":
@@ -124,7 +132,7 @@ class Bridge(nn.Module):
 
 
 class Bias(nn.Module):
-    """Learned vector that is added to its input.
+    """Module that adds a learned bias vector to its input.
 
     Args:
         width: Width of the input.
@@ -191,7 +199,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
     def encode(  # type: ignore[override]
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> RecurrentMemory:
-        """Run the encoder, without reading the padding.
+        """Run the encoder over the real tokens of each source.
 
         Args:
             src: Source token ids (B, S) int64.
@@ -200,7 +208,8 @@ class RecurrentEncoderDecoder(Seq2Seq):
             src_documents: Must be None.
 
         Returns:
-            The memory. Its vectors are in the order of the source, with padding on the right.
+            Memory of the decoder, with B sources. Its vectors are in the order of the source
+            tokens, with padding on the right.
 
         Raises:
             InputError: `src_documents` is not None.
@@ -263,33 +272,35 @@ class RecurrentEncoderDecoder(Seq2Seq):
         """Run the decoder for the losses of `fourfold.models.recurrent.hard_attention`.
 
         Args:
-            tgt: As for `decode`.
-            memory: As for `decode`.
-            cache: As for `decode`.
+            tgt: Target token ids (N, T) int64. With a cache, the new tokens only.
+            memory: Output of `encode` for B sources.
+            cache: State after the earlier tokens, changed in place. None means no earlier tokens.
 
         Returns:
-            Logarithms (N T, S) of the attention weights; inputs (N T, S, output width) of the
-            output matrix for each vector of the memory; the matrix (V, output width); and its bias
-            (V,) or None.
+            The arguments of `marginal_cross_entropy` without the targets: logarithms (N T, S) of
+            the attention weights, inputs (N T, S, output width) of the output matrix for each
+            vector of the memory, the output matrix (V, output width), and its bias (V,) or None.
         """
         x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
         alpha, y = self.decoder.by_vector(x, memory, cache)  # type: ignore[operator]
         return log_weights(alpha).flatten(0, 1), *self.head.output(y.flatten(0, 1))
 
     def logits(self, h: Tensor) -> Tensor:
-        """Map the result of `decode` to logits (N, T, V)."""
+        """Map the result (N, T, output width or V) of `decode` to logits (N, T, V)."""
         return h if self._mixes else super().logits(h)
 
     @property
     def _mixes(self) -> bool:
+        """True if `decode` averages output distributions and returns log-probabilities."""
         return self.config.mix_outputs and self.config.attn_weights == "softmax"
 
     def new_cache(self) -> Any:
-        """Build the state of a decoder before its first step."""
+        """Build an empty `RecurrentCache`, the state of the decoder before its first step."""
         return RecurrentCache()
 
 
 def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
+    """Build a token embedding without positions, with the optional bias of the config."""
     assert config.vocab_size is not None, "vocab_size must be known when a model is built"
     return TokenEmbedding(
         config.vocab_size,
@@ -302,6 +313,11 @@ def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
 
 
 def _check_no_documents(**documents: Tensor | None) -> None:
+    """Raise InputError if one of the keyword arguments is not None.
+
+    Args:
+        documents: Values by the name of the argument for the error message, such as src_documents.
+    """
     for name, value in documents.items():
         if value is not None:
             message = "must be None for a recurrent model, which cannot separate packed pairs"
@@ -333,6 +349,7 @@ def init_bahdanau(model: nn.Module) -> None:
 
 
 def _add_forget_biases(model: nn.Module) -> None:
+    """Add the config's `forget_bias` to the forget gates of all recurrent layers, in place."""
     for module in model.modules():
         if isinstance(module, RecurrentStack):
             module.add_forget_bias()

@@ -14,7 +14,10 @@ BASELINE_DECAY = 0.9  # of the moving average of the loss (Xu et al. 2015, secti
 
 
 def log_weights(alpha: Tensor) -> Tensor:
-    """Compute the logarithm of attention weights, -inf without a gradient where a weight is 0."""
+    """Compute the logarithm of attention weights, in the shape of `alpha`.
+
+    Where a weight is 0, the result is -inf and has no gradient.
+    """
     tiny = torch.finfo(alpha.dtype).tiny
     return alpha.clamp(min=tiny).log().masked_fill(alpha == 0, float("-inf"))
 
@@ -31,35 +34,35 @@ def reinforce_term(
 ) -> Tensor:
     """Compute a term with the value 0 that adds the REINFORCE gradient to the loss of a draw.
 
-    The objective is the mean of -log p(y | drawn positions) over all draws, an upper bound of
-    -log p(y) (Xu et al. 2015, eqs. 10 to 12), minus `entropy_weight` times the entropy of alpha.
-    One draw gives an unbiased estimate of its gradient: the gradient of the sum of `nll` and of
-    this term, which is
+    The objective is the expectation of -log p(y | drawn positions), an upper bound of -log p(y) (Xu
+    et al. 2015, eqs. 10 to 12), minus `entropy_weight` times the entropy of alpha. For one draw,
+    the gradient of the sum of `nll` plus this term is an unbiased estimate of the gradient of the
+    objective. The gradient of this term is
 
         sum_t reward_weight (R_t - b_t) grad log alpha_t[drawn_t] - entropy_weight grad H(alpha_t).
 
-    R_t is the sum of the losses of the tokens t, t + 1, ..., T, which alone depend on the position
-    drawn for token t, and b_t is `baseline` times the number of these tokens. The paper uses the
-    loss of all T tokens for each t, and the moving average of that loss. The mean of the gradient
-    is the same, but its variance is larger.
+    R_t is the sum of the losses of the tokens t, t + 1, ..., T. Only these losses depend on the
+    position drawn for token t. b_t is `baseline` times the number of these tokens. The paper uses
+    the loss of all T tokens for each t, and the moving average of that loss. The mean of the
+    gradient is the same, but its variance is larger.
 
-    The released code deviates from the paper: it uses the mean loss of the tokens, divides the
-    REINFORCE term by 10 (`reward_weight` 0.1), sets the entropy weight to 0.002, and with a
-    probability of 0.5 for each batch replaces the drawn positions by the expected context
+    The released code deviates from the paper. It uses the mean loss of the tokens, divides the
+    REINFORCE term by 10 (`reward_weight` 0.1), and sets the entropy weight to 0.002. With a
+    probability of 0.5 for each batch, it replaces the drawn positions by the expected context
     (semi-sampling). This function does not implement semi-sampling.
 
     Args:
         nll: Loss (B, T) of each target token, given the drawn positions. Its gradient is not used.
         alpha: Weights (B, T, S) from which the positions were drawn.
         drawn: One-hot vectors (B, T, S) of the drawn positions.
-        counts: (B, T) bool, True = the target token counts.
-        baseline: Moving average of the loss of a token in earlier batches. It does not change the
-            mean of the gradient, as it does not depend on the drawn positions.
+        counts: (B, T) bool, True = real target token, False = padding.
+        baseline: Moving average of the loss of a token in earlier batches. The baseline does not
+            depend on the drawn positions, so it does not change the mean of the gradient.
         reward_weight: Factor lambda_r on the REINFORCE term (eq. 12); 1 is unbiased.
         entropy_weight: Factor lambda_e on the entropy (eq. 12).
 
     Returns:
-        A scalar 0.
+        A scalar tensor with the value 0 and the gradient above.
     """
     log_alpha = alpha.clamp(min=torch.finfo(alpha.dtype).tiny).log()
     reward = ((nll.detach() - baseline) * counts).flip(1).cumsum(1).flip(1)  # R_t - b_t
@@ -72,20 +75,22 @@ def reinforce_term(
 def marginal_cross_entropy(
     log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> Tensor:
-    """Compute the summed loss of the exact marginal, -log sum_j alpha_j p(y | position j).
+    """Compute the sum over targets y of the exact marginal loss, -log sum_j alpha_j p(y | j).
 
-    The output distributions of all source positions are mixed, not their contexts (Wu, Shapiro and
-    Cotterell 2018, eq. 4). The loss needs neither random draws nor a baseline. It requires decoder
-    states that do not depend on the attended positions, so neither input feeding nor a context in
-    the recurrence.
+    p(y | j) is the output distribution for attention to source position j only. The loss averages
+    the output distributions of all source positions, not their contexts (Wu, Shapiro and Cotterell
+    2018, eq. 4). The loss needs neither random draws nor a baseline. The decoder states must not
+    depend on the attended positions. This excludes input feeding and a context in the recurrence.
 
-    The logits of S rows per target are computed for one slice of the rows at a time, so N x S x V
-    logits are never in memory at once: a first pass computes p(y | j), a second pass the gradients,
-    in which row j has its posterior probability as a factor. Positions with weight 0 are skipped.
+    The logits are computed for one slice of the N S pairs of target and position at a time, so
+    N x S x V logits are never in memory at once. A first pass computes p(y | j). A second pass
+    computes the gradients, in which position j has its posterior probability as a factor. Positions
+    with weight 0 are skipped.
 
     Args:
-        log_alpha: Logarithms (N, S) of the weights; -inf marks positions that are not allowed.
-        hidden: Input (N, S, D) of the output layer for each position.
+        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
+            allowed.
+        hidden: Input (N, S, D) of the output layer for attention to each position.
         weight: Output matrix (V, D).
         bias: (V,) or None.
         targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
@@ -102,13 +107,22 @@ def marginal_cross_entropy(
 def marginal_token_scores(
     log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the loss of each target, and the token that the most probable position predicts.
+    """Compute the exact marginal loss of each target, and a predicted token for each target.
 
-    The arguments are those of `marginal_cross_entropy`.
+    The loss is that of `marginal_cross_entropy`, without the sum over the targets.
+
+    Args:
+        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
+            allowed.
+        hidden: Input (N, S, D) of the output layer for attention to each position.
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
 
     Returns:
-        Losses (N,), 0 where the target is `IGNORE_INDEX`; and predicted tokens (N,), which are 0
-        there.
+        A tuple of the losses (N,), and the predicted token ids (N,) int64. The predicted token is
+        the most likely token for attention to the source position with the largest weight. Where
+        the target is `IGNORE_INDEX`, the loss and the predicted token are 0.
     """
     joint, predicted, *_ = _score_positions(log_alpha, hidden, weight, bias, targets)
     best = log_alpha.argmax(-1, keepdim=True)
@@ -118,11 +132,20 @@ def marginal_token_scores(
 def mixed_log_probabilities(
     log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Compute log sum_j alpha_j p(token | position j) of each token of the vocabulary, (N, V).
+    """Compute log sum_j alpha_j p(token | position j) for each token of the vocabulary.
 
-    The arguments are those of `marginal_cross_entropy`. The logits of one source position are in
-    memory at a time. Probabilities below the smallest normal number of the dtype become that
-    number.
+    The logits of one source position are in memory at a time.
+
+    Args:
+        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
+            allowed.
+        hidden: Input (N, S, D) of the output layer for attention to each position.
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+
+    Returns:
+        Log-probabilities (N, V). Probabilities below the smallest normal number of the data type
+        are replaced by that number.
     """
     alpha = log_alpha.exp()
     total = alpha.new_zeros(len(hidden), len(weight))
@@ -135,12 +158,27 @@ def mixed_log_probabilities(
 def _score_positions(
     log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Score each target at each position whose weight is not 0.
+    """Compute the joint log-probability of each target and each source position.
+
+    Pairs of target and position are skipped if the weight of the position is 0 or the target is
+    `IGNORE_INDEX`.
+
+    Args:
+        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
+            allowed.
+        hidden: Input (N, S, D) of the output layer for attention to each position.
+        weight: Output matrix (V, D).
+        bias: (V,) or None.
+        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
 
     Returns:
-        Log-probabilities (N, S) of position and target together, whose gradient is that of
-        `log_alpha`; most likely tokens (N, S); the mask (N, S) of the scored pairs; and the hidden
-        states and the targets of these pairs.
+        A tuple of five tensors:
+
+        - log(alpha_j p(y | j)), (N, S), with a gradient with respect to `log_alpha` only.
+        - Most likely token of each pair, (N, S) int64.
+        - Mask (N, S) bool of the n pairs that are not skipped.
+        - Hidden states (n, D) of these pairs.
+        - Targets (n,) of these pairs.
     """
     used = log_alpha.isfinite() & (targets != IGNORE_INDEX)[:, None]
     rows, labels = hidden[used], targets[:, None].expand_as(used)[used]
@@ -151,5 +189,13 @@ def _score_positions(
 
 
 def _summed_out(joint: Tensor, targets: Tensor) -> Tensor:
-    """Compute -log sum_j exp(joint_j) of each target, 0 where the target is ignored."""
+    """Compute the marginal loss -log sum_j exp(joint_j) of each target.
+
+    Args:
+        joint: Log-probabilities (N, S) of each target together with each source position.
+        targets: (N,) int64. The loss is 0 where the target is `IGNORE_INDEX`.
+
+    Returns:
+        Losses (N,).
+    """
     return torch.where(targets != IGNORE_INDEX, -joint.logsumexp(-1), 0.0)

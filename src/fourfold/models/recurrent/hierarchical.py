@@ -1,9 +1,11 @@
-"""Hierarchical attention network (Yang et al. 2016): words to sentences to a document to a class.
+"""Hierarchical attention network, a document classifier with two levels (Yang et al. 2016).
 
-Each level encodes a sequence of vectors and pools it into one vector. The input is the list of all
-sentences of a batch, so that no sentence consists of padding. Shapes: N sentences of all documents,
-T words of the longest sentence, B documents, S sentences of the longest document, E width of the
-embedding, D width of an annotation (the output of an encoder), K classes.
+A level encodes a sequence of vectors and pools the result into one vector. The first level turns
+the words of a sentence into a sentence vector. The second level turns the sentence vectors of a
+document into a document vector, which is classified. The input holds the sentences of all documents
+of a batch, one after the other, so no sentence consists of padding. Shapes: N sentences of all
+documents, T words of the longest sentence, B documents, S sentences of the longest document, E
+width of the embedding, D width of an annotation (an output vector of an encoder), K classes.
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,8 @@ class HierarchicalClassifierConfig(TransformerConfig):
     Args:
         encoder: gru (bidirectional, `d_model` / 2 units in each direction) or block (transformer
             blocks with full attention).
-        pool: mean (HN-AVE), max (HN-MAX) or attention (HN-ATT).
+        pool: Pooling of each level: mean (HN-AVE), max (HN-MAX) or attention (HN-ATT). The names in
+            parentheses are those of the paper.
         levels: 2 for words and sentences, or 1 for a flat model, which reads a document as one
             sequence of words.
         d_embed: Width E of the word embedding.
@@ -54,7 +57,8 @@ class HierarchicalClassifierConfig(TransformerConfig):
             is replaced by the number of classes of the data.
         max_len: Largest number of words of a sentence.
         max_sentences: Largest number of sentences of a document.
-        positions: Positions of blocks in each sequence; see `MaskedLMConfig`. A GRU has none.
+        positions: Position embedding of the transformer blocks of each level: none, learned,
+            sinusoidal or sinusoidal_halves. Not used with a GRU.
         init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`. A
             GRU keeps torch's initialization, U(-1/sqrt(D/2), 1/sqrt(D/2)).
 
@@ -107,16 +111,28 @@ class Pooling(nn.Module):
             self.context = nn.Parameter(torch.empty(d_model).normal_(std=d_model**-0.5))
 
     def forward(self, h: Tensor, real: Tensor) -> Tensor:
-        """Pool annotations h (N, T, D) with a mask `real` (N, T) of real elements into (N, D)."""
+        """Pool the annotations of each sequence into one vector.
+
+        Args:
+            h: Annotations (N, T, D).
+            real: (N, T) bool, True = real element, False = padding.
+
+        Returns:
+            Pooled vectors (N, D).
+        """
         if self.pool == "max":
             return h.masked_fill(~real.unsqueeze(-1), -torch.inf).amax(1)
         return (self.weights(h, real).unsqueeze(1) @ h).squeeze(1)
 
     def weights(self, h: Tensor, real: Tensor) -> Tensor:
-        """Return the weights (N, T) of the elements of a sequence, which sum to 1.
+        """Compute the weights (N, T) of the elements of each sequence, which sum to 1.
 
-        The weight of an element is 0 at padding. For "max", it is the share of the D channels whose
-        maximum is at this element.
+        The weight of padding is 0. For max, the weight of an element is the fraction of the D
+        channels whose maximum is at this element.
+
+        Args:
+            h: Annotations (N, T, D).
+            real: (N, T) bool, True = real element, False = padding.
         """
         if self.pool == "max":
             places = h.masked_fill(~real.unsqueeze(-1), -torch.inf).argmax(1)  # (N, D)
@@ -129,7 +145,9 @@ class Pooling(nn.Module):
 
 
 class Level(nn.Module):
-    """Encoder and pooling of one level: words of a sentence, or sentences of a document.
+    """Encoder and pooling of one level of a hierarchical attention network.
+
+    The elements of a sequence are the words of a sentence, or the sentences of a document.
 
     Args:
         config: Config of the model.
@@ -157,11 +175,14 @@ class Level(nn.Module):
         self.pool = Pooling(d_model, config.pool)
 
     def encode(self, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return annotations (N, T, D) of sequences x (N, T, width), and a mask of real elements.
+        """Encode sequences of vectors, without pooling.
 
         Args:
-            x: Sequences with padding on the right.
+            x: Sequences (N, T, `d_in`) with padding on the right.
             lengths: Number of real elements of each of the N sequences, at least 1.
+
+        Returns:
+            Annotations (N, T, D), and the mask (N, T) bool of the real elements.
         """
         sizes = torch.tensor(lengths, device="cpu")
         real = torch.arange(x.shape[1], device=x.device) < sizes.to(x.device).unsqueeze(1)  # (N, T)
@@ -174,12 +195,23 @@ class Level(nn.Module):
         return self.stack(h, Mask(keys=real)), real
 
     def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Encode and pool sequences x (N, T, width) into vectors (N, D). Arguments as `encode`."""
+        """Encode sequences of vectors, and pool each sequence into one vector.
+
+        Args:
+            x: Sequences (N, T, `d_in`) with padding on the right.
+            lengths: Number of real elements of each of the N sequences, at least 1.
+
+        Returns:
+            Vectors (N, D).
+        """
         return self.pool(*self.encode(x, lengths))
 
 
 class HierarchicalClassifier(Model):
-    """Document classifier with two levels of encoders and poolings (Yang et al. 2016), or flat.
+    """Document classifier with two levels of encoders and poolings (Yang et al. 2016).
+
+    With `config.levels` = 1 the classifier is flat: one encoder reads all words of a document. A
+    call of the model takes the arguments of `hidden` and returns the logits (B, K).
 
     Example:
         Two documents, of two sentences and of one sentence:
@@ -218,8 +250,8 @@ class HierarchicalClassifier(Model):
             n_sentences: Number of sentences of each of the B documents, at least 1.
 
         Raises:
-            InputError: A document has no sentence, a sentence has no word, the numbers do not fit
-                to `ids`, or a sequence is too long for the positions of the blocks.
+            InputError: A document has no sentence, a sentence has no word, the numbers do not agree
+                with the shape of `ids`, or a sequence is too long for the positions of the blocks.
         """
         _check_sizes(ids, n_words, n_sentences)
         if self.sentences is None:
@@ -232,10 +264,16 @@ class HierarchicalClassifier(Model):
     def weights(
         self, ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Return the weights of words and sentences. Arguments as for `hidden`.
+        """Compute the pooling weights of words and sentences.
 
         The weight that the paper displays for a word is sqrt(p_s) p_w, where p_w is the weight of
-        the word and p_s that of its sentence.
+        the word and p_s is the weight of its sentence.
+
+        Args:
+            ids: Word ids (N, T) int64 of the sentences of all documents, one document after the
+                other, with padding on the right.
+            n_words: Number of words of each of the N sentences, at least 1.
+            n_sentences: Number of sentences of each of the B documents, at least 1.
 
         Returns:
             Weights (N, T) of the words, which sum to 1 in each sentence, and weights (B, S) of the
@@ -257,18 +295,32 @@ class HierarchicalClassifier(Model):
 
 
 def _divide(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Divide the rows of x (N, ...) into B groups of the given sizes, padded to (B, S, ...)."""
+    """Divide the rows of x (N, ...) into groups of consecutive rows, one for each document.
+
+    Args:
+        x: Rows of all groups.
+        sizes: Number of rows of each of the B groups, whose sum is N.
+
+    Returns:
+        Groups (B, S, ...), padded on the right with 0 to the size S of the largest group.
+    """
     return pad_sequence(list(x.split(list(sizes))), batch_first=True)
 
 
 def _join_sentences(
     ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]
 ) -> tuple[Tensor, list[int], Tensor]:
-    """Join the sentences (N, T) of each document to one sequence.
+    """Join the sentences of each document to one sequence of words.
+
+    Args:
+        ids: Word ids (N, T) int64 of the sentences of all documents, one document after the other.
+        n_words: Number of words of each of the N sentences.
+        n_sentences: Number of sentences of each of the B documents.
 
     Returns:
-        Word ids (B, words of the longest document), number of words of each document, and the
-        indices of these words in the flattened `ids`, with 0 at padding.
+        A tuple of three values. The first is the word ids (B, W) of the documents, where W is the
+        number of words of the longest document. The second is the number of words of each document.
+        The third is the index (B, W) of each word in the flattened `ids`, and 0 at padding.
     """
     sizes = torch.tensor(n_words)
     real = torch.arange(ids.shape[1]) < sizes.unsqueeze(1)  # (N, T)
@@ -278,7 +330,13 @@ def _join_sentences(
 
 
 def _check_sizes(ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> None:
-    """Raise InputError if a document is empty or the sizes do not fit to `ids` (N, T)."""
+    """Raise InputError if a document or sentence is empty, or if sizes and `ids` do not agree.
+
+    Args:
+        ids: Word ids (N, T) of all sentences.
+        n_words: Number of words of each of the N sentences.
+        n_sentences: Number of sentences of each document.
+    """
     for name, sizes in (("n_words", n_words), ("n_sentences", n_sentences)):
         if min(sizes, default=0) < 1:
             raise InputError(f"must be at least 1 everywhere, got {list(sizes)[:20]}", option=name)

@@ -63,10 +63,14 @@ class RecurrentLMConfig(ModelConfig):
 
 
 class RecurrentLayers(nn.Module):
-    """Recurrent layers in the place of a `Stack`, with a linear map to the width of the embedding.
+    """Recurrent layers and a linear map from H units to the width D of the embedding.
 
-    The layers are an attribute with the name of the cell, such as `lstm`. They keep torch's
-    initialization, U(-1/sqrt(H), 1/sqrt(H)), apart from `forget_bias`.
+    The module has the interface of the transformer's `Stack`.
+    The layers are an attribute with the name of the cell, such as `lstm`. Their weights keep
+    torch's initialization, U(-1/sqrt(H), 1/sqrt(H)), apart from `forget_bias`.
+
+    Args:
+        config: Config of the model.
     """
 
     def __init__(self, config: RecurrentLMConfig) -> None:
@@ -88,7 +92,7 @@ class RecurrentLayers(nn.Module):
 
     @property
     def layers(self) -> nn.RNNBase:
-        """Recurrent layers, a module of torch."""
+        """Recurrent layers: the `nn.RNN`, `nn.GRU` or `nn.LSTM` that holds their weights."""
         layers: nn.RNNBase = getattr(self, self.cell)
         return layers
 
@@ -101,7 +105,8 @@ class RecurrentLayers(nn.Module):
             x: Embedded tokens; with a cache, the new tokens only.
             mask: Ignored, because the layers are causal and padding on the right follows all real
                 tokens. It must not separate packed documents.
-            cache: State after the earlier tokens, replaced in place by that after the last token.
+            cache: State after the earlier tokens. The call replaces it by the state after the last
+                token, in place. None means no earlier tokens.
 
         Returns:
             Hidden states (B, T, D).
@@ -142,7 +147,7 @@ class RecurrentLM(CausalLM):
         super().__init__(config)  # type: ignore[arg-type]
 
     def new_cache(self) -> Any:
-        """Build the state of the layers before their first step."""
+        """Build an empty `RecurrentCache`, the state of the layers before their first step."""
         return RecurrentCache()
 
 
@@ -161,7 +166,10 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
 
 
 class RecurrentClassifier(CausalClassifier):
-    """Sequence classifier on the last token of a recurrent language model."""
+    """Sequence classifier on the last real token of a recurrent language model.
+
+    A call of the model returns vocabulary logits (B, T, V). `classify` returns class logits (B, K).
+    """
 
     is_recurrent = True
     stack_class = RecurrentLayers

@@ -1,4 +1,4 @@
-"""Teacher of a distillation: frozen image classifier that gives logits (Touvron et al. 2020)."""
+"""Teacher: frozen image classifier whose logits train a student (Touvron et al. 2020)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ SHARED_ARTIFACTS = ("class_names", "image_size", "n_channels", "mean", "std")
 
 
 class Teacher:
-    """Frozen image classifier on whose predictions a student is trained.
+    """Frozen image classifier whose predictions are targets in the training of a student model.
 
     `Teacher` is not an `nn.Module`, so the teacher's weights are not part of the student's state
     dict.
@@ -53,6 +53,9 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) of images (B, C, height, width) on the device of the images."""
+        """Compute the logits (B, K) of images (B, C, height, width), without gradients.
+
+        The teacher is moved to the device of the images.
+        """
         model = self.model.to(images.device)
         return model(images.to(next(model.parameters()).dtype))

@@ -1,10 +1,10 @@
 """FSDP2 strategy: weights, gradients and optimizer states sharded over devices (Zhao et al. 2023).
 
 The weights of a block are gathered before the block runs and resharded afterwards. The training
-step of a task does not only call `model.forward`: the loss also uses hidden states, and multiplies
-them by the output matrix, which may be a tied embedding. Therefore the whole step is registered as
-one forward method of the model. The weights outside of the blocks stay gathered from the beginning
-of the step until their gradients are computed.
+step of a task does not only call `model.forward`. The loss also multiplies hidden states by the
+output matrix, which may be a tied embedding. Therefore the whole step is registered as one forward
+method of the model. The weights outside of the blocks stay gathered from the beginning of the step
+until their gradients are computed.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,12 @@ from fourfold.lightning_internals import set_data_parallel_size
 
 
 class FSDP2(ModelParallelStrategy):
-    """Strategy `--trainer.strategy fsdp2`: ModelParallelStrategy without tensor parallelism.
+    """Lightning strategy that shards weights, gradients and optimizer states (FSDP2).
 
-    Checkpoints are single files, as in a training with one process. In evaluation each device holds
-    all weights. The ranks cannot gather the weights of a block at the same time, since they have
-    different numbers of batches and generate texts of different lengths.
+    The option `--trainer.strategy fsdp2` selects this strategy. It is ModelParallelStrategy without
+    tensor parallelism. A checkpoint is a single file, as in a training with one process. In
+    evaluation, each device holds all weights. The ranks then have different numbers of batches and
+    generate texts of different lengths, so they could not gather the weights of a block together.
 
     Args:
         **options: Further options of Lightning's ModelParallelStrategy.
@@ -85,6 +86,7 @@ class FSDP2(ModelParallelStrategy):
 
     @property
     def _task(self) -> Any:
+        """Task that the strategy runs."""
         return self.lightning_module
 
     # Steps run as a forward method of the model.
@@ -104,7 +106,11 @@ class FSDP2(ModelParallelStrategy):
     # Evaluation with gathered weights.
 
     def _gather_weights(self, gather: bool) -> None:
-        """Gather all weights on each device if `gather` is True, otherwise shard them again."""
+        """Gather all weights on each device, or shard them again.
+
+        Args:
+            gather: True to gather the weights, False to shard them.
+        """
         # Tensors created in inference mode could never be trained.
         with torch.inference_mode(False):
             for module in self._task.model.modules():
@@ -135,20 +141,33 @@ class FSDP2(ModelParallelStrategy):
         return super().lightning_module_state_dict()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
-        """Read the complete checkpoint file on every rank; `weights_only` is ignored."""
+        """Read the complete checkpoint file, on every rank.
+
+        Args:
+            checkpoint_path: Path of the file.
+            weights_only: Ignored.
+        """
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load this rank's shard of the weights in a checkpoint; `strict` is ignored."""
+        """Load the shard of this rank from the weights in a checkpoint.
+
+        Args:
+            checkpoint: Content of the checkpoint, with the complete weights.
+            strict: Ignored.
+        """
         module, options = _state_dict_functions()
         module.set_model_state_dict(self._task, checkpoint["state_dict"], options=options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer's complete state on the first rank, and an empty dict on others.
+        """Return the complete state dict of an optimizer, for a checkpoint.
 
         Parameters are numbered in the order of the optimizer's parameter groups, as in torch.
-        Lightning's own strategy numbers parameters in the order of the model, which is another
-        order if there are several groups.
+        Lightning's ModelParallelStrategy numbers parameters in the order of the model, which is
+        another order if there are several groups.
+
+        Returns:
+            The state dict on the first rank, and an empty dictionary on other ranks.
         """
         plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
         module, options = _state_dict_functions(cpu_offload=True)
@@ -159,7 +178,11 @@ class FSDP2(ModelParallelStrategy):
         return _rename_parameters(state, {name: number for number, name in enumerate(names)})
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's shard of the optimizer states in a checkpoint."""
+        """Load the shard of this rank from the optimizer states in a checkpoint.
+
+        Args:
+            checkpoint: Content of the checkpoint, with the complete states.
+        """
         module, options = _state_dict_functions()
         names = {parameter: name for name, parameter in self._task.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -169,12 +192,15 @@ class FSDP2(ModelParallelStrategy):
 
 
 def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
-    """Return torch's module for sharded state dicts, and its options for complete state dicts.
+    """Import torch's module for state dicts of sharded models.
 
-    The module is imported only when FSDP2 is used, since the import takes half a second.
+    The module is imported only when FSDP2 is used, because the import takes half a second.
 
     Args:
-        **options: Further options of StateDictOptions.
+        **options: Further options of `StateDictOptions`.
+
+    Returns:
+        A tuple of the module, and a `StateDictOptions` for complete state dicts.
     """
     from torch.distributed.checkpoint import state_dict
 
@@ -182,11 +208,11 @@ def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
 
 
 def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with other names for its parameters.
+    """Rename the parameters in the state dict of an optimizer, in a copy.
 
     Args:
-        state: State dict of an optimizer.
-        names: New name (or number) of each parameter by its present number (or name).
+        state: State dict of an optimizer, which has names or numbers of parameters as keys.
+        names: Dictionary from the present key of each parameter to the new key.
     """
     groups = [
         {**group, "params": [names[p] for p in group["params"]]} for group in state["param_groups"]
@@ -199,7 +225,9 @@ StrategyRegistry.register("fsdp2", FSDP2, description="Weights sharded over devi
 
 
 def prepare_for_strategy(model: nn.Module, trainer: Trainer) -> None:
-    """Shard a model if the Trainer's strategy is FSDP2.
+    """Shard the weights of a model in place if the Trainer's strategy is FSDP2.
+
+    Other strategies that do not shard weights, such as DDP, leave the model unchanged.
 
     Raises:
         InputError: The strategy shards weights in another way, which tasks do not support.

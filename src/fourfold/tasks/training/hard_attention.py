@@ -1,4 +1,4 @@
-"""HardAttention: random positions and REINFORCE of tasks whose recurrent decoder draws positions.
+"""HardAttention: base class of tasks that train hard attention with random positions.
 
 Shapes: B rows, T target tokens, S source positions.
 """
@@ -19,36 +19,51 @@ _ATTENTION_STREAM = 1000  # first of S streams of random numbers
 
 
 class HardAttention:
-    """Base class, beside `Task`, of tasks that train hard attention.
+    """Second base class, next to `Task`, of tasks that train hard attention.
 
-    The drawn positions depend only on the seed of the data, the epoch and the example. The baseline
-    of REINFORCE is a moving average of the loss of a target token, which checkpoints store.
+    Hard attention draws one source position for each target token. The drawn positions depend only
+    on the seed of the data, the epoch and the example. The class also computes the REINFORCE
+    gradient (Xu et al. 2015). The baseline of REINFORCE is a moving average of the loss of a target
+    token, which checkpoints store.
 
     Attributes:
-        reward_weight: Factor on the REINFORCE term; see `reinforce_term`, as for the next one.
-        entropy_weight: Factor on the entropy of the attention.
+        reward_weight: Factor lambda_r on the REINFORCE term of the loss (eq. 12); 1 is unbiased.
+        entropy_weight: Factor lambda_e on the entropy of the attention weights (eq. 12).
     """
 
     reward_weight: float
     entropy_weight: float
 
     def check_weights(self) -> None:
-        """Raise InputError if a factor is negative."""
+        """Raise InputError if `reward_weight` or `entropy_weight` is negative."""
         for name in ("reward_weight", "entropy_weight"):
             check_range(name, getattr(self, name), minimum=0.0)
 
     def register_baseline(self: Any) -> None:
-        """Add the baseline to the values that a checkpoint stores."""
+        """Register the buffer `reward_baseline`, a scalar 0, which checkpoints store."""
         self.register_buffer("reward_baseline", torch.zeros(()))
 
     @property
     def data_seed(self) -> int:
-        """Seed of the DataModule; 0 without one."""
+        """Seed of the DataModule; 0 without a DataModule or without a seed."""
         trainer = attached_trainer(self)  # type: ignore[arg-type]
         return getattr(getattr(trainer, "datamodule", None), "seed", 0)
 
     def attention_noise(self, rows: Tensor, epoch: int, n_tokens: int, n_positions: int) -> Tensor:
-        """Draw exponential variables (B, T, S), which depend only on seed, epoch, row, t and s."""
+        """Draw the random numbers from which `RecurrentAttention` chooses source positions.
+
+        A number depends only on the seed of the data, the epoch, the example, the target token and
+        the source position.
+
+        Args:
+            rows: Indices of the examples in the split, (B,) int64.
+            epoch: Index of the epoch, from 0.
+            n_tokens: Number of target tokens T.
+            n_positions: Number of source positions S.
+
+        Returns:
+            Exponential random numbers (B, T, S) with the mean 1.
+        """
         numbers, first = rows.cpu().numpy(), _ATTENTION_STREAM
         draws = [
             uniform(self.data_seed, epoch, numbers, n_tokens, first + s) for s in range(n_positions)
@@ -58,13 +73,17 @@ class HardAttention:
     def reinforce(
         self: Any, nll: Tensor, calls: list[tuple[Tensor, Tensor]], counts: Tensor
     ) -> Tensor:
-        """Return the term of REINFORCE, whose value is 0.
+        """Compute a term of the loss with the value 0 whose gradient is that of REINFORCE.
 
         Args:
             nll: Loss (B, T) of each target token.
-            calls: Weights of the calls of the attention, as its method `recording` yields them. The
-                last T tokens are those of the loss.
-            counts: (B, T) bool, True = the target token counts.
+            calls: Recorded weights, as yielded by `RecurrentAttention.recording`: for each call, a
+                pair of probabilities and one-hot vectors, with tensors (B, tokens of the call, S).
+                The last T tokens of all calls together are the target tokens.
+            counts: (B, T) bool, True = real target token, False = padding.
+
+        Returns:
+            A scalar tensor, to be added to the loss.
         """
         alpha, drawn = (torch.cat(x, dim=1)[:, -nll.shape[1] :] for x in zip(*calls, strict=True))
         return reinforce_term(

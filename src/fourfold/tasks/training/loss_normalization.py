@@ -1,8 +1,8 @@
-"""LossNormalizer: mean of loss and gradients over targets; nonfinite loss; unused parameters.
+"""LossNormalizer: division of loss and gradients by the number of targets of an optimizer step.
 
 The loss of a micro-batch is a sum over its targets. An optimizer step needs the gradient of the sum
-over all micro-batches and processes, divided by the number of all targets, so that the gradient
-does not depend on the division of the examples into micro-batches and processes.
+over all micro-batches and processes, divided by the number of all targets. The gradient then does
+not depend on the division of the examples into micro-batches and processes.
 """
 
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class LossNormalizer:
         the number of micro-batches, and DDP divides the gradient by the number of processes.
 
         Args:
-            total: Sum of the loss over the targets of the micro-batch.
+            total: Sum of the loss over the targets of the micro-batch, a scalar.
             count: Number of targets of the micro-batch.
             trainer: The Trainer, which knows the numbers of processes and micro-batches.
         """
@@ -109,11 +109,13 @@ class LossNormalizer:
 
 
 def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
-    """Warn about trainable parameters without a gradient, on which the loss does not depend.
+    """Warn about trainable parameters that have no gradient after the first backward pass.
+
+    The loss does not depend on such parameters.
 
     Raises:
-        InputError: There are such parameters, and the strategy is DDP, which would wait for their
-            gradients forever.
+        InputError: There are such parameters, and the strategy is DDP over several processes, which
+            would wait for their gradients forever.
     """
     unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if not unused:
@@ -132,6 +134,9 @@ def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the Euclidean norm of the parameters' gradients, including shards of other ranks."""
+    """Compute the Euclidean norm of the gradients of all parameters together, a scalar tensor.
+
+    Shards of the gradients on other ranks are included.
+    """
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

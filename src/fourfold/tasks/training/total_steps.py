@@ -1,4 +1,4 @@
-"""Number of optimizer steps of a training, for schedules; warning if warm-up never ends."""
+"""Number of optimizer steps of a training, which learning-rate schedules need."""
 
 from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -8,15 +8,18 @@ from fourfold.schedules import FINITE_SCHEDULES, ScheduleConfig
 
 
 def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:
-    """Return the number of optimizer steps of the whole training; None if training has no end.
+    """Compute the number of optimizer steps of the whole training.
 
-    The number of batches comes from the DataModule, since `trainer.estimated_stepping_batches`
-    would create a DataLoader and lose the restored position in the data. For a plain
-    LightningDataModule, which has no restored position, the number comes from the Trainer.
+    The number of batches comes from the DataModule, because `trainer.estimated_stepping_batches`
+    would create a DataLoader and lose the restored position in the data. A plain
+    LightningDataModule has no restored position, so its number comes from the Trainer.
 
     Args:
         trainer: The Trainer, which limits the steps and epochs.
         schedule: Options of the learning-rate schedule, which may need the number of steps.
+
+    Returns:
+        Number of steps, or None if neither steps nor epochs are limited.
 
     Raises:
         InputError: `trainer.max_steps` is 0; or the schedule needs the number of steps, but the
