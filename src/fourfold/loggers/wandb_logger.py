@@ -41,7 +41,10 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """Start the W&B run; `params` is ignored, because the constructor received the config."""
+        """Start the W&B run.
+
+        `params` is ignored, because the constructor has received the config of the run.
+        """
         _ = self.experiment
 
     @rank_zero_only
@@ -62,12 +65,12 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_media(self, key: str, media: Media, files: list[Path], step: int) -> None:
-        """Log media as a table or an image, after `media.save` has written the files.
+        """Log media as a table, an image or HTML, after `media.save` has written the files.
 
         Args:
             key: Name of the media in the W&B run.
             media: Table, confusion matrix, images, attention maps or tinted text.
-            files: Files to which the media were saved; PNG and HTML files are uploaded.
+            files: Files that `media.save` has written. PNG and HTML files are uploaded.
             step: Optimizer step.
         """
         import wandb

@@ -10,7 +10,9 @@ from fourfold.metrics.base import RowMetric
 
 
 class Answer(NamedTuple):
-    """Predicted answer in one window, a part of a context that is too long for the model.
+    """Predicted answer to a question in one window of its context.
+
+    A context that is too long for the model is divided into overlapping windows.
 
     Args:
         score: Sum of the start and end logits of the best span; -inf if the window has no allowed
