@@ -30,22 +30,25 @@ from fourfold.generation import generate
 from fourfold.losses import IGNORE_INDEX
 from fourfold.models import CausalClassifier
 
-MAX_TOKENS = 128  # of a row of the test data
+MAX_TOKENS = 128  # largest number of tokens of an example from test data
 
 
 class CausalView(View):
-    """View of a causal LM: prompt and generated tokens, step by step, with the logit lens."""
+    """View of a causal LM, for a prompt and the tokens that the model generates after it."""
 
     family = "causal_lm"
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Return the example of a prompt; an empty prompt is the end-of-document token."""
+        """Return the example of a prompt.
+
+        An empty prompt is replaced by the end-of-document token. `target` is ignored.
+        """
         tokenizer = tokenizer_of(self.model)
         ids = tokenizer.encode(text) or [tokenizer.eos_id]
         return Example(short_title(text), fit(ids, longest_input(self.model), self.truncate))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch: the beginning of each row is a prompt."""
+        """Return an example for each row of a `CausalBatch`, whose first tokens are the prompt."""
         decode = tokenizer_of(self.model).decode
         limit = min(MAX_TOKENS, longest_input(self.model) or MAX_TOKENS) // 2
         rows = [row["ids"] for row in real_rows(batch, limit)]
@@ -70,7 +73,10 @@ class CausalView(View):
         return replace(example, target=new[:end])
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Return the row of a text: one pass over the prompt and the generated tokens."""
+        """Run the model once on prompt and generated tokens, and return the row.
+
+        Each generated token has a step with the distribution that the model predicted for it.
+        """
         n_prompt = len(example.ids)
         ids = [*example.ids, *(example.target or [])]
         batch = self.tensor(ids)
@@ -82,12 +88,18 @@ class CausalView(View):
 
 
 class MaskedView(View):
-    """View of a masked LM: all heads, and the predictions at masked positions."""
+    """View of a masked LM, with the predictions at masked positions."""
 
     family = "masked_lm"
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Return the example of a text, in which [MASK] or <mask> are masks."""
+        """Return the example of a text, in which [MASK] or <mask> stands for the mask token.
+
+        `target` is ignored.
+
+        Raises:
+            InputError: The text is too long, or has masks although the tokenizer has no mask token.
+        """
         tokenizer = tokenizer_of(self.model)
         mask = tokenizer.mask_id
         ids: list[int] = []
@@ -102,7 +114,7 @@ class MaskedView(View):
         return Example(short_title(text), [tokenizer.bos_id, *ids, tokenizer.eos_id])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch with its masks."""
+        """Return an example for each row of a `MaskedBatch`, with its masks and original tokens."""
         examples = []
         for row in real_rows(batch, MAX_TOKENS):
             truth = {i: t for i, t in enumerate(row["targets"] or []) if t != IGNORE_INDEX}
@@ -112,7 +124,7 @@ class MaskedView(View):
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Return the row of a text with the distributions at its masks."""
+        """Run the model on a text, and return the row with a step for each masked position."""
         ids, tokenizer = list(example.ids), tokenizer_of(self.model)
         positions = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
         positions = sorted({*positions, *example.truth})
@@ -139,12 +151,15 @@ class MaskedView(View):
 
 
 class TranslationView(View):
-    """View of an encoder-decoder for texts: alignment of source and target, and each step."""
+    """View of an encoder-decoder for texts, with the cross-attention from target to source."""
 
     family = "translation"
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Return the example of a source text, with a target text or without."""
+        """Return the example of a source text.
+
+        If `target` is given, the decoder reads this text instead of a text that it generates.
+        """
         tokenizer = tokenizer_of(self.model)
         prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
         limit, end = longest_input(self.model), [tokenizer.eos_id]
@@ -155,13 +170,16 @@ class TranslationView(View):
         return Example(short_title(text), [*prefix, *ids, *end], wanted)
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch, whose targets the model generates."""
+        """Return an example for each source text of a `PairBatch`, without its target text."""
         rows = [ids[mask].tolist() for ids, mask in zip(batch.src, batch.src_mask, strict=True)]
         decode = tokenizer_of(self.model).decode
         return [Example(short_title(decode(ids)), ids) for ids in rows]
 
     def complete(self, example: Example) -> Example:
-        """Return the example with the target of the checkpoint's beam search."""
+        """Return the example with a target text.
+
+        A missing target text is generated by beam search with the options of the checkpoint.
+        """
         if example.target is not None:
             return example
         with torch.inference_mode():
@@ -169,7 +187,10 @@ class TranslationView(View):
         return replace(example, target=target)
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Return the row of a pair; row t of its maps belongs to the token that is predicted."""
+        """Run the model once on source and target, and return the row.
+
+        Row t of a map of the decoder holds the weights with which target token t is predicted.
+        """
         source, target = self.tensor(example.ids), list(example.target or [])
         inputs = [self.start_id, *target[:-1]]
         ends = source[0] == tokenizer_of(self.model).eos_id
@@ -195,7 +216,10 @@ class ClassifierView(View):
     family = "classification"
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Return the example of a text, or of two texts that are separated by a tab."""
+        """Return the example of a text, or of two texts that a tab separates.
+
+        `target` is ignored.
+        """
         texts, tokenizer = text.split("\t")[:2], tokenizer_of(self.model)
         encoded = [tokenizer.encode(part) for part in texts]
         separators = self.model.artifacts.get("n_separators", 1)
@@ -209,7 +233,7 @@ class ClassifierView(View):
         return Example(short_title(text), ids, segments=segments)
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch of sequences."""
+        """Return an example for each text of a batch with the field `ids`."""
         decode = tokenizer_of(self.model).decode
         return [
             Example(short_title(decode(row["ids"])), row["ids"], segments=row["segments"])
@@ -217,7 +241,10 @@ class ClassifierView(View):
         ]
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Return the row of a text with its most probable classes."""
+        """Run the model on a text, and return the row with the most probable classes of the text.
+
+        A classifier of tokens or of answer spans gets no classes.
+        """
         ids = self.tensor(example.ids)
         ends = ids[0] == tokenizer_of(self.model).eos_id
         kind = Kind("tokens", "tokens", ids=ids[0], separators=ends, rollout="rollout")
@@ -237,12 +264,18 @@ class ClassifierView(View):
 
 
 class DocumentView(View):
-    """View of a hierarchical attention network: sentences and words with their weights."""
+    """View of a hierarchical attention network, with the weights of sentences and words."""
 
     family = "document"
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Return the example of a document."""
+        """Return the example of a document, which is divided into sentences.
+
+        `target` is ignored.
+
+        Raises:
+            InputError: The document has no sentence, or more sentences than the model reads.
+        """
         tokenizer, limit = tokenizer_of(self.model), self.model.config.max_sentences
         found = encode_documents([text], tokenizer, longest_input(self.model) or MAX_SIZE)
         if len(found) == 0:
@@ -254,7 +287,7 @@ class DocumentView(View):
         return Example(short_title(text), sentences=rows[:limit])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch of documents."""
+        """Return an example for each document of a `DocumentBatch`."""
         sizes = zip(batch.ids.tolist(), batch.n_words, strict=True)
         sentences, examples = [row[:size] for row, size in sizes], []
         for count in batch.n_sentences:
@@ -264,7 +297,10 @@ class DocumentView(View):
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Return the row of a document, with the weights of its sentences and words."""
+        """Run the model on a document, and return the row with the most probable classes.
+
+        The field `text` of the row holds the weights of the sentences and of their words.
+        """
         sizes = [len(row) for row in example.sentences]
         width = max(sizes)
         padded = [[*row, *[0] * (width - len(row))] for row in example.sentences]
