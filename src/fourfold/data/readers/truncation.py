@@ -1,4 +1,4 @@
-"""limit_lengths: treatment of examples with too many tokens (error, truncation or dropping)."""
+"""Treatment of examples with too many tokens: error, truncation or dropping."""
 
 import logging
 from collections.abc import Sequence
@@ -47,8 +47,8 @@ def limit_lengths(
             shorten the example.
 
     Returns:
-        Token ids of the remaining examples, in the form of `columns`, and their table. Truncation
-        does not change the table.
+        List of the token ids of the remaining examples, with one array for each array in `columns`,
+        and the table of these examples. Truncation does not change the table.
 
     Raises:
         InputError: If an example is too long and `too_long` is "error", or if no example is left.

@@ -1,4 +1,4 @@
-"""GlueData: DataModule for the nine tasks of GLUE (Wang et al. 2018), read from GLUE's files."""
+"""DataModule for the nine tasks of GLUE (Wang et al. 2018), which reads GLUE's files."""
 
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple

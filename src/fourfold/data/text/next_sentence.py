@@ -1,4 +1,4 @@
-"""SegmentPairDataset: pairs of segments with labels for next-sentence prediction (BERT).
+"""Dataset of pairs of segments with labels for next-sentence prediction (BERT).
 
 Shapes: B pairs, T tokens of the longest pair.
 """

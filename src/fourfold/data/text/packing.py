@@ -1,7 +1,9 @@
 """Packing of documents into sequences of fixed length: TokenStream and Sentences.
 
-`TokenStream` concatenates documents, and blocks of it are cut anywhere. `Sentences` divides
-documents into sentences, and packs whole sentences. Shapes: B rows of a batch.
+`TokenStream` concatenates documents, and its blocks begin and end anywhere in a document.
+`Sentences` divides documents into sentences, and packs whole sentences.
+
+Shapes: B rows of a batch.
 """
 
 import re
@@ -64,7 +66,7 @@ class TokenStream:
 
         Args:
             begins: (B,) position in the stream at which the targets of each row begin. The target
-                at position p is token p + 1.
+                of position p is token p + 1.
             ends: (B,) position after the last target of each row.
 
         Returns:
