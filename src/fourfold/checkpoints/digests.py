@@ -1,8 +1,8 @@
 """Digests of the tensors and of the other values in a checkpoint, compared after loading.
 
-The checksums in the zip archive of a checkpoint cover the bytes in the file. They cover neither the
-archive's list of files nor the reading by torch: for an entry that is marked as a directory, torch
-returns a tensor of arbitrary content.
+The checksums in the zip archive of a checkpoint cover the bytes of its entries. They cover neither
+the archive's list of entries nor the reading by torch. For an entry that is marked as a directory,
+torch returns a tensor of arbitrary content.
 """
 
 import zlib

@@ -55,7 +55,8 @@ def load(
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
             default.
         classes: Your own model classes that the checkpoint may name, or their import paths.
-        quantize: "int8" for linear layers and token embeddings in int8, for inference on a CPU.
+        quantize: "int8" converts linear layers and token embeddings to int8, for inference on a
+            CPU. None keeps the weights in `dtype`.
 
     Returns:
         The model, with the following attributes:

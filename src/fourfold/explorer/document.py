@@ -77,7 +77,7 @@ class Settings(NamedTuple):
 
 
 def make_view(model: Model, settings: Settings) -> View:
-    """Return the view of a model, which runs the model on examples and builds the rows.
+    """Return the view of a model, the object that runs the model and builds the page's content.
 
     Args:
         model: The model, in eval mode.
@@ -170,15 +170,19 @@ def _row(
     layers: Layers,
     is_first: bool,
 ) -> dict[str, Any]:
-    """Return the row of an example, with the maps and curves of one or two models.
+    """Run one or two models on an example, and return the example's data for the page.
 
     Args:
         view: View of the model.
         compared: View of the second model; None if there is no second model.
-        example: The example, with its target tokens.
-        writer: Writer to which the weights of the maps are added.
+        example: Input of the models, with its target tokens.
+        writer: Writer to which the weights of the attention maps are added.
         layers: Layers whose maps are stored.
-        is_first: True if the row is the first row of the document.
+        is_first: True if the example is the first one of the page.
+
+    Returns:
+        A row of the document. This is a dictionary with the tokens, the predictions, the curves and
+        an entry for each attention map.
 
     Raises:
         InputError: The two models divide the example into different tokens.
@@ -200,8 +204,9 @@ def _row(
 def _few_layers(model: Model) -> tuple[int, ...]:
     """Return the indices of three layers: the first, the middle and the last one.
 
-    In a model with several kinds of attention, such as encoder and decoder, the kind with the most
-    layers determines the indices.
+    Only these layers store the map of each head if the maps of all heads are too large for the
+    page. In a model with several kinds of attention, such as encoder and decoder, the kind with the
+    most layers determines the indices.
     """
     last = max(layer for _, layer in attention_layers(model).values())
     return tuple(sorted({0, (last + 1) // 2, last}))

@@ -20,7 +20,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Example:
-    """One input of a model.
+    """One input of a model, whose attention the page shows.
 
     Args:
         title: Title of the input on the page.
@@ -110,7 +110,10 @@ def _decode(encoded: bytes) -> str:
 
 
 def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the index of the word, from 0, to which each token belongs (see `word_starts`)."""
+    """Return the index of the word, from 0, to which each token belongs.
+
+    The words are those of `Tokenizer.word_starts`. A special token is a word by itself.
+    """
     starts = tokenizer.word_starts(np.asarray(ids, np.int64))
     return [int(i) for i in np.cumsum(starts) - 1]
 

@@ -31,14 +31,14 @@ DIGITS = 4  # significant digits to which statistics are rounded
 
 
 class MapWriter:
-    """Writer that appends the weights of maps to one byte array.
+    """Writer that appends the weights of attention maps to one byte array.
 
     Args:
         precision: Bits of a stored weight, 8 (quantized) or 16 (half floats), as for
             `fourfold.explorer.page.pack`.
 
     Attributes:
-        data: Bytes of all maps that were added.
+        data: Bytes of all maps that were added so far.
     """
 
     def __init__(self, precision: int) -> None:
@@ -48,17 +48,21 @@ class MapWriter:
     def add(
         self, name: str, weights: Array, queries: str, keys: str, *, model: int = 0, **fields: Any
     ) -> dict[str, Any]:
-        """Append a map to `data`, and return its entry for the document.
+        """Append the weights of an attention map to `data`.
 
         Args:
             name: Name of the map, such as "self", "cross" or "rollout".
-            weights: Map (T, S) with values in [0, 1], or in the interval `range`.
+            weights: Weights (T, S) in [0, 1], or in the interval `range`.
             queries: Name of the token list that labels the rows, such as "target".
             keys: Name of the token list that labels the columns, such as "source".
             model: 0 for the model, 1 for the second model of a comparison.
             **fields: Further fields of the entry. `layer` and `head` are indices. `triangle` is
                 True if only the lower triangle is stored. `range` is [low, high], the interval of
                 the values. `stats` holds the statistics by name, and `label` the label of the head.
+
+        Returns:
+            Entry of the map in the page's document, a dictionary with the arguments, the shape and
+            the offset of the map in `data`.
         """
         low, high = fields.get("range", (0.0, 1.0))
         scaled = (weights - low) / (high - low) if high > low else np.zeros_like(weights)
@@ -125,7 +129,7 @@ class Layers:
 
 
 class Collector:
-    """Collector of the maps of one row of the document, which belongs to one example.
+    """Collector of the attention maps and curves of one example, which records them in a model.
 
     Args:
         writer: Writer that stores the weights of the maps.
@@ -133,7 +137,7 @@ class Collector:
         model_index: 0 for the model, 1 for the second model of a comparison.
 
     Attributes:
-        maps: List of the entries of all maps.
+        maps: List with a dictionary for each map, the result of `MapWriter.add`.
         curves: List of curves, such as the entropy by layer. A curve is a dictionary with a title,
             axis labels, a label, and the lists `x` and `y`.
         centers: Predicted centre of the window of each target token, in source positions from 1, if
@@ -149,9 +153,14 @@ class Collector:
         self.centers: list[float] | None = None
 
     def add(self, name: str, weights: Array, queries: str, keys: str, **fields: Any) -> None:
-        """Store a map, and append its entry to `maps`.
+        """Store a map with the writer, and append its entry to `maps`.
 
-        The arguments are those of `MapWriter.add`, without `model`.
+        Args:
+            name: Name of the map, such as "rollout".
+            weights: Weights (T, S).
+            queries: Name of the token list that labels the rows.
+            keys: Name of the token list that labels the columns.
+            **fields: Further fields of the entry, as for `MapWriter.add`.
         """
         options = {"model": self.model_index, **fields}
         self.maps.append(self.writer.add(name, weights, queries, keys, **options))

@@ -28,7 +28,7 @@ TABLE_KEYS = 3
 def pack(
     arrays: Sequence[Array], triangles: Sequence[bool] | None = None, precision: int = 8
 ) -> tuple[bytes, list[int]]:
-    """Convert maps to bytes, one map after another, each row by row.
+    """Convert attention maps to bytes, one map after another, each row by row.
 
     Args:
         arrays: Weights in [0, 1], an array (T, S) for each map.
@@ -53,7 +53,7 @@ def pack(
 
 
 def unpack(entry: dict[str, Any], maps: bytes, precision: int = 8) -> Array:
-    """Return the weights (T, S) float32 of a stored map, as the page shows them.
+    """Return the weights (T, S) float32 of a stored attention map, as the page shows them.
 
     Args:
         entry: Entry of the map in the document, with `shape`, `offset`, `triangle` and `range`.
@@ -79,7 +79,8 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
     """Return a page as one HTML file that loads no other file and sends no request.
 
     Args:
-        document: Document of the page (see `fourfold.explorer.document`).
+        document: Content of the page without the weights, a dictionary of JSON values (see
+            `fourfold.explorer.document`).
         maps: Bytes of all maps, as `pack` returns them.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Views, which run the models of one family and build the rows of the document of a page.
+"""Views, which run the models of one family and build the data that a page shows.
 
-This module holds the base class and the views of image models. Each row is a dictionary of JSON
-values for one example (see `fourfold.explorer.document`).
+This module holds the base class and the views of image models. The data of one example are a row of
+the page's document, a dictionary of JSON values (see `fourfold.explorer.document`).
 
 Shapes: L layers, T tokens, K classes, V vocabulary, C channels, H height, W width.
 """
@@ -47,10 +47,11 @@ Row = dict[str, Any]
 
 
 class View:
-    """Base class of views, which convert inputs to examples and examples to rows of the document.
+    """Base class of views, which run the models of one family and build the data of a page.
 
-    Each model family has a subclass. `from_text`, `from_image` or `from_batch` returns examples.
-    `complete` adds the generated tokens to an example, and `row` runs the model on the result.
+    `from_text`, `from_image` or `from_batch` converts inputs to examples. `complete` adds the
+    tokens that the model generates to an example. `row` runs the model on the result, and returns
+    the data that the page shows for the example.
 
     Args:
         model: The model, in eval mode.
@@ -58,7 +59,7 @@ class View:
         generate: Number of tokens that a causal LM generates.
 
     Attributes:
-        family: Name of the model family in the document, such as "causal_lm".
+        family: Name of the model family, such as "causal_lm", which selects the layout of the page.
     """
 
     family: ClassVar[str]
@@ -70,7 +71,7 @@ class View:
         self.device = next(model.parameters()).device
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Return the example of a text.
+        """Convert a text to an `Example`, an input of the page.
 
         Args:
             text: Input of the model, or source text of an encoder-decoder.
@@ -82,7 +83,7 @@ class View:
         raise InputError("must not be given: the model reads no texts", option="--text")
 
     def from_image(self, path: str) -> Example:
-        """Return the example of an image file.
+        """Convert an image file to an `Example`, an input of the page.
 
         Raises:
             InputError: The model reads no images, or the file is no image.
@@ -90,7 +91,7 @@ class View:
         raise InputError("must not be given: the model reads no images", option="--image")
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch of the test data.
+        """Convert the rows of a batch of test data to inputs of the page.
 
         Args:
             batch: Batch of the DataModule (see `fourfold.data.loading.batches`).
@@ -106,12 +107,16 @@ class View:
         return example
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model on an example, and return the row without the fields `maps` and `curves`.
+        """Run the model on an example, and return the data that the page shows for the example.
 
         Args:
             example: Result of `complete`.
-            collector: Collector to which the maps and curves are added.
-            is_first: True if the example is the first one of the document.
+            collector: Collector to which the attention maps and the curves are added.
+            is_first: True if the example is the first one of the page.
+
+        Returns:
+            A row of the page's document, without its fields `maps` and `curves`. This is a
+            dictionary with the title, the tokens and the predictions.
         """
         raise NotImplementedError
 
@@ -120,7 +125,7 @@ class View:
         return torch.tensor([list(ids)], dtype=torch.long, device=self.device)
 
     def tokens(self, **lists: Any) -> Row:
-        """Return the fields of a row that describe its tokens.
+        """Return the fields of the page's data that describe the tokens of an example.
 
         Args:
             **lists: Token ids of each token list by the name of the list, such as `source`.
@@ -146,7 +151,7 @@ class View:
         kind: str,
         **fields: Any,
     ) -> list[Row]:
-        """Return the field `steps` of a row, the predictions of the model for some tokens.
+        """Return the field `steps` of the page's data, the model's predictions for some tokens.
 
         Args:
             logits: Logits (T, V).
@@ -188,7 +193,7 @@ class View:
         *inputs: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the model once on one sequence, and collect its maps.
+        """Run the model once on one sequence, and collect its attention maps.
 
         Args:
             collector: Collector to which the maps and curves are added.
@@ -218,7 +223,7 @@ class View:
         return outputs[0][0], ranks[0][:, 0] if ranks else None
 
     def classes(self, logits: Tensor) -> list[list[Any]]:
-        """Return the field `classes` of a row, the most probable classes.
+        """Return the field `classes` of the page's data, the most probable classes.
 
         Args:
             logits: Logits (K,).
@@ -265,7 +270,7 @@ class ImageView(View):
     family = "vit"
 
     def from_image(self, path: str) -> Example:
-        """Return the example of an image file.
+        """Convert an image file to an `Example`, an input of the page.
 
         The page displays the image after the resizing and cropping of evaluation.
         """
@@ -274,7 +279,12 @@ class ImageView(View):
         return Example(Path(path).name, image=image, picture=pixels(seen, self.model.artifacts))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return an example for each image of an `ImageBatch`."""
+        """Convert the images of an `ImageBatch` to inputs of the page.
+
+        Args:
+            batch: The batch.
+            dataset: Dataset of the batch, from which the displayed pixels are read.
+        """
         examples = []
         for i, row in enumerate(batch.rows.tolist()):
             stored = dataset.images.pixels(row, dataset.transform.n_channels)
@@ -284,10 +294,11 @@ class ImageView(View):
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model on an image, and return the row with the most probable classes.
+        """Run the model on an image, and return the data for the page.
 
-        The first example, and images of at most `FULL_PATCHES` (80) tokens, have complete maps. For
-        other examples, only the row of the class token is stored.
+        The field `classes` holds the most probable classes. The attention maps are stored
+        completely for the first example and for images of at most `FULL_PATCHES` (80) tokens. For
+        other examples, only the attention of the class token is stored.
         """
         assert example.image is not None
         side = self.model.config.image_size // self.model.config.patch_size
@@ -333,7 +344,7 @@ class CaptionView(ImageView):
     family = "captioning"
 
     def complete(self, example: Example) -> Example:
-        """Return the example with a caption that beam search generates."""
+        """Return a copy of an example whose `target` is a caption that beam search generates."""
         assert example.image is not None
         limits = (getattr(self.model.config, "max_len", None), self.model.artifacts.get("max_len"))
         longest = min([51, *(limit for limit in limits if limit is not None)]) - 1
@@ -343,7 +354,11 @@ class CaptionView(ImageView):
         return replace(example, target=target, title=f"{example.title}: {text}")
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model once on image and caption, and return the row."""
+        """Run the model once on image and caption, and return the data for the page.
+
+        The data hold the attention to the image for each token of the caption, and the distribution
+        that the model predicts for the token.
+        """
         assert example.image is not None
         target = list(example.target or [])
         inputs = [self.start_id, *target[:-1]]
@@ -404,7 +419,7 @@ def pixels(image: Tensor, artifacts: Any) -> Array:
 
 
 def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | None:
-    """Return the field `image` of a row, with the image as a JPEG in a data URL.
+    """Return the field `image` of the page's data, with the image as a JPEG in a data URL.
 
     The JPEG has at most 60 kB, unless the lowest quality is larger.
 
@@ -436,7 +451,7 @@ def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | 
 
 
 def patch_names(n_rows: int, n_columns: int, n_prefix: int) -> list[str]:
-    """Return the names of the tokens of an image, the patches row by row.
+    """Return the names of the tokens of an image, such as "[CLS]" and "row 0, column 1".
 
     Args:
         n_rows: Number of rows of patches.

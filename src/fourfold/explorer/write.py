@@ -151,7 +151,7 @@ def look(
 def make_page(
     model: Model, examples: Sequence[Example], settings: Settings, other: Model | None = None
 ) -> Page:
-    """Run a model on examples, and return the page.
+    """Run a model on examples, and return the page of its attention maps.
 
     Args:
         model: The model, in eval mode.
@@ -193,7 +193,7 @@ def write_page(
 
 
 def first_examples(view: View, data: Any, n_rows: int) -> list[Example]:
-    """Return the examples of the first rows of the test split of a DataModule.
+    """Convert the first rows of the test split of a DataModule to inputs of the page.
 
     Args:
         view: View of the model, which converts the batch to examples.
@@ -216,7 +216,7 @@ def read_examples(
     targets: Sequence[str],
     images: Sequence[str],
 ) -> list[Example]:
-    """Convert texts and image files to examples, in the order sources, texts, images.
+    """Convert texts and image files to inputs of the page, in the order sources, texts, images.
 
     Args:
         view: View of the model.

@@ -1,4 +1,4 @@
-"""Media that a run saves as CSV, PNG and HTML: tables, matrices, images, attention, tinted text."""
+"""Tables, plots, images and HTML pages that a run saves as CSV, PNG and HTML files."""
 
 import csv
 import html

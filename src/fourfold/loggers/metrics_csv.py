@@ -19,7 +19,7 @@ from fourfold.lightning_internals import log_step_metrics
 
 
 class MetricsCSVLogger(Logger):
-    """Logger that appends a row to metrics.csv for each logged step.
+    """Logger that appends a row (line) to metrics.csv for each logged step.
 
     A metric that is logged for the first time adds a column. Every row is written immediately, so
     that a killed run leaves the rows of all logged steps.

@@ -155,8 +155,10 @@ def count_uniform_links(n_source: int, n_target: int, reference: ReferenceLinks)
 class AlignmentErrorRate(RowMetric):
     """Alignment error rate (Och and Ney 2003), precision and recall of links over sentence pairs.
 
-    With the links A of an aligner and the reference links S (sure) and P (possible), the rate is
-    1 - (|A and S| + |A and P|) / (|A| + |S|). The numbers of links are summed over all pairs.
+    A link is a pair (index of the source word, index of the target word). With the links A of an
+    aligner and the reference links S (sure) and P (possible), the rate is
+    1 - (|A and S| + |A and P|) / (|A| + |S|). The numbers of links are summed over all sentence
+    pairs.
 
     Example:
         >>> metric = AlignmentErrorRate()

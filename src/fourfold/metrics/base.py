@@ -10,7 +10,13 @@ from torchmetrics import Metric
 
 
 def lower_is_better(name: str) -> bool:
-    """Return True if lower values of the metric `name`, such as "val/loss", are better."""
+    """Return True if lower values of a metric are better.
+
+    These are the metrics whose name begins with loss, ppl, error or nll.
+
+    Args:
+        name: Name of the metric, perhaps with a prefix, such as "val/loss".
+    """
     return name.rsplit("/", 1)[-1].startswith(("loss", "ppl", "error", "nll"))
 
 

@@ -1,4 +1,4 @@
-"""CaptionScores: corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with intervals."""
+"""Corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with confidence intervals."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence

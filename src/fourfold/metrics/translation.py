@@ -11,7 +11,10 @@ from fourfold.metrics.base import RowMetric
 
 
 class TranslationScores(RowMetric):
-    """Corpus-level BLEU and chrF (sacreBLEU), and exact match; each example counts once."""
+    """Corpus-level BLEU and chrF of sacreBLEU, and share of exact matches, of generated texts.
+
+    An example that several ranks have added counts once.
+    """
 
     def update(
         self, rows: list[int], hypotheses: list[str], references: Sequence[str | Sequence[str]]

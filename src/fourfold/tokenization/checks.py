@@ -70,7 +70,7 @@ def check_description(description: dict[str, Any], file: str) -> None:
 
 
 def _mappings(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield all dictionaries in nested dictionaries and lists."""
+    """Yield all dictionaries in a value of nested dictionaries and lists, the value included."""
     values = [value]
     while values:
         value = values.pop()

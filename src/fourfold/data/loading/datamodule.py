@@ -236,7 +236,8 @@ class ResumableDataModule(LightningDataModule):
         """Return the maximum number of steps that the Trainer takes in an epoch.
 
         The Trainer's option `limit_train_batches` limits the batches of each rank. An int is a
-        number of batches, a float a fraction of them. Each rank takes one batch in each step.
+        number of batches, a float a fraction of all batches. Each rank takes one batch in each
+        step.
         """
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
         return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)

@@ -44,7 +44,7 @@ class BatchOrder(Protocol):
         """Number of batches in an epoch, over all ranks."""
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, for all epochs, on the number of rows in the last `n` batches."""
+        """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Return the batches of an epoch, each an array (B,) of row indices.
@@ -148,7 +148,7 @@ class LengthBucketedOrder:
         return len(self._boundaries) + 1
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, for all epochs, on the number of rows in the last `n` batches."""
+        """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
         sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
         if self.equal_lengths:
             return int(sizes[-n:].sum())

@@ -39,7 +39,7 @@ class RaggedArray:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> "RaggedArray":
-        """Concatenate rows of integers, such as lists of token ids, as int32."""
+        """Return a RaggedArray (int32) of rows of integers, such as lists of token ids."""
         lengths = np.array([len(row) for row in rows])
         return cls.from_lengths(np.concatenate(rows, dtype=np.int32, casting="unsafe"), lengths)
 

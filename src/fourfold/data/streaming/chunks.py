@@ -135,12 +135,13 @@ def fetch(address: str, file: Path, size: int = 0) -> None:
 
 
 class TokenChunks:
-    """Chunks of token ids of one split, in a folder or in an object store.
+    """Reader of the chunks of one split, the files in which litdata stores token ids.
 
     Args:
-        address: Path of a folder, or address that begins with s3://, gs://, azure://, hf:// or
-            local:. The files of a folder are read directly. The files of an address are first
-            copied to the cache. "local:PATH" is the folder PATH, treated like an address.
+        address: Path of the folder of the chunks, or address of a folder in an object store, which
+            begins with s3://, gs://, azure://, hf:// or local:. The files of a path are read
+            directly. The files of an address are first copied to the cache. "local:PATH" is the
+            folder PATH, treated like an address.
         cache: Cache for copies of remote chunks.
 
     Raises:

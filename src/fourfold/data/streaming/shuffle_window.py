@@ -119,7 +119,7 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         return np.concatenate(slices)
 
     def _window(self, number: int) -> tuple[int, np.ndarray]:
-        """Compute the order of the rows in one window of chunks.
+        """Compute the order of the rows (training examples) in one window of chunks.
 
         Args:
             number: Index of the window in the epoch.

@@ -47,7 +47,7 @@ class TokenStream:
         self._sizes_before = np.pad(sizes.cumsum(1), ((0, 0), (1, 0)))  # (2, documents + 1)
 
     def __len__(self) -> int:
-        """Return the number of targets."""
+        """Return the number of targets, which is the number of tokens without the first EOS."""
         return len(self.ids) - 1
 
     def n_blocks(self, block_size: int, context: int) -> int:

@@ -54,7 +54,7 @@ def adding(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     constant prediction, 0.9, has a squared error of 0.165.
 
     Args:
-        draw: Source of random numbers.
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
         length: Number of numbers, at least 2.
 
     Returns:
@@ -77,11 +77,12 @@ def copy_memory(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     symbols has a mean loss of 10 log(8) / (length + 20) nats.
 
     Args:
-        draw: Source of random numbers.
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
         length: Number of steps from the last symbol to the delimiter.
 
     Returns:
-        Inputs and targets (B, length + 20), as indices in `ALPHABETS["copy"]`.
+        Inputs and targets, both (B, length + 20) int64. The values are indices in
+        `ALPHABETS["copy"]`.
     """
     symbols = (draw(N_COPIED, 0) * len(SYMBOLS)).astype(np.int64)  # (B, 10)
     alphabet = ALPHABETS["copy"]
@@ -99,11 +100,12 @@ def associative_recall(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]
     its key and all earlier tokens. A model without memory has a loss of log(26) nats.
 
     Args:
-        draw: Source of random numbers.
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
         length: Number N of pairs, at most 26.
 
     Returns:
-        Inputs and targets (B, 4N - 1), as indices in `ALPHABETS["recall"]`; -1 = no target.
+        Inputs and targets, both (B, 4N - 1) int64. The values are indices in `ALPHABETS["recall"]`,
+        or -1 for positions without a target.
     """
     keys = draw(len(KEYS), 0).argsort(axis=1)[:, :length]
     values = len(KEYS) + (draw(length, 1) * len(VALUES)).astype(np.int64)
@@ -322,7 +324,10 @@ class RecallData(TextDataModule):
         return [word + QUESTION + word[0] for word in words]
 
     def training_texts(self, raw: Sequence[str]) -> Sequence[str]:
-        """Return the training texts, and a text with all letters, for the tokenizer."""
+        """Return the texts on which the tokenizer is trained.
+
+        These are the texts of the training split `raw`, and one text that contains all letters.
+        """
         return [*raw, self.letters]
 
     def encode(self, name: str, raw: Sequence[str], tokenizer: Tokenizer) -> RecallDataset:

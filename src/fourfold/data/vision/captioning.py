@@ -279,7 +279,10 @@ class CaptionData(TextDataModule):
         return splits
 
     def prepare_data(self) -> None:
-        """Compute the features once per node, before the other ranks read their cache."""
+        """Compute frozen features and write their cache file, if the data have features.
+
+        Lightning calls this method on one rank of each node. The other ranks then read the file.
+        """
         if self.features is not None:
             self.setup()
 
@@ -328,8 +331,8 @@ class CaptionData(TextDataModule):
         """Return the values that inference needs besides the model.
 
         The values are the tokenizer as a JSON string, the maximum length of a caption in tokens,
-        the settings of the evaluation transform and, with features, their layer and a hash of the
-        weights of their network.
+        and the settings of the evaluation transform. If the data have frozen features, the layer of
+        the features and a hash of the network's weights are added.
         """
         artifacts = super().artifacts() | {"max_len": self.max_len}  # reads the data
         if self.features is not None:

@@ -86,7 +86,10 @@ class FeatureConfig:
 
 @functools.cache
 def load_network() -> tuple[nn.Module, str]:
-    """Load EfficientNet-lite0, and return it with a hash of its weights.
+    """Load the pre-trained EfficientNet-lite0.
+
+    Returns:
+        The network in eval mode, and a hash of its weights as 32 hexadecimal digits.
 
     Raises:
         InputError: A package of the extra `pictures` is not installed.
