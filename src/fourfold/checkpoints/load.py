@@ -194,7 +194,7 @@ def model_from_checkpoint(
 
 
 def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor]) -> None:
-    """Check that a model's config does not describe a much larger model than its state dict fills.
+    """Check that a state dict has enough tensors and elements for the model of a config.
 
     The model is built on the meta device, so a wrong config cannot exhaust the memory. The user's
     own model classes are not checked, because their constructors may need real tensors.

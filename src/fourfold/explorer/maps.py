@@ -1,9 +1,9 @@
 """Attention maps and their statistics, recorded while a model runs and stored for the page.
 
-A map is a matrix (T, S) of weights: of one head, of the mean over heads, or of a rollout. The entry
-of a map is a dictionary of JSON values that describes the map and tells its location in the bytes
-of all maps. A token list is a list of texts in the document, whose name, such as "source", labels
-the rows or the columns of maps.
+A map is a matrix (T, S) of attention weights of one head, their mean over heads, or a rollout. The
+entry of a map is a dictionary of JSON values that describes the map and tells its location in the
+bytes of all maps. A token list is a list of texts in the page's document. The texts of a list, such
+as "source", label the rows or the columns of maps.
 
 Shapes: H heads, T queries, S keys.
 """

@@ -121,7 +121,7 @@ class View:
         raise NotImplementedError
 
     def tensor(self, ids: Any) -> Tensor:
-        """Return integers as a batch (1, T) on the device of the model."""
+        """Return T integers as an int64 tensor (1, T) on the device of the model."""
         return torch.tensor([list(ids)], dtype=torch.long, device=self.device)
 
     def tokens(self, **lists: Any) -> Row:

@@ -134,7 +134,7 @@ class RewindMetricsCSV(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows of steps after the restored checkpoint.
+        """Remove the rows of steps after the restored checkpoint from metrics.csv.
 
         All rows are removed if training starts without a checkpoint.
         """

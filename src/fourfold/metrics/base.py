@@ -105,7 +105,10 @@ class BatchSums(Metric):
         self.sums = batch if self.sums is None else self.sums + batch
 
     def compute(self) -> list[float]:
-        """Return the sum of each number over all ranks; an empty list if there was no batch."""
+        """Return the sums over the batches of all ranks, in the order of the arguments of `update`.
+
+        The list is empty if there was no batch.
+        """
         sums = gather_objects(None if self.sums is None else self.sums.tolist())
         columns = zip(*(ours for ours in sums if ours is not None), strict=True)
         return [sum(column) for column in columns]

@@ -238,12 +238,11 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Word boundaries at each entry of the vocabulary, for `word_starts`.
+        """Pair of bool arrays (vocab_size,) from which `word_starts` determines where words begin.
 
-        The result is two bool arrays of shape (vocab_size,). The first array is True if a word
-        begins at the token. The second array is True if a word always begins at the next token.
-        This holds for special tokens and, unless the algorithm is WordPiece, for tokens that end
-        with a line break or tab.
+        The first array is True for each token at which a word begins. The second array is True for
+        each token after which a word always begins. These are the special tokens and, unless the
+        algorithm is WordPiece, the tokens that end with a line break or tab.
         """
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)

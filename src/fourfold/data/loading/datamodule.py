@@ -324,7 +324,7 @@ class ResumableDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position in the training data from a checkpoint.
 
-        The method does nothing unless the Trainer fits. Evaluation reads all batches, possibly of
+        The method does nothing if the Trainer evaluates. Evaluation reads all batches, possibly of
         other data than those of the training.
 
         Args:

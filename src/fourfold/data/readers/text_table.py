@@ -1,4 +1,4 @@
-"""Tables of texts with the location of each row, read from TSV, CSV, JSON lines, parallel text."""
+"""Tables of texts, read from TSV, CSV, JSON lines or parallel text, with the location of rows."""
 
 import csv
 import io

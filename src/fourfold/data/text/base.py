@@ -175,8 +175,8 @@ class TextDataModule(ResumableDataModule):
 
         Raises:
             InputError: If the options of a trained tokenizer, or the content of a tokenizer that
-                was loaded from a file, differ from those of the checkpoint; or if the Trainer fits
-                and seed, training data or batch sizes differ.
+                was loaded from a file, differ from those of the checkpoint. Unless the Trainer
+                evaluates, seed, training data and batch sizes must not differ either.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
