@@ -60,7 +60,7 @@ def check_same_settings(
         if not (training or changes_output or key in ("tuning.lora_rank", "tuning.lora_alpha")):
             continue
         if section == "init_from":
-            continue  # these weights have been trained since
+            continue  # the checkpoint has its own weights
         if key in old and as_list(old[key]) != as_list(value):
             message = f"must be {old[key]}, as in the checkpoint, got {value}"
             if training and section in ("optimizer", "schedule"):

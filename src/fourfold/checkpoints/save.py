@@ -102,7 +102,7 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
 
     Returns:
         Entries that config.json must contain, such as special token ids and class names. A key with
-        a dot, such as `text_config.pad_token_id`, is that of an entry in a nested dictionary.
+        a dot, such as `text_config.pad_token_id`, belongs to a nested dictionary.
     """
     from fourfold.hub import preprocessing
     from fourfold.models.clip import CLIP

@@ -95,7 +95,8 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
             wrong type.
     """
     saved: Any = content.get("fourfold")
-    for name in content.keys() - {"state_dict"}:  # first: later checks may write values out
+    # This check comes first, because error messages of the later checks contain values.
+    for name in content.keys() - {"state_dict"}:
         check_nesting(content[name], _parts, MAX_VALUES, path)
     check_version(saved, path)
     with errors_in(path):

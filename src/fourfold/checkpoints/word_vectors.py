@@ -174,7 +174,7 @@ def copy_vectors(
 
     Args:
         model: The model.
-        path: Path of the file of word vectors, as for `read_vectors`.
+        path: Path of the text file of word vectors, which may be compressed or in a zip archive.
         tokenizer: Tokenizer of the data as JSON.
         prefix: Prefix of the module names of the token embeddings to initialize, such as
             "src_embed."; "" for all token embeddings.

@@ -39,7 +39,7 @@ from fourfold.models.classifiers import SpanExtractor
 from fourfold.models.encoder_decoder import Seq2Seq
 
 ROW_BYTES = 3_000_000  # largest size in bytes of the maps of a row, compressed and in base64
-FILE_BYTES = 15_000_000  # the same for the maps of all rows together
+FILE_BYTES = 15_000_000  # largest size in bytes of the maps of all rows together, likewise
 
 # The first class of which the model is an instance determines the view.
 VIEWS: list[tuple[type[Model], type[View]]] = [

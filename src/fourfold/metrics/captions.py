@@ -109,7 +109,7 @@ def bleu_of_counts(counts: np.ndarray) -> np.ndarray:
         BLEU-1 to BLEU-4 (..., 4), from 0 to 100.
     """
     matches, totals, generated, references = np.split(counts, [4, 8, 9], axis=-1)
-    with np.errstate(divide="ignore"):  # the logarithm of 0
+    with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, which gives a BLEU of 0
         precisions = np.log(matches / np.maximum(totals, 1))
     penalty = np.minimum(0, 1 - references / np.maximum(generated, 1))
     return 100 * np.exp(precisions.cumsum(-1) / np.arange(1, 5) + penalty)

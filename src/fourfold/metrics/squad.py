@@ -46,7 +46,7 @@ def rank_answers(
         by_text[answer.text] = max(by_text.get(answer.text, -math.inf), answer.score)
         null_scores[question] = min(null_scores.get(question, math.inf), answer.null)
     for question, by_text in scores.items():
-        by_text.pop("", None)  # of a window without any allowed span
+        by_text.pop("", None)  # the answer of a window without any allowed span
         if allow_no_answer:
             by_text[""] = null_scores[question]
     return {

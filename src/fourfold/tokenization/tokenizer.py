@@ -116,7 +116,7 @@ class Tokenizer:
         try:
             return getattr(self.backend, method)(*args, **options)
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of pyo3, which no module exports
+            if type(error).__name__ != "PanicException":  # a class of pyo3 that no module exports
                 raise
             message = f"the tokenizer fails for this text: {' '.join(str(error).split())[:200]}"
             raise InputError(message, file=self.name) from error

@@ -135,7 +135,7 @@ def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarr
         (B, T) bool, True where a token is selected.
     """
     n_selected = np.maximum(1, np.round(allowed.sum(1) * fraction))[:, None]  # (B, 1)
-    order = np.where(allowed, order, 2.0)  # after all allowed tokens
+    order = np.where(allowed, order, 2.0)  # other tokens are sorted after all allowed tokens
     ranks = order.argsort(1, kind="stable")
     ascending = np.take_along_axis(order, ranks, 1)
     rank = np.arange(order.shape[1])

@@ -134,7 +134,8 @@ class ImageDataset(BatchedDataset):
         """Return transformed images (B, C, H, W) and their class indices (B,), without mixing.
 
         Args:
-            rows: (B,) indices of the images in the split, as for `batch`.
+            rows: (B,) indices of the images in the split. With repeated augmentation, the index
+                i + k N means copy k of image i.
             epoch: Index of the epoch, from 0.
         """
         stored = torch.from_numpy(rows % len(self.images))

@@ -39,7 +39,8 @@ class MaskedImageDataset(ImageDataset):
         The visible patches of an image are a function of the seed, the epoch and the row.
 
         Args:
-            rows: (B,) indices of the images in the split, as for `ImageDataset.batch`.
+            rows: (B,) indices of the images in the split. With repeated augmentation, the index
+                i + k N means copy k of image i, where N is the number of images.
             epoch: Index of the epoch, from 0.
             position: Number of batches of the epoch, summed over all ranks, that have been trained
                 after the optimizer step of this batch.
@@ -58,7 +59,7 @@ class MaskedImageData(ImageData):
     The labels of the source are not used, except for splits that keep the shares of the classes.
 
     Args:
-        source: Source of the images, as for `ImageData`.
+        source: "digits" (built-in images), or another source that `ImageData` accepts.
         patch_size: Side of a patch in pixels, which must be that of the model.
         mask_ratio: Share of the patches that are masked. The number of visible patches, which is
             the remaining share of all patches, is rounded down.
