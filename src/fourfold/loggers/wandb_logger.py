@@ -49,7 +49,7 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log the metrics of an optimizer step to the history, or to the summary in a test.
+        """Log metrics to the history of the W&B run, or to its summary if a model is tested.
 
         Args:
             metrics: Value of each metric.

@@ -29,12 +29,15 @@ class Answer(NamedTuple):
 def rank_answers(
     answers: Iterable[tuple[int, Answer]], allow_no_answer: bool
 ) -> dict[int, list[tuple[str, float]]]:
-    """Merge the answers from all windows of a context, and rank them for each question.
+    """Merge the answers from all windows of each question's context, and rank them by score.
+
+    Answers to a question with the same text are merged and keep the highest of their scores.
 
     Args:
         answers: Pairs (index of a question, answer). Each answer comes from one window.
         allow_no_answer: Add the text "", which stands for "no answer", to the answers of each
-            question. Its score is the smallest `null` of all windows.
+            question. The score of this text is the smallest `Answer.null` of the question's
+            windows.
 
     Returns:
         Dict from the index of each question to a list of pairs (text, score), the best first.
