@@ -84,10 +84,11 @@ def check_version(saved: Any, path: str | Path | None) -> None:
 
 
 def check_content(content: Mapping[str, Any], path: str | Path) -> None:
-    """Check the version of a checkpoint, its sections, and the types of their values.
+    """Check the format version of a checkpoint, and the types of the values in it.
 
     Args:
-        content: Content of the checkpoint file.
+        content: Content of the checkpoint file, a dictionary with the keys `fourfold` and
+            `state_dict`.
         path: The file, for the error message.
 
     Raises:

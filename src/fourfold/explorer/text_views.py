@@ -34,7 +34,10 @@ MAX_TOKENS = 128  # largest number of tokens of an example from test data
 
 
 class CausalView(View):
-    """View of a causal LM, for a prompt and the tokens that the model generates after it."""
+    """View that runs a causal LM on a prompt and on the tokens that it generates after the prompt.
+
+    The page shows the attention and, for each generated token, the predicted distribution.
+    """
 
     family = "causal_lm"
 
@@ -95,7 +98,10 @@ class CausalView(View):
 
 
 class MaskedView(View):
-    """View of a masked LM, with the predictions at masked positions."""
+    """View that runs a masked LM on a text.
+
+    The page shows the attention and the predictions at masked positions.
+    """
 
     family = "masked_lm"
 
@@ -164,7 +170,11 @@ class MaskedView(View):
 
 
 class TranslationView(View):
-    """View of an encoder-decoder for texts, with the cross-attention from target to source."""
+    """View that runs an encoder-decoder on a source text and a target text.
+
+    The page shows the self-attention of both, the cross-attention from target to source, and the
+    predicted distribution of each target token.
+    """
 
     family = "translation"
 
@@ -229,7 +239,10 @@ class TranslationView(View):
 
 
 class ClassifierView(View):
-    """View of a classifier of texts, pairs of texts or tokens."""
+    """View that runs a classifier of texts, pairs of texts or tokens on one input.
+
+    The page shows the attention and the most probable classes.
+    """
 
     family = "classification"
 
@@ -283,7 +296,10 @@ class ClassifierView(View):
 
 
 class DocumentView(View):
-    """View of a hierarchical attention network, with the weights of sentences and words."""
+    """View that runs a hierarchical attention network on a document.
+
+    The page shows the attention weights of sentences and words, and the most probable classes.
+    """
 
     family = "document"
 

@@ -265,7 +265,11 @@ class View:
 
 
 class ImageView(View):
-    """View of a Vision Transformer, with rollout, relevance of the patches, and classes."""
+    """View that runs a Vision Transformer on an image.
+
+    The page shows the attention between patches, the attention rollout, the relevance of the
+    patches for the predicted class, and the most probable classes.
+    """
 
     family = "vit"
 
@@ -339,7 +343,10 @@ class ImageView(View):
 
 
 class CaptionView(ImageView):
-    """View of a captioning model, with the attention of each generated word to the image."""
+    """View that runs a captioning model on an image and on the caption that it generates.
+
+    The page shows the attention of each word to the image.
+    """
 
     family = "captioning"
 

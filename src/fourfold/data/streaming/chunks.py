@@ -254,8 +254,8 @@ class TokenChunks:
 class ChunkedRows(BatchedDataset):
     """Base class of datasets whose examples (rows) are W consecutive token ids of a chunk.
 
-    W is `step` + `overlap`. The rows of a chunk contain all its ids. The last row of a chunk may
-    have fewer ids.
+    A chunk is a file of token ids that litdata wrote. W is `step` + `overlap`. Together, the rows
+    of a chunk contain all ids of the chunk. The last row of a chunk may have fewer ids.
 
     Args:
         chunks: Chunks of the split.

@@ -125,10 +125,10 @@ class CausalTextData(DocumentDataModule):
         block_size: Number of tokens in a block or crop. If `batching` is "documents", the maximum
             number of tokens in a document, EOS included.
         batching: Division of the text into examples. With "blocks", the examples are consecutive
-            blocks, in which each token is a target once per epoch. With "crops", they are the same
-            number of blocks at random positions, as in nanoGPT. Evaluation then uses consecutive
-            blocks. With "documents", each example is a document, and a batch holds documents of
-            similar length.
+            blocks, in which each token is a target once per epoch. With "crops", the training
+            examples are the same number of blocks at random positions, as in nanoGPT. Evaluation
+            uses consecutive blocks. With "documents", each example is a document, and a batch holds
+            documents of similar length.
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
         options: Arguments of `DocumentDataModule`.

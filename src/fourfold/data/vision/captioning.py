@@ -69,9 +69,9 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
     """Measure the amount of ink and the slant of each image.
 
     Returns:
-        (N, 2). Column 0 is the mean brightness of the pixels, from 0 to 255. Column 1 is the number
-        of pixels by which the stroke moves to the right in each row downwards. This number is
-        negative for a digit that leans right.
+        Array (N, 2) float64. Column 0 is the mean brightness of the pixels, from 0 to 255. Column 1
+        is the number of pixels by which the stroke moves to the right in each row downwards. This
+        number is negative for a digit that leans right.
     """
     pixels = torch.stack([images.pixels(row, 1)[0] for row in range(len(images))]).double()
     total = pixels.sum((1, 2))
