@@ -1,4 +1,4 @@
-"""Lookup of the classes in a checkpoint; import only of classes that the user allows.
+"""Lookup of the model class and the task class that a checkpoint names.
 
 A checkpoint holds the name of a model class and the import path of a task class (LightningModule).
 Importing a module runs its code. Therefore a class that is not part of fourfold is imported only if
@@ -15,7 +15,7 @@ from fourfold import models
 from fourfold.errors import InputError
 from fourfold.models.base import Model
 
-# Classes that the user allows, or their import paths.
+# Model and task classes, or their import paths, that a checkpoint of the user may name.
 Classes = Iterable[type[Any] | str]
 
 
@@ -59,18 +59,22 @@ def import_class(path: str) -> type[Any]:
 
 
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
-    """Return the class of the user with the import path that a checkpoint contains.
+    """Return the user's model class or task class that a checkpoint names by its import path.
 
-    The class must be one of the classes that the user allows.
+    Classes of fourfold are not found by this function.
 
     Args:
-        path: Import path of the class in the checkpoint.
-        classes: Classes that the user allows, or their import paths.
-        file: The checkpoint, for the error message; None if there is no file.
+        path: Import path that the checkpoint holds, such as `mypkg.models.AlibiLM`.
+        classes: Classes that the user allows the checkpoint to name, each as a class or as an
+            import path. Only the import paths in `classes` are imported, never `path` itself.
+        file: Path of the checkpoint, for the error message; None if there is no file.
+
+    Returns:
+        The first class in `classes` that has the import path `path`.
 
     Raises:
-        InputError: The user does not allow the class, or a path in `classes` does not lead to a
-            class.
+        InputError: `classes` does not contain the class, or an import path in `classes` does not
+            lead to a class.
     """
     for given in classes:
         cls = import_class(given) if isinstance(given, str) else given
@@ -89,8 +93,8 @@ def find_model_class(
     """Return the class of the model in a checkpoint, and the class of that model's config.
 
     Args:
-        name: Name of the model class in the checkpoint: bare for a model of fourfold, otherwise an
-            import path.
+        name: Name of the model class in the checkpoint. The name of a class of fourfold is bare,
+            such as `CausalLM`. The name of a user's class is its import path.
         config: Fields of the model's config in the checkpoint. A `CompositeEncoderDecoder` has one
             of two config classes, depending on these fields.
         classes: Model classes that the user allows, or their import paths.

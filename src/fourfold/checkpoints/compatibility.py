@@ -18,8 +18,9 @@ def check_same_task(
     Args:
         saved: Section `fourfold` of the checkpoint (see `checkpoints/schema.py`).
         task_class: Import path of the task (LightningModule) that reads the checkpoint.
-        artifacts: Values of the current DataModule that inference needs, such as the tokenizer and
-            the class names. If the mapping is empty, tokenizer and class names are not compared.
+        artifacts: Values of the current DataModule that inference needs, by name, such as
+            `tokenizer` (a JSON string) and `class_names`. If the mapping is empty, tokenizer and
+            class names are not compared.
 
     Raises:
         InputError: The task, the tokenizer or the class names differ.
@@ -59,7 +60,7 @@ def check_same_settings(
         if not (training or changes_output or key in ("tuning.lora_rank", "tuning.lora_alpha")):
             continue
         if section == "init_from":
-            continue  # these weights have been trained since
+            continue  # the checkpoint has its own weights
         if key in old and as_list(old[key]) != as_list(value):
             message = f"must be {old[key]}, as in the checkpoint, got {value}"
             if training and section in ("optimizer", "schedule"):

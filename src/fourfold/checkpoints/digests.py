@@ -1,8 +1,8 @@
 """Digests of the tensors and of the other values in a checkpoint, compared after loading.
 
-The checksums in the zip archive of a checkpoint cover the bytes in the file. They cover neither the
-archive's list of files nor the reading by torch: for an entry that is marked as a directory, torch
-returns a tensor of arbitrary content.
+The checksums in the zip archive of a checkpoint cover the bytes of its entries. They cover neither
+the archive's list of entries nor the reading by torch. For an entry that is marked as a directory,
+torch returns a tensor of arbitrary content.
 """
 
 import zlib
@@ -12,27 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-KEY = "fourfold_digests"  # of the digests in a checkpoint
-WORD = 8  # bytes
+KEY = "fourfold_digests"  # key of the digests in a checkpoint
+WORD = 8  # bytes of each integer in the sum over a storage
+# Types whose `repr` depends on nothing but the value.
 PLAIN = (str, bytes, int, float, complex, torch.dtype, torch.device)
 
 
 def compute_digests(content: Mapping[str, Any]) -> dict[str, Any]:
     """Compute the digests of a checkpoint.
 
-    The digest of a tensor is the sum of the 64-bit words of its storage, modulo 2^64, which every
-    flipped bit changes and which is much faster than writing the file. The digest of all other
-    values, and of the types and shapes of the tensors, is a CRC-32.
+    The digest of a tensor is the sum of the 64-bit words of its storage, modulo 2^64. Every flipped
+    bit changes this sum, and computing the sum is much faster than writing the file. All other
+    values, and the dtypes and shapes of the tensors, have one common digest, a CRC-32.
 
     Args:
         content: The checkpoint, which consists of nested dictionaries, lists and tuples.
 
     Returns:
         A dictionary with two keys. `tensors` is a dictionary from the path of each tensor, such as
-        "state_dict.model.weight", to its digest; `values` is the digest of all other values.
+        "state_dict.model.weight", to its digest (int). `values` is the digest (int) of all other
+        values.
     """
     tensors: dict[str, int] = {}
-    # Storages and containers by id, with their digests, since several values may share them.
+    # Pairs (storage or container, its digest) by id, since several values may share one of these.
     known: dict[int, tuple[Any, int]] = {}
 
     def digest(value: Any, path: str) -> int:
@@ -60,8 +62,8 @@ def find_mismatch(content: Mapping[str, Any], digests: Any) -> str:
     """Compare a checkpoint with the digests that were saved with it.
 
     Args:
-        content: The checkpoint, without its digests.
-        digests: Value of `compute_digests` for the checkpoint that was saved.
+        content: The checkpoint as it was read, without its digests.
+        digests: Result of `compute_digests` that was stored in the checkpoint when it was saved.
 
     Returns:
         The path of the first tensor that differs, "values" if another value differs, and "" if the
@@ -75,9 +77,14 @@ def find_mismatch(content: Mapping[str, Any], digests: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a text that is equal for equal values, and the same in another process.
+    """Return the text that stands for a value of a checkpoint in the CRC-32 of all its values.
 
-    Of other than plain values, only the class is known. The text of an object may hold its address.
+    The text is the same in every process. It is the `repr` of None and of a value of a type in
+    `PLAIN`, and the sorted `repr`s of the items of a set. For any other object the text is the name
+    of its class, because the `repr` of an object may contain its memory address.
+
+    Args:
+        value: Value that is neither a tensor nor a dictionary, list or tuple.
     """
     if isinstance(value, set):
         return f"set {sorted(map(repr, value))}"
@@ -90,13 +97,20 @@ def _checksum(text: str) -> int:
 
 
 def _has_storage(tensor: Tensor) -> bool:
-    """Return False for sparse tensors, tensors without data, and subclasses that wrap tensors."""
+    """Return True if the elements of a tensor are in a storage that can be read.
+
+    The result is False for sparse tensors, for tensors on the meta device, and for all subclasses
+    except `nn.Parameter` and `nn.Buffer`.
+    """
     is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
     return is_plain and tensor.layout == torch.strided and not tensor.is_meta
 
 
 def _sum_of_words(storage: torch.UntypedStorage) -> int:
-    """Return the sum of the 64-bit words of a storage; zeros complete the last word."""
+    """Return the sum of the 64-bit words of a storage, whose last word is padded with zero bytes.
+
+    The sum of the complete words is an int64 sum, which is taken modulo 2^64.
+    """
     data = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     n_whole = len(data) // WORD * WORD
     rest = bytes(data[n_whole:].tolist())

@@ -13,9 +13,10 @@ from fourfold.atomic_files import atomic_path
 from fourfold.checkpoints.digests import KEY, compute_digests, find_mismatch
 from fourfold.errors import InputError
 
-CHECKPOINT_NAMES = ("best", "average", "last")  # in a run directory, in order of preference
+# Names of the checkpoints in a run directory, without suffix, in order of preference.
+CHECKPOINT_NAMES = ("best", "average", "last")
 ZIP_START = b"PK\x03\x04"  # first bytes of a file for which torch reads a zip archive
-DOS_DIRECTORY = 0x10  # bit of the external attributes of an entry
+DOS_DIRECTORY = 0x10  # bit of an entry's external attributes that marks a directory
 
 
 class DamagedFile(InputError):
@@ -23,10 +24,10 @@ class DamagedFile(InputError):
 
 
 def find_checkpoint(run: Path) -> Path:
-    """Return the preferred checkpoint of a run directory.
+    """Return the path of the preferred checkpoint of a run directory.
 
-    The file is best.ckpt if it exists, otherwise average.ckpt (averaged weights), otherwise
-    last.ckpt.
+    The checkpoint is best.ckpt if this file exists, otherwise average.ckpt (averaged weights),
+    otherwise last.ckpt.
 
     Args:
         run: Run directory, which holds the config, the logs and the checkpoints of one training.
@@ -48,7 +49,7 @@ def find_checkpoint(run: Path) -> Path:
 def write_file(content: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint with its digests, completely or not at all, and flush it to the disk.
 
-    The file is a file of `torch.save`, which holds the digests under the key `fourfold_digests`.
+    `torch.save` writes the file. The key `fourfold_digests` is added and holds the digests.
 
     Args:
         content: The checkpoint.
@@ -62,8 +63,15 @@ def write_file(content: Mapping[str, Any], path: Path) -> None:
 def read_file(path: str | Path) -> dict[str, Any]:
     """Read the dictionary that `torch.save` wrote to a file, without running code in the file.
 
-    Tensors are placed on the CPU. Checksums are verified before the file is loaded, and digests
-    afterwards. Files of other programs, and those of earlier versions of fourfold, have no digests.
+    The checksums of the zip archive are verified before the file is loaded. The digests of tensors
+    and values are verified afterwards. Files of other programs, and those of earlier versions of
+    fourfold, have no digests.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The dictionary without the digests. All tensors are on the CPU.
 
     Raises:
         DamagedFile: The file is truncated or corrupted, or does not hold a dictionary.
@@ -128,9 +136,15 @@ def _check_archive(path: Path) -> None:
 
 
 def _problem_of_machine(error: Exception) -> str:
-    """Return the reason if a file that may be intact could not be read, otherwise an empty string.
+    """Return the reason for an error during reading if the file itself may be intact.
 
-    torch has no exception class of its own for a lack of memory.
+    torch has no exception class of its own for a lack of memory, so its message is searched.
+
+    Args:
+        error: Exception that was raised while a checkpoint was read.
+
+    Returns:
+        "permission denied", a text about too little memory, or "" for any other error.
     """
     if isinstance(error, PermissionError):
         return "permission denied"

@@ -1,4 +1,4 @@
-"""Option `init_from`: initialization from one or two models; tokens that two tokenizers share."""
+"""Initialization of a model with weights of one or two other models (option `init_from`)."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -17,20 +17,23 @@ from fourfold.models.base import Model
 from fourfold.models.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
 from fourfold.tokenization.tokenizer import Tokenizer
 
-# One path, or one path for the encoder and one for the decoder.
+# Path of one source model, or {"encoder": path, "decoder": path}.
 InitFrom = str | dict[str, str] | None
 
 
-@lru_cache(maxsize=1)  # callers need the shape, the tokenizer and the weights, one after another
+@lru_cache(maxsize=1)  # several callers read the same model one after another
 def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
     """Read the model whose weights initialize another model.
 
-    An image model of another library may lack classification heads. The last result is cached,
-    because several callers read the same model.
+    An image model of another library may lack its classification heads. The last result is
+    cached.
 
     Args:
         path: A path, or a name on the Hugging Face Hub, that `fourfold.load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
+
+    Returns:
+        The model, in fp32 on the CPU, with its tokenizer and its artifacts.
 
     Raises:
         InputError: There is no such model; the file is corrupted; the architecture is unknown; or
@@ -111,10 +114,17 @@ def initialize_from(
 def _copy_word_vectors(
     model: Model, init_from: dict[str, str], tokenizer: str | None
 ) -> tuple[list[str], set[str]]:
-    """Copy the word vectors among the sources of `initialize_from` into a model.
+    """Copy word vectors into a model from those sources of `init_from` that are text files.
+
+    Args:
+        model: The model whose token embeddings are overwritten.
+        init_from: Path of each source by model part ("encoder", "decoder" or "model"). The part ""
+            stands for "model". Sources that are models are skipped.
+        tokenizer: Tokenizer of the data as JSON.
 
     Returns:
-        A line about each file, and the names of the tensors that were overwritten.
+        A list with one line of text for each file, and the names of the tensors in the state dict
+        that were overwritten.
     """
     lines, filled = list[str](), set[str]()
     for role, path in init_from.items():
@@ -162,7 +172,7 @@ def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor]
     old_ids, new_ids = old_tokenizer.vocabulary, new_tokenizer.vocabulary
     if old_ids == new_ids:
         return None
-    # New id: old id.
+    # Dictionary from the new id of each shared token to its old id.
     matches = {new_ids[token]: number for token, number in old_ids.items() if token in new_ids}
     # If one token has several roles, the last assignment wins: the embedding of the end token is
     # trained most, that of the unknown token least.

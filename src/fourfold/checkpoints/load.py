@@ -1,4 +1,4 @@
-"""Models from checkpoints, runs and Hugging Face directories; `build_model`, `load_weights`."""
+"""Loading of models from checkpoints, run directories and Hugging Face directories."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -55,7 +55,8 @@ def load(
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
             default.
         classes: Your own model classes that the checkpoint may name, or their import paths.
-        quantize: "int8" for linear layers and token embeddings in int8, for inference on a CPU.
+        quantize: "int8" converts linear layers and token embeddings to int8, for inference on a
+            CPU. None keeps the weights in `dtype`.
 
     Returns:
         The model, with the following attributes:
@@ -129,13 +130,17 @@ def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> Generation
 def read_model(
     path: str | Path, *, classes: Classes = (), allow_missing_heads: bool = False
 ) -> SourceModel:
-    """Read a model in any format that `load` accepts, in fp32 on the CPU.
+    """Read a model in any format that `load` accepts.
 
     Args:
         path: A path, or a name on the Hugging Face Hub, that `load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
         allow_missing_heads: If False, an image model of another library without classification
             heads raises InputError. If True, it is read without heads.
+
+    Returns:
+        The model, in fp32 and eval mode on the CPU, with the tokenizer, the artifacts and the
+        generation defaults that are stored with it.
 
     Raises:
         InputError: There is no such model; the file is corrupted; the architecture is unknown; or
@@ -164,9 +169,13 @@ def model_from_checkpoint(
     """Build the model of a checkpoint, with its low-rank updates (LoRA) merged into the weights.
 
     Args:
-        content: Content of the checkpoint file.
+        content: Content of the checkpoint file (see `checkpoints/schema.py`).
         path: The file, for error messages.
         classes: The user's model classes that the checkpoint may name, or their import paths.
+
+    Returns:
+        The model, in eval mode, with the tokenizer, the artifacts and the generation defaults that
+        are stored with it.
 
     Raises:
         InputError: The content or the config is not valid; the class of the model is unknown or not
@@ -206,18 +215,20 @@ def model_from_checkpoint(
 
 
 def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor]) -> None:
-    """Check that a state dict has enough tensors for the model of a config, before it is built.
+    """Check that a state dict has enough tensors and elements for the model of a config.
 
-    Models of the user are not checked, because their constructors may need real tensors.
+    The model is built on the meta device, so a wrong config cannot exhaust the memory. The user's
+    own model classes are not checked, because their constructors may need real tensors.
 
     Args:
         model_class: Class of the model.
         config: Config of the model.
-        state: State dict of the model or of its task; it may hold further tensors.
+        state: State dict of the model or of its task. The state dict may hold further tensors.
 
     Raises:
-        InputError: The config describes more layers, elements or computed tables than the state
-            dict can fill.
+        InputError: The config describes more layers than `state` has tensors, or more elements than
+            `state` has; or its buffers outside the state dict, such as position tables, are much
+            larger than the weights.
     """
     if not model_class.__module__.startswith("fourfold."):
         return
@@ -273,7 +284,7 @@ def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None
 
     Args:
         config: Config of the model.
-        artifacts: Values in the checkpoint that inference needs, such as `class_names`.
+        artifacts: Values in the checkpoint that inference needs, by name, such as `class_names`.
         path: The checkpoint, for the error message.
 
     Raises:

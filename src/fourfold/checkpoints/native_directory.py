@@ -29,15 +29,15 @@ TOKENIZER = "tokenizer.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a directory in fourfold's own format, and return its content as that of a checkpoint.
+    """Read a directory in fourfold's own format into the dictionary form of a checkpoint.
 
     Args:
         path: The directory.
 
     Returns:
         A dictionary with the keys `fourfold` and `state_dict` (see `checkpoints/schema.py`). The
-        directory stores no task, so the class of the task is "". Its `init_args` are the fields of
-        `GenerationDefaults`.
+        directory stores no task, so the class of the task is "". The `init_args` of the task are
+        the fields of `GenerationDefaults`.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.
@@ -66,8 +66,8 @@ def write(model: Any, path: Path) -> None:
     """Write a model into an existing directory, in fourfold's own format.
 
     Args:
-        model: The model; `artifacts`, `tokenizer` and `generation_defaults` are written too, if it
-            has them.
+        model: The model. Its attributes `artifacts`, `tokenizer` and `generation_defaults` are
+            written too, if they exist.
         path: The directory.
     """
     tokenizer = getattr(model, "tokenizer", None)

@@ -14,7 +14,7 @@ from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.models.base import Model
 
-# The file that tells the format of a directory.
+# File that describes the model, in the format of transformers and in fourfold's own format.
 DESCRIPTIONS = (directory.CONFIG_FILE, native_directory.DESCRIPTION)
 
 
@@ -56,8 +56,8 @@ def write_transformers(model: Any, folder: Path) -> str:
     """Write a model with its tokenizer and preprocessing into a Hugging Face directory.
 
     Args:
-        model: The model; `tokenizer` and `artifacts` (values that inference needs, such as class
-            names) are written too, if it has them.
+        model: The model. Its attributes `tokenizer` and `artifacts` (values that inference needs,
+            such as class names) are written too, if they exist.
         folder: An existing directory.
 
     Returns:
@@ -73,9 +73,19 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def write_graphs(model: Any, folder: Path, file_format: str) -> list[str]:
-    """Write the graphs of a model for torch-export or onnx, with tokenizer and preprocessing.
+    """Write a model as traced graphs, with its tokenizer and its image preprocessing.
 
-    The arguments, the result and the errors are those of `fourfold.hub.graph_files.write_graphs`.
+    Args:
+        model: The model, in fp32 on the CPU and in eval mode.
+        folder: An existing directory.
+        file_format: "torch-export" or "onnx".
+
+    Returns:
+        Lines to print that name the files and the largest difference between graphs and model.
+
+    Raises:
+        InputError: The format is unknown, packages are missing, the model cannot be traced, or a
+            graph differs from the model.
     """
     from fourfold.hub import graph_files
 
@@ -84,11 +94,15 @@ def write_graphs(model: Any, folder: Path, file_format: str) -> list[str]:
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the files of the tokenizer and of the image preprocessing of a model, if it has them.
+    """Write the files of a model's tokenizer and image preprocessing, if the model has them.
+
+    Args:
+        model: The model, perhaps with the attributes `tokenizer` and `artifacts`.
+        folder: An existing directory.
 
     Returns:
-        Entries that config.json must contain, by dotted key, such as special token ids and class
-        names.
+        Entries that config.json must contain, such as special token ids and class names. A key with
+        a dot, such as `text_config.pad_token_id`, belongs to a nested dictionary.
     """
     from fourfold.hub import preprocessing
     from fourfold.models.clip import CLIP
@@ -135,5 +149,5 @@ def _replace_files(staged: Path, path: Path) -> None:
     names = sorted(os.listdir(staged), key=lambda name: name in DESCRIPTIONS)
     for name in names:
         os.replace(staged / name, path / name)
-    for name in set(DESCRIPTIONS).difference(names):  # of the other format
+    for name in set(DESCRIPTIONS).difference(names):  # description in the other format
         (path / name).unlink(missing_ok=True)

@@ -29,15 +29,16 @@ from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 
 VERSION = 2
-MAX_VALUES = 10_000_000  # plain values of a section, with each shared part counted at each place
-WEIGHT_PREFIX = "model."  # of the names of the model's weights in the state dict of a task
-# Types of the sections, and of the values in them.
+# Largest number of values in one entry of a checkpoint. A value that occurs twice counts twice.
+MAX_VALUES = 10_000_000
+WEIGHT_PREFIX = "model."  # prefix of the names of the model's weights in the state dict of a task
+# Sections of the key `fourfold`, and the type of each value that a section must contain.
 SECTIONS: dict[str, dict[str, type]] = {
     "model": {"class": str, "config": dict},
     "task": {"class": str, "init_args": dict},
     "data": {},
 }
-# Artifacts of a DataModule, by name. A tuple may have become a list.
+# Types of the artifacts of a DataModule, by name. A checkpoint may hold a list for a tuple.
 ARTIFACTS: dict[str, Any] = {
     "tokenizer": str,
     "class_names": tuple,
@@ -56,7 +57,7 @@ ARTIFACTS: dict[str, Any] = {
     "interpolation": str,
     "features": dict,
 }
-ITEMS = {"class_names": str, "mean": float, "std": float}  # types of the items of lists
+ITEMS = {"class_names": str, "mean": float, "std": float}  # types of the items of tuples
 TASK_SECTIONS = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
 
 
@@ -83,10 +84,11 @@ def check_version(saved: Any, path: str | Path | None) -> None:
 
 
 def check_content(content: Mapping[str, Any], path: str | Path) -> None:
-    """Check the version of a checkpoint, its sections, and the types of their values.
+    """Check the format version of a checkpoint, and the types of the values in it.
 
     Args:
-        content: Content of the checkpoint file.
+        content: Content of the checkpoint file, a dictionary with the keys `fourfold` and
+            `state_dict`.
         path: The file, for the error message.
 
     Raises:
@@ -94,7 +96,8 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
             wrong type.
     """
     saved: Any = content.get("fourfold")
-    for name in content.keys() - {"state_dict"}:  # first: later checks may write values out
+    # This check comes first, because error messages of the later checks contain values.
+    for name in content.keys() - {"state_dict"}:
         check_nesting(content[name], _parts, MAX_VALUES, path)
     check_version(saved, path)
     with errors_in(path):
@@ -116,7 +119,11 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return the keys and values of a dictionary, or the items of another container."""
+    """Return the values inside a value of a checkpoint.
+
+    These are the keys and values of a dictionary, or the items of a list, tuple or set. Any other
+    value has none.
+    """
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     return value if isinstance(value, list | tuple | set | frozenset) else ()
@@ -125,9 +132,11 @@ def _parts(value: Any) -> Iterable[Any]:
 def check_training(content: Mapping[str, Any]) -> None:
     """Check the types of a checkpoint's loop progress (`loops`) and optimizer states.
 
+    A checkpoint without the keys `loops` and `optimizer_states` passes the check, because
+    `fourfold import` writes such checkpoints.
+
     Args:
-        content: Content of the checkpoint file. A checkpoint that `fourfold import` wrote passes
-            the check, although it has no loop progress and no optimizer states.
+        content: Content of the checkpoint file.
 
     Raises:
         InputError: A value is missing or has the wrong type.
@@ -228,7 +237,10 @@ def dataclass_from_dict(cls: Any, values: Any) -> Any:
 
 
 def _dataclass_of(annotation: Any) -> Any:
-    """Return the dataclass of an annotation such as `ViTConfig` or `ViTConfig | None`, or None."""
+    """Return the dataclass in a type annotation, or None if the annotation has no dataclass.
+
+    The dataclass of the annotations `ViTConfig` and `ViTConfig | None` is `ViTConfig`.
+    """
     return next((x for x in (annotation, *get_args(annotation)) if is_dataclass(x)), None)
 
 

@@ -21,18 +21,18 @@ from fourfold.text_files import iterate_lines
 from fourfold.tokenization.tokenizer import Tokenizer
 
 _NAME = re.compile(r"\.(txt|vec)(\.(gz|xz|bz2))?$")
-_N_CHECKED = 100  # lines, from which the width of the vectors is known if no first line gives it
-# Forms in which the tokens of a vocabulary are looked up, in order of preference.
+_N_CHECKED = 100  # lines from which the width of the vectors is determined in a file of GloVe
+# Spellings under which a token is looked up in the file, in order of preference.
 _FORMS = ("the token itself", "its text", "its text in lower case")
 
 
 class WordVectors(NamedTuple):
-    """Vectors of a file.
+    """Word vectors that were read from a file.
 
     Args:
-        vectors: Vector (d,) float32 of each token, by its UTF-8 bytes.
-        n_duplicates: Number of lines for these tokens that repeat the token of an earlier line and
-            are ignored.
+        vectors: Dictionary from the UTF-8 bytes of each token to its vector, a float32 array (d,).
+        n_duplicates: Number of ignored lines. Such a line repeats a token of `vectors` that an
+            earlier line has given.
     """
 
     vectors: dict[bytes, np.ndarray]
@@ -40,19 +40,23 @@ class WordVectors(NamedTuple):
 
 
 def is_vector_file(path: str) -> bool:
-    """Return True if a path names word vectors: its suffix is .txt or .vec, perhaps compressed."""
+    """Return True if a path names a file of word vectors.
+
+    Such a path ends in .txt or .vec, optionally followed by .gz, .xz or .bz2, and is no directory.
+    """
     return bool(_NAME.search(path)) and not Path(path).is_dir()
 
 
 def read_vectors(path: str, wanted: Collection[bytes], width: int) -> WordVectors:
     """Read the vectors of the tokens in `wanted` from a text file of word2vec, GloVe or fastText.
 
-    A token may contain any bytes except a line feed, also spaces; the last `width` fields of a line
-    are its vector. The other lines are only checked for their number of fields.
+    A token may contain any bytes except a line feed, also spaces. The last `width` fields of a line
+    are the vector. Lines of other tokens are only checked for their number of fields.
 
     Args:
-        path: Path of the file, which may be compressed, or archive.zip/member.
-        wanted: UTF-8 bytes of the tokens.
+        path: Path of the file, which may be compressed. The path `archive.zip/member` names a file
+            in a zip archive.
+        wanted: UTF-8 bytes of each token to read.
         width: Width d of the vectors.
 
     Raises:
@@ -77,7 +81,10 @@ def read_vectors(path: str, wanted: Collection[bytes], width: int) -> WordVector
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of the lines that are not empty, without spaces at the end."""
+    """Yield the number, from 1, and the content of each line that is not empty.
+
+    Spaces at the end of a line are removed.
+    """
     for number, line in enumerate(iterate_lines(path), 1):
         line = line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"")  # byte order mark
         line = line.rstrip(b" \r")  # fastText ends a line with a space
@@ -88,8 +95,13 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 def _read_first_lines(path: str, width: int) -> int | None:
     """Check the width of the vectors by the first lines of a file.
 
-    A first line of exactly two integers holds the number of vectors and their width. Otherwise the
-    width is the smallest count of numbers that a line ends with, since a token may contain numbers.
+    If the first line consists of two integers, they are the number of vectors and their width.
+    Otherwise, the numbers at the end of each of the first 100 lines are counted. The width is the
+    smallest of these counts, because a token with spaces may itself end with numbers.
+
+    Args:
+        path: Path of the file.
+        width: Required width of the vectors.
 
     Returns:
         The number of vectors in the first line, or None if the file begins with a vector.
@@ -109,7 +121,7 @@ def _read_first_lines(path: str, width: int) -> int | None:
 
 
 def _count_numbers(line: bytes) -> int:
-    """Return the number of numbers at the end of a line, behind the first field."""
+    """Return how many fields at the end of a line are numbers; the first field does not count."""
     fields = line.split(b" ")[1:]
     for count, field in enumerate(reversed(fields)):
         try:
@@ -120,7 +132,16 @@ def _count_numbers(line: bytes) -> int:
 
 
 def _parse(fields: list[bytes], path: str, line: int) -> np.ndarray:
-    """Return the vector (d,) float32 of a line; raise InputError if it is not finite."""
+    """Return the vector of a line as a float32 array (d,).
+
+    Args:
+        fields: The d numbers of the vector as text.
+        path: Path of the file, for the error message.
+        line: Number of the line, for the error message.
+
+    Raises:
+        InputError: A field is not a number, or the vector is not finite.
+    """
     try:
         vector = np.array([float(field) for field in fields], np.float32)
     except ValueError as error:
@@ -138,24 +159,29 @@ def _width_problem(given: int, width: int) -> str:
 def copy_vectors(
     model: nn.Module, path: str, tokenizer: str | None, prefix: str
 ) -> tuple[str, set[str]]:
-    """Copy word vectors into the token embeddings of a model, in place.
+    """Initialize the token embeddings (V, d) of a model, in place, with the word vectors of a file.
 
-    The vector of a token of the vocabulary is that of the token itself, such as "▁the" or "##ing".
-    If the file does not have it, it is that of the token's text, such as "the" for "▁the" or
-    "Ġthe", or of this text in lower case. All other rows are drawn from a normal distribution with
-    mean 0 and the standard deviation of the copied vectors. The row of the padding token is kept.
-    If the model multiplies token vectors by a factor, such as sqrt(d_model), the rows are divided
-    by this factor, so that the multiplied rows are the vectors of the file.
+    The row of each token of the vocabulary is looked up in the file under three spellings:
+
+    1. the token itself, such as "▁the" or "##ing"
+    2. the text of the token, such as "the" for the tokens "▁the" and "Ġthe"
+    3. this text in lower case
+
+    The first spelling that the file contains gives the row. The row of a token without a vector is
+    drawn from a normal distribution with mean 0 and the standard deviation of all elements of the
+    copied vectors. The row of the padding token is not changed. A model may multiply its token
+    embeddings by a factor, such as sqrt(d_model). All new rows are divided by this factor.
 
     Args:
         model: The model.
-        path: The file, as for `read_vectors`.
+        path: Path of the text file of word vectors, which may be compressed or in a zip archive.
         tokenizer: Tokenizer of the data as JSON.
-        prefix: Prefix of the names of the embeddings to fill, such as "src_embed."; "" for all.
+        prefix: Prefix of the module names of the token embeddings to initialize, such as
+            "src_embed."; "" for all token embeddings.
 
     Returns:
-        A line that reports how many tokens have a vector, and the names of the tensors that were
-        overwritten.
+        A line of text that reports how many tokens have a vector, and the names of the tensors in
+        the state dict that were overwritten.
 
     Raises:
         InputError: The file is not valid, there is no tokenizer or no such embedding, the widths
@@ -169,9 +195,9 @@ def copy_vectors(
     forms = _forms_of_tokens(vocabulary)
     widths = {module.tokens.embedding_dim for module in embeddings.values()}
     wanted = {form for of_token in forms.values() for form in of_token}
-    for width in widths:  # a file has one width, so that a second one raises the error
+    for width in widths:  # a file has one width, so a second width raises the error
         vectors, n_duplicates = read_vectors(path, wanted, width)
-    # Id: number of the form, and the form.
+    # Dictionary from token id to (index in `_FORMS`, spelling that the file contains).
     chosen = {
         i: next((k, form) for k, form in enumerate(of_token) if form in vectors)
         for i, of_token in forms.items()
@@ -200,10 +226,12 @@ def copy_vectors(
 
 
 def _token_embeddings(model: nn.Module, prefix: str) -> dict[str, TokenEmbedding]:
-    """Return the token embeddings whose names begin with `prefix`, by name.
+    """Return the token embedding modules of a model whose names begin with `prefix`, by name.
+
+    A module that shares its weight with another token embedding is left out.
 
     Raises:
-        InputError: There is none.
+        InputError: The model has no such module.
     """
     embeddings = {
         name: module
@@ -220,9 +248,11 @@ def _token_embeddings(model: nn.Module, prefix: str) -> dict[str, TokenEmbedding
 
 
 def _forms_of_tokens(tokenizer: Tokenizer) -> dict[int, list[bytes]]:
-    """Return the forms in which each token is looked up, by id, in order of preference.
+    """Return the spellings under which each token is looked up in a file of word vectors.
 
-    A form that equals an earlier one is kept, so that its index is that in `_FORMS`.
+    Returns:
+        Dictionary from token id to three UTF-8 strings, in the order of `_FORMS`: the token, its
+        text, and its text in lower case. Some of the three may be equal.
     """
     ids = tokenizer.vocabulary
     texts = tokenizer.decode_batch([[i] for i in ids.values()])

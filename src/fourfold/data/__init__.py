@@ -1,4 +1,4 @@
-"""DataModules for text, streamed text and images; each is imported when it is first accessed."""
+"""DataModules for text, streamed text and images. A class is imported when it is first accessed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,1 +1,1 @@
-"""Page of attention maps: document, files of the page, writing."""
+"""HTML page that shows the attention maps, predictions and statistics of a model."""

@@ -1,4 +1,10 @@
-"""build_document, join_documents: the document of the page and the bytes of its maps."""
+"""Content of a page of attention maps, computed from a model and examples.
+
+The content has two parts. The document is a dictionary of JSON values with the keys `title`,
+`family` (of the model), `precision`, `provenance`, `notice`, `rows` and `compare`. Each row is a
+dictionary for one example. It holds the tokens, the predictions, the curves and an entry for each
+attention map. The weights of all maps are stored outside the document, as one bytes object.
+"""
 
 import zlib
 from collections.abc import Sequence
@@ -32,10 +38,10 @@ from fourfold.models.base import Model
 from fourfold.models.classifiers import SpanExtractor
 from fourfold.models.encoder_decoder import Seq2Seq
 
-ROW_BYTES = 3_000_000  # of the maps of a row in base64
-FILE_BYTES = 15_000_000  # of the maps of all rows in base64
+ROW_BYTES = 3_000_000  # largest size in bytes of the maps of a row, compressed and in base64
+FILE_BYTES = 15_000_000  # largest size in bytes of the maps of all rows together, likewise
 
-# The view of a model is that of the first class that it is an instance of.
+# The first class of which the model is an instance determines the view.
 VIEWS: list[tuple[type[Model], type[View]]] = [
     (HierarchicalClassifier, DocumentView),
     (ViT, ImageView),
@@ -49,17 +55,18 @@ VIEWS: list[tuple[type[Model], type[View]]] = [
 
 
 class Settings(NamedTuple):
-    """Options of the document.
+    """Options of the document of a page.
 
     Args:
-        layers: Indices of the stored layers; negative ones count from the last. None means all, or
-            fewer if the file would become too large.
-        precision: 8 for bytes, or 16 for half floats.
+        layers: Indices of the layers whose maps are stored. Negative indices count from the last
+            layer. None means all layers. If the maps then exceed `ROW_BYTES` or `FILE_BYTES`, most
+            layers store only the mean over the heads.
+        precision: Bits of a stored weight, 8 (quantized) or 16 (half floats).
         generate: Number of tokens that a causal LM generates.
         truncate: Shorten texts that are too long for the model.
-        command: Command that made the page.
-        checkpoint: Name of the checkpoint, without its folder.
-        n_models: Number of models that share the page, and its size.
+        command: Command that made the page. The page displays the command.
+        checkpoint: File name of the checkpoint, without its folder.
+        n_models: Number of models that share the page and the bound on its size.
     """
 
     layers: tuple[int, ...] | None = None
@@ -72,7 +79,11 @@ class Settings(NamedTuple):
 
 
 def make_view(model: Model, settings: Settings) -> View:
-    """Return the view of a model.
+    """Return the view of a model, the object that runs the model and builds the page's content.
+
+    Args:
+        model: The model, in eval mode.
+        settings: Options of the document.
 
     Raises:
         InputError: The model has no attention, its family has no view, or it has fewer layers than
@@ -91,13 +102,19 @@ def make_view(model: Model, settings: Settings) -> View:
 def build_document(
     model: Model, examples: Sequence[Example], settings: Settings, other: Model | None = None
 ) -> tuple[dict[str, Any], bytes]:
-    """Run a model on examples, and return the document of the page and the bytes of all maps.
+    """Run a model on examples, and return the content of a page.
 
     Args:
         model: The model, in eval mode.
-        examples: Inputs, as the model's view returns them.
+        examples: Inputs, as the methods `from_text`, `from_image` and `from_batch` of the model's
+            view return them.
         settings: Options of the document.
-        other: Model that is compared with, which reads the same tokens.
+        other: Second model, of the same family and with the same tokens, whose maps the page also
+            shows; None for no second model.
+
+    Returns:
+        The document, a dictionary of JSON values (see the docstring of the module), and the stored
+        weights of all maps as bytes.
 
     Raises:
         InputError: The model has no attention or no view, or `other` differs in family or tokens.
@@ -181,7 +198,23 @@ def _row(
     layers: Layers,
     is_first: bool,
 ) -> dict[str, Any]:
-    """Return the row of an example, with the maps and curves of both models."""
+    """Run one or two models on an example, and return the example's data for the page.
+
+    Args:
+        view: View of the model.
+        compared: View of the second model; None if there is no second model.
+        example: Input of the models, with its target tokens.
+        writer: Writer to which the weights of the attention maps are added.
+        layers: Layers whose maps are stored.
+        is_first: True if the example is the first one of the page.
+
+    Returns:
+        A row of the document. This is a dictionary with the tokens, the predictions, the curves and
+        an entry for each attention map.
+
+    Raises:
+        InputError: The two models divide the example into different tokens.
+    """
     collector = Collector(writer, layers)
     row = view.row(example, collector, is_first)
     maps, curves = collector.maps, collector.curves
@@ -197,13 +230,18 @@ def _row(
 
 
 def _few_layers(model: Model) -> tuple[int, ...]:
-    """Return the first, the middle and the last layer of the deepest kind of attention."""
+    """Return the indices of three layers: the first, the middle and the last one.
+
+    Only these layers store the map of each head if the maps of all heads are too large for the
+    page. In a model with several kinds of attention, such as encoder and decoder, the kind with the
+    most layers determines the indices.
+    """
     last = max(layer for _, layer in attention_layers(model).values())
     return tuple(sorted({0, (last + 1) // 2, last}))
 
 
 def weights_digest(model: Model) -> str:
-    """Return a digest of the weights of a model, in 16 hexadecimal digits."""
+    """Return a digest of the state dict of a model as 16 hexadecimal digits."""
     tensors = compute_digests({"weights": dict(model.state_dict())})
     total = zlib.crc32(repr(tensors["values"]).encode())
     return f"{total:08x}{sum(tensors['tensors'].values()) % 2**32:08x}"

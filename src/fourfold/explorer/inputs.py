@@ -1,4 +1,4 @@
-"""Example: one input of the page, from texts and image files or from a batch of test data.
+"""Inputs of a page of attention maps, from texts, image files or a batch of test data.
 
 Shapes: T tokens, C channels, H height, W width.
 """
@@ -20,17 +20,19 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Example:
-    """One input of a model.
+    """One input of a model, whose attention the page shows.
 
     Args:
-        title: Name of the input.
-        ids: Ids of the tokens, special tokens included; of the source, for an encoder-decoder.
-        target: Ids of the target's tokens after the start token; None if the model generates it.
-        segments: Segment (0 or 1) of each token; None means all 0.
-        truth: True token at each masked position.
-        image: Input (C, H, W) of an image model.
-        picture: Pixels (H, W, C) uint8 of the image.
-        sentences: Word ids of each sentence of a document.
+        title: Title of the input on the page.
+        ids: Token ids of the text, special tokens included. For an encoder-decoder, these are the
+            ids of the source text.
+        target: Token ids of the target text or of the generated text, without the start token. None
+            if the model has not generated the text yet or does not generate.
+        segments: Segment (0 or 1) of each token; None means segment 0 for all tokens.
+        truth: Dictionary from each masked position to the id of the original token.
+        image: Normalized image (C, H, W) that an image model reads.
+        picture: Pixels (H, W, C) uint8 of the image, which the page displays.
+        sentences: List of the word ids of each sentence, for a hierarchical attention network.
     """
 
     title: str
@@ -56,19 +58,25 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 
 def longest_input(model: Model) -> int | None:
-    """Return the largest number of tokens that a model reads, or None for no limit."""
+    """Return the largest number of tokens in an input of a model, or None for no limit.
+
+    The number is the smaller one of `max_len` in the config and `max_len` of the training data.
+    """
     limits = (getattr(model.config, "max_len", None), model.artifacts.get("max_len"))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def fit(ids: list[int], limit: int | None, truncate: bool, n_special: int = 0) -> list[int]:
-    """Return the ids of a text that is short enough, without its end if `truncate` is set.
+    """Check the length of a text, and remove tokens at its end if the text is too long.
 
     Args:
         ids: Token ids without special tokens.
-        limit: Number of tokens that the model reads; None means any number.
-        truncate: Remove tokens at the end of a text that is too long.
-        n_special: Number of special tokens that are added later.
+        limit: Largest number of tokens that the model reads; None means any number.
+        truncate: If True, a text that is too long is shortened. If False, it raises InputError.
+        n_special: Number of special tokens that are added to the text later.
+
+    Returns:
+        The token ids that are left, at most `limit` - `n_special`.
 
     Raises:
         InputError: The text is too long, and `truncate` is False.
@@ -83,7 +91,10 @@ def fit(ids: list[int], limit: int | None, truncate: bool, n_special: int = 0) -
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    r"""Return the text of each token, with its leading space; \xE2 for an incomplete character."""
+    r"""Return the text of each token, with its leading space, for display on the page.
+
+    Bytes of a byte-level token that are no complete character are written as \xE2 and so on.
+    """
     names = token_names(tokenizer, ids, _decode)
     if is_byte_level(tokenizer):
         return names
@@ -99,30 +110,39 @@ def _decode(encoded: bytes) -> str:
 
 
 def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the index of the word that each token belongs to, from 0."""
+    """Return the index of the word, from 0, to which each token belongs.
+
+    The words are those of `Tokenizer.word_starts`. A special token is a word by itself.
+    """
     starts = tokenizer.word_starts(np.asarray(ids, np.int64))
     return [int(i) for i in np.cumsum(starts) - 1]
 
 
 def special_positions(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the indices of special tokens, masks excluded."""
+    """Return the positions in `ids` that hold a special token other than the mask token."""
     hidden = set(tokenizer.special_ids) - {tokenizer.mask_id}
     return [position for position, i in enumerate(ids) if i in hidden]
 
 
 def short_title(text: str, width: int = 80) -> str:
-    """Return a text in one line, cut to `width` characters."""
+    """Return a text as one line of at most `width` characters, with "…" if it was shortened."""
     line = " ".join(text.split()) or "(empty)"
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def real_rows(batch: Any, limit: int) -> list[dict[str, Any]]:
-    """Return the fields `ids`, `segments` and `targets` of each row, without padding.
+    """Return the tokens of each row of a batch of texts, without padding.
+
+    If a row holds several packed documents, only the first document is kept.
 
     Args:
-        batch: The batch.
-        limit: Largest number of tokens of a row. Of several packed documents, only the first is
-            kept.
+        batch: Batch with the field `ids` (B, T), and optionally with `segments`, `targets`, `mask`
+            (True = real token) and `documents` (index of each token's document), all (B, T).
+        limit: Largest number of tokens. Further tokens of a row are dropped.
+
+    Returns:
+        A dictionary for each row, with the keys `ids`, `segments` and `targets`. A value is a list
+        of integers, or None if the batch lacks the field.
     """
     mask, documents = getattr(batch, "mask", None), getattr(batch, "documents", None)
     rows = []

@@ -1,4 +1,9 @@
-"""MapWriter: attention maps with their statistics, packed as they are computed.
+"""Attention maps and their statistics, recorded while a model runs and stored for the page.
+
+A map is a matrix (T, S) of attention weights of one head, their mean over heads, or a rollout. The
+entry of a map is a dictionary of JSON values that describes the map and tells its location in the
+bytes of all maps. A token list is a list of texts in the page's document. The texts of a list, such
+as "source", label the rows or the columns of maps.
 
 Shapes: H heads, T queries, S keys.
 """
@@ -22,17 +27,18 @@ from fourfold.models.analysis.attention_maps import (
 )
 from fourfold.models.analysis.attention_statistics import head_label, head_statistics
 
-DIGITS = 4  # significant digits of the statistics
+DIGITS = 4  # significant digits to which statistics are rounded
 
 
 class MapWriter:
-    """Packs maps one behind the other, and keeps an entry of the document for each.
+    """Writer that appends the weights of attention maps to one byte array.
 
     Args:
-        precision: 8 for bytes, 16 for half floats (see `fourfold.explorer.page.pack`).
+        precision: Bits of a stored weight, 8 (quantized) or 16 (half floats), as for
+            `fourfold.explorer.page.pack`.
 
     Attributes:
-        data: Bytes of all maps so far.
+        data: Bytes of all maps that were added so far.
     """
 
     def __init__(self, precision: int) -> None:
@@ -42,15 +48,21 @@ class MapWriter:
     def add(
         self, name: str, weights: Array, queries: str, keys: str, *, model: int = 0, **fields: Any
     ) -> dict[str, Any]:
-        """Pack a map, and return its entry.
+        """Append the weights of an attention map to `data`.
 
         Args:
             name: Name of the map, such as "self", "cross" or "rollout".
-            weights: Map (T, S). With a field `range` = [low, high], values between these.
-            queries: Name of the token list of the rows.
-            keys: Name of the token list of the columns.
-            model: 0, or 1 for the model that is compared with.
-            **fields: Further fields of the entry: layer, head, triangle, range, stats and label.
+            weights: Weights (T, S) in [0, 1], or in the interval `range`.
+            queries: Name of the token list that labels the rows, such as "target".
+            keys: Name of the token list that labels the columns, such as "source".
+            model: 0 for the model, 1 for the second model of a comparison.
+            **fields: Further fields of the entry. `layer` and `head` are indices. `triangle` is
+                True if only the lower triangle is stored. `range` is [low, high], the interval of
+                the values. `stats` holds the statistics by name, and `label` the label of the head.
+
+        Returns:
+            Entry of the map in the page's document, a dictionary with the arguments, the shape and
+            the offset of the map in `data`.
         """
         low, high = fields.get("range", (0.0, 1.0))
         scaled = (weights - low) / (high - low) if high > low else np.zeros_like(weights)
@@ -71,19 +83,20 @@ class MapWriter:
 
 @dataclass(frozen=True)
 class Kind:
-    """Treatment of one kind of attention, such as "self", "encoder" or "cross".
+    """Options for the maps of one kind of attention, such as "self", "encoder" or "cross".
 
     Args:
         queries: Name of the token list of the queries.
         keys: Name of the token list of the keys.
-        name: Name of the maps; None means that of the kind.
-        ids: Token ids (S,) of the keys, for the induction score; None leaves it out.
-        separators: Bool (S,), True at separators; None leaves out their share.
-        distances: Distances (T, S) of the tokens; None means the distance in tokens.
-        is_self: Queries and keys are the same tokens.
-        first_queries: Store the rows of this many queries only; None stores all.
-        rollout: Name of the rollout of this stack; None computes none.
-        total: Name of the sum of the weights over all queries; None computes none.
+        name: Name of the maps on the page; None means the name of the kind.
+        ids: Token ids (S,) of the keys, for the induction score; None omits this score.
+        separators: Bool (S,), True at separators such as [SEP], for the weight on separators; None
+            omits this statistic.
+        distances: Distances (T, S) between queries and keys; None means the distance in tokens.
+        is_self: True if queries and keys are the same tokens (self-attention).
+        first_queries: Number of queries, from the first, whose rows are stored; None stores all.
+        rollout: Name of the attention rollout of this kind on the page; None computes no rollout.
+        total: Name of the map (1, S) of the weights summed over all queries; None computes no sum.
     """
 
     queries: str
@@ -100,13 +113,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers whose maps are stored.
+    """Choice of the layers whose maps are stored.
+
+    Indices count the layers of each kind of attention from 0. Negative indices count from the last
+    layer.
 
     Args:
-        only: Indices of the layers of each kind of which anything is stored; negative ones count
-            from the last. None means all.
-        with_heads: Indices of the layers of which each head is stored; None means all. Of other
-            layers, only the mean over the heads is stored.
+        only: Indices of the layers whose maps are stored; None means all layers.
+        with_heads: Indices of the layers of which the map of each head is stored; None means all
+            layers. For other layers, only the mean over the heads is stored.
     """
 
     only: tuple[int, ...] | None = None
@@ -114,17 +129,19 @@ class Layers:
 
 
 class Collector:
-    """Collects the maps of one row of the document.
+    """Collector of the attention maps and curves of one example, which records them in a model.
 
     Args:
-        writer: Writer that packs the maps.
-        layers: Layers that are stored.
-        model_index: 0, or 1 for the model that is compared with.
+        writer: Writer that stores the weights of the maps.
+        layers: Layers whose maps are stored.
+        model_index: 0 for the model, 1 for the second model of a comparison.
 
     Attributes:
-        maps: Entries of the maps.
-        curves: Entropy and distance by layer.
-        centers: Predicted centres of local attention, or None.
+        maps: List with a dictionary for each map, the result of `MapWriter.add`.
+        curves: List of curves, such as the entropy by layer. A curve is a dictionary with a title,
+            axis labels, a label, and the lists `x` and `y`.
+        centers: Predicted centre of the window of each target token, in source positions from 1, if
+            the model has local-p attention (Luong et al. 2015); otherwise None.
     """
 
     def __init__(self, writer: MapWriter, layers: Layers, model_index: int = 0) -> None:
@@ -136,17 +153,31 @@ class Collector:
         self.centers: list[float] | None = None
 
     def add(self, name: str, weights: Array, queries: str, keys: str, **fields: Any) -> None:
-        """Pack a map that is not the attention of a layer; arguments as for `MapWriter.add`."""
+        """Store a map with the writer, and append its entry to `maps`.
+
+        Args:
+            name: Name of the map, such as "rollout".
+            weights: Weights (T, S).
+            queries: Name of the token list that labels the rows.
+            keys: Name of the token list that labels the columns.
+            **fields: Further fields of the entry, as for `MapWriter.add`.
+        """
         options = {"model": self.model_index, **fields}
         self.maps.append(self.writer.add(name, weights, queries, keys, **options))
 
     def collect(
         self, model: nn.Module, forward: Callable[[], object], kinds: Mapping[str, Kind]
     ) -> None:
-        """Run a model on one sequence, and pack the maps of the given kinds.
+        """Run a model on one sequence, and store its attention maps, rollouts and curves.
+
+        Args:
+            model: The model, in eval mode.
+            forward: Function that runs the model once on a batch of one sequence.
+            kinds: Options of each kind of attention, by its name in `LayerAttention`, such as
+                "self" or "cross". Attention of other kinds is not recorded.
 
         Raises:
-            InputError: The model has no attention, or there is no layer of `layers.only`.
+            InputError: The model has no attention, or lacks a layer that `layers.only` names.
         """
         stored = set(select_layers(model, self.layers.only, "--layers"))
         detailed = set(select_layers(model, self.layers.with_heads)) & stored
@@ -184,7 +215,17 @@ class Collector:
     def _statistics(
         self, weights: Tensor, record: LayerAttention, kind: Kind
     ) -> list[dict[str, list[float]]]:
-        """Return the statistics of each map (H,), as pairs of value and value if uniform."""
+        """Compute the statistics of each head in one layer.
+
+        Args:
+            weights: Weights (1, H, T, S).
+            record: The layer, with the pairs of query and key that its mask allows.
+            kind: Options of the kind of attention.
+
+        Returns:
+            List of H dictionaries from the name of a statistic to a pair. The pair holds the value
+            of the head and the value of uniform attention with the same mask.
+        """
         found = head_statistics(
             weights,
             record.allowed[:1],
@@ -238,7 +279,15 @@ class Collector:
                 self.add(kind.rollout or "rollout", rows, kind.queries, kind.keys, **fields)
 
     def _add_curves(self, points: dict[tuple[str, str], Any]) -> None:
-        """Add a curve of the heads' means, of all heads as points, and of uniform attention."""
+        """Append curves of the statistics by layer to `curves`.
+
+        There are three curves for each statistic: the mean over heads, the value of each head as a
+        point, and the value of uniform attention. A kind with one layer gets no curves.
+
+        Args:
+            points: For each pair (kind of attention, "entropy" or "distance"), a list with a triple
+                for each layer: index of the layer, value of each head, value of uniform attention.
+        """
         names = {
             "entropy": ("Entropy", "entropy in nats"),
             "distance": ("Mean distance", "distance"),

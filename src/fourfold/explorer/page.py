@@ -1,6 +1,6 @@
-"""assemble, pack, unpack: the HTML page of attention maps, and the bytes of the maps in it.
+"""HTML file of a page of attention maps, and storage of the maps as bytes.
 
-`tests/explorer/test_page.py` documents the page: no request leaves it, and tokens are never markup.
+The page sends no network request. Tokens are inserted as text and never as markup.
 """
 
 import base64
@@ -20,22 +20,26 @@ from fourfold.models.analysis.attention_maps import Array, dequantize, quantize
 CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
 )
-TABLE_QUERIES = 64  # rows of the table for browsers without scripts, for each input
+# Size of the table for browsers without scripts: queries of each input, keys of each query.
+TABLE_QUERIES = 64
 TABLE_KEYS = 3
 
 
 def pack(
     arrays: Sequence[Array], triangles: Sequence[bool] | None = None, precision: int = 8
 ) -> tuple[bytes, list[int]]:
-    """Quantise maps and put them one behind the other.
+    """Convert attention maps to bytes, one map after another, each row by row.
 
     Args:
-        arrays: Weights in [0, 1], one (T, S) array for each map.
-        triangles: True for maps of which only the lower triangle is stored, row by row.
-        precision: 8 for bytes (see `quantize`), 16 for half floats.
+        arrays: Weights in [0, 1], an array (T, S) for each map.
+        triangles: True for each map of which only the lower triangle is stored; None means that all
+            maps are stored completely.
+        precision: Bits of a stored weight. 8 stores a weight a as round(255 sqrt(a)) in a byte. 16
+            stores it as a little-endian half float.
 
     Returns:
-        The bytes, and the offset of each map in elements.
+        The bytes, and the index of the first element of each map. An element has `precision` / 8
+        bytes.
     """
     chunks, offsets, position = [], [], 0
     for array, triangle in zip(arrays, triangles or [False] * len(arrays), strict=True):
@@ -49,7 +53,13 @@ def pack(
 
 
 def unpack(entry: dict[str, Any], maps: bytes, precision: int = 8) -> Array:
-    """Return the (T, S) weights of the stored map `entry`, as the page shows them."""
+    """Return the weights (T, S) float32 of a stored attention map, as the page shows them.
+
+    Args:
+        entry: Entry of the map in the document, with `shape`, `offset`, `triangle` and `range`.
+        maps: Bytes of all maps, as `pack` returns them.
+        precision: Bits of a stored weight, 8 or 16.
+    """
     rows, columns = entry["shape"]
     cells = np.tril_indices(rows, m=columns) if entry.get("triangle") else None
     count = rows * columns if cells is None else len(cells[0])
@@ -66,14 +76,15 @@ def unpack(entry: dict[str, Any], maps: bytes, precision: int = 8) -> Array:
 
 
 def assemble(document: dict[str, Any], maps: bytes) -> str:
-    """Return the page as one HTML file that requests nothing.
+    """Return a page as one HTML file that loads no other file and sends no request.
 
     Args:
-        document: Names, tokens, offsets and statistics of the maps; the inputs are in "rows".
+        document: Content of the page without the weights, a dictionary of JSON values (see
+            `fourfold.explorer.document`).
         maps: Bytes of all maps, as `pack` returns them.
 
     Returns:
-        The text of the file, which depends on the arguments alone.
+        The text of the file. Equal arguments give equal texts.
     """
     style, frame = _read("look.css"), _read("look.html")
     script = _read("pure.js") + _read("look.js").removeprefix('"use strict";\n')
@@ -84,7 +95,7 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
         "style": style,
         "script": script,
         "table": "".join(_tables(document, maps)),
-        # ASCII only, so that neither a line separator nor a lone surrogate reaches the file.
+        # `json.dumps` writes ASCII only, so the file has no line separators or lone surrogates.
         "meta": json.dumps(document, separators=(",", ":")).replace("<", "\\u003c"),
         "maps": base64.b64encode(zlib.compress(maps)).decode(),
     }
@@ -101,13 +112,20 @@ def _digest(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return `text` with white space and control characters as visible marks."""
+    r"""Return a text in which line breaks and control characters are visible.
+
+    A line break becomes "↵", and a control character becomes its code point, such as "\u{200b}". A
+    text of spaces only becomes as many "␣".
+    """
     marked = text.replace("\n", "↵") if text.strip(" ") else "␣" * len(text)
     return CONTROL.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", marked)
 
 
 def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
-    """Return one HTML table for each input: the largest weights of each query."""
+    """Return the HTML tables for browsers without scripts, one table for each input.
+
+    A table lists the keys with the largest weights of each query in the map of `_summary_map`.
+    """
     parts = [
         "<p>This browser runs no scripts; the largest weights of one map are in these tables.</p>"
     ]
@@ -136,9 +154,11 @@ def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
 
 
 def _summary_map(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the map that a reader without scripts sees: to the source if there is one, else any.
+    """Return the entry of the map that represents a row in a browser without scripts.
 
-    The mean of the heads of the last layer comes before a single head.
+    Maps of cross-attention come before rollouts, and these before other maps. Among maps of the
+    same name, means over heads come before single heads, and the last layer before other layers.
+    The result is None if the row has no maps.
     """
     order = ["alpha", "cross", "rollout"]
 

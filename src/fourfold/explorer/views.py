@@ -1,6 +1,9 @@
-"""View: base class of the families' views, which build the rows of the document; image views.
+"""Views, which run the models of one family and build the data that a page shows.
 
-Shapes: T tokens, S keys, K classes, V vocabulary, C channels, H height, W width.
+This module holds the base class and the views of image models. The data of one example are a row of
+the page's document, a dictionary of JSON values (see `fourfold.explorer.document`).
+
+Shapes: L layers, T tokens, K classes, V vocabulary, C channels, H height, W width.
 """
 
 import base64
@@ -34,17 +37,21 @@ from fourfold.models.analysis.attention_statistics import patch_distances
 from fourfold.models.analysis.hidden_states import logit_lens, text_stack
 from fourfold.models.base import Model
 
-N_ALTERNATIVES = 10  # tokens of a step
-N_CLASSES = 5
-IMAGE_SIDE = 256  # pixels of a picture in the page
-IMAGE_BYTES = 60_000
-FULL_PATCHES = 80  # tokens up to which all rows of a ViT have complete maps
+N_ALTERNATIVES = 10  # most probable tokens that a step lists
+N_CLASSES = 5  # most probable classes that a row lists
+IMAGE_SIDE = 256  # longer side of an image on the page, in pixels
+IMAGE_BYTES = 60_000  # largest size of an image on the page
+FULL_PATCHES = 80  # tokens of a ViT up to which the maps of all examples are stored completely
 
 Row = dict[str, Any]
 
 
 class View:
-    """Base class of views: reads inputs of one family, and builds a row of the document for each.
+    """Base class of views, which run the models of one family and build the data of a page.
+
+    `from_text`, `from_image` or `from_batch` converts inputs to examples. `complete` adds the
+    tokens that the model generates to an example. `row` runs the model on the result, and returns
+    the data that the page shows for the example.
 
     Args:
         model: The model, in eval mode.
@@ -52,7 +59,7 @@ class View:
         generate: Number of tokens that a causal LM generates.
 
     Attributes:
-        family: Name of the family in the document.
+        family: Name of the model family, such as "causal_lm", which selects the layout of the page.
     """
 
     family: ClassVar[str]
@@ -64,7 +71,11 @@ class View:
         self.device = next(model.parameters()).device
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Return the example of a text, and of a target text for an encoder-decoder.
+        """Convert a text to an `Example`, an input of the page.
+
+        Args:
+            text: Input of the model, or source text of an encoder-decoder.
+            target: Target text of an encoder-decoder; None if the model generates the text.
 
         Raises:
             InputError: The model reads no texts, or the text is too long.
@@ -72,7 +83,7 @@ class View:
         raise InputError("must not be given: the model reads no texts", option="--text")
 
     def from_image(self, path: str) -> Example:
-        """Return the example of an image file.
+        """Convert an image file to an `Example`, an input of the page.
 
         Raises:
             InputError: The model reads no images, or the file is no image.
@@ -80,29 +91,50 @@ class View:
         raise InputError("must not be given: the model reads no images", option="--image")
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch of the test data."""
+        """Convert the rows of a batch of test data to inputs of the page.
+
+        Args:
+            batch: Batch of the DataModule (see `fourfold.data.loading.batches`).
+            dataset: Dataset of the test split.
+        """
         raise NotImplementedError
 
     def complete(self, example: Example) -> Example:
-        """Return an example with the tokens that the model generates; by default there are none."""
+        """Return a copy of an example with the tokens that the model generates as `target`.
+
+        The base class returns the example itself, because most models generate nothing.
+        """
         return example
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model once on a complete example, and return its row without maps and curves.
+        """Run the model on an example, and return the data that the page shows for the example.
 
         Args:
-            example: The example.
-            collector: Collector of the maps and curves.
-            is_first: The example is the first of the document.
+            example: Result of `complete`.
+            collector: Collector to which the attention maps and the curves are added.
+            is_first: True if the example is the first one of the page.
+
+        Returns:
+            A row of the page's document, without its fields `maps` and `curves`. This is a
+            dictionary with the title, the tokens and the predictions.
         """
         raise NotImplementedError
 
     def tensor(self, ids: Any) -> Tensor:
-        """Return integers as a batch (1, T) on the device of the model."""
+        """Return T integers as an int64 tensor (1, T) on the device of the model."""
         return torch.tensor([list(ids)], dtype=torch.long, device=self.device)
 
     def tokens(self, **lists: Any) -> Row:
-        """Return the fields `tokens`, `words` and `special` for lists of token ids by name."""
+        """Return the fields of the page's data that describe the tokens of an example.
+
+        Args:
+            **lists: Token ids of each token list by the name of the list, such as `source`.
+
+        Returns:
+            A dictionary with three keys. Each value is a dictionary by the name of the list:
+            `tokens` holds the text of each token, `words` the index of each token's word, and
+            `special` the positions of special tokens.
+        """
         tokenizer = tokenizer_of(self.model)
         return {
             "tokens": {name: token_texts(tokenizer, ids) for name, ids in lists.items()},
@@ -119,15 +151,21 @@ class View:
         kind: str,
         **fields: Any,
     ) -> list[Row]:
-        """Return the field `steps`: the distribution of the model at some tokens.
+        """Return the field `steps` of the page's data, the model's predictions for some tokens.
 
         Args:
             logits: Logits (T, V).
-            ids: Ids of the tokens that were chosen.
-            positions: Row of the logits for the index of each token.
-            ranks: Ranks (L, T) of the chosen tokens by layer; None leaves them out.
-            kind: generate or masked.
+            ids: Token ids of the sequence. The predicted tokens are among them.
+            positions: Dictionary from the index of each predicted token in `ids` to the row of
+                `logits` that predicts this token.
+            ranks: Rank (L, T) of the predicted token after each layer (logit lens), where 0 is the
+                most probable token; None omits the ranks.
+            kind: "generate" or "masked".
             **fields: Further fields of each step.
+
+        Returns:
+            A dictionary for each token in `positions`, with the probability of the token, the
+            entropy of the distribution in nats, the most probable tokens and the ranks.
         """
         tokenizer, steps = tokenizer_of(self.model), []
         for token, query in positions.items():
@@ -155,17 +193,19 @@ class View:
         *inputs: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the model once, collect its maps, and return logits (T, V) and the logit lens.
+        """Run the model once on one sequence, and collect its attention maps.
 
         Args:
-            collector: Collector of the maps.
-            kinds: Kinds of attention to collect.
-            chosen: Ids (1, T) of the tokens whose ranks the logit lens returns.
-            *inputs: Inputs of the model.
-            **options: Options of the model.
+            collector: Collector to which the maps and curves are added.
+            kinds: Options of each kind of attention to collect, by the name of the kind.
+            chosen: Token ids (1, T) whose ranks are computed, one for each position.
+            *inputs: Positional arguments of the model.
+            **options: Keyword arguments of the model.
 
         Returns:
-            Logits of the only sequence, and ranks (L, T) or None if the head reads no blocks.
+            The logits (T, V), and the rank (L, T) of each token in `chosen` after each layer (logit
+            lens), where 0 is the most probable token. The ranks are None if the head of the model
+            does not read a stack of transformer blocks.
         """
         outputs: list[Tensor] = []
         ranks: list[Tensor] = []
@@ -183,7 +223,15 @@ class View:
         return outputs[0][0], ranks[0][:, 0] if ranks else None
 
     def classes(self, logits: Tensor) -> list[list[Any]]:
-        """Return the field `classes` for logits (K,): the most probable classes."""
+        """Return the field `classes` of the page's data, the most probable classes.
+
+        Args:
+            logits: Logits (K,).
+
+        Returns:
+            List of at most `N_CLASSES` (5) pairs [name of the class, probability], the most
+            probable class first. The list is empty for regression (K = 1).
+        """
         if len(logits) < 2:
             return []
         names = self.model.artifacts.get("class_names") or default_class_names(len(logits))
@@ -191,7 +239,15 @@ class View:
         return [[names[i], _short(p)] for i, p in zip(best.tolist(), values.tolist(), strict=True)]
 
     def search(self, source: Tensor, **options: Any) -> list[int]:
-        """Return the target of the beam search of the checkpoint, without the start token."""
+        """Generate a target text by beam search with the options stored in the checkpoint.
+
+        Args:
+            source: Source tokens (1, S), or an image (1, C, H, W).
+            **options: Further arguments of `beam_search`.
+
+        Returns:
+            Token ids of the best hypothesis without the start token, up to the end token.
+        """
         defaults = self.model.generation_defaults
         names = {"num_beams": "beam", "length_penalty": "length_penalty"}
         names["length_penalty_type"] = "length_penalty_type"
@@ -203,24 +259,36 @@ class View:
 
     @property
     def start_id(self) -> int:
-        """Id of the first input of a decoder."""
+        """Id of the token that the decoder reads first."""
         found = getattr(self.model.generation_defaults, "bos_id", None)
         return tokenizer_of(self.model).bos_id if found is None else int(found)
 
 
 class ImageView(View):
-    """View of a Vision Transformer: patches, rollout, relevance, distances and classes."""
+    """View that runs a Vision Transformer on an image.
+
+    The page shows the attention between patches, the attention rollout, the relevance of the
+    patches for the predicted class, and the most probable classes.
+    """
 
     family = "vit"
 
     def from_image(self, path: str) -> Example:
-        """Return the example of an image file; its picture is the part that the model reads."""
+        """Convert an image file to an `Example`, an input of the page.
+
+        The page displays the image after the resizing and cropping of evaluation.
+        """
         image = input_transform(self.model.artifacts)(path)
         seen = eval_transform(self.model.artifacts)(path)
         return Example(Path(path).name, image=image, picture=pixels(seen, self.model.artifacts))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Return the examples of a batch of images, with the location of each image as title."""
+        """Convert the images of an `ImageBatch` to inputs of the page.
+
+        Args:
+            batch: The batch.
+            dataset: Dataset of the batch, from which the displayed pixels are read.
+        """
         examples = []
         for i, row in enumerate(batch.rows.tolist()):
             stored = dataset.images.pixels(row, dataset.transform.n_channels)
@@ -230,7 +298,12 @@ class ImageView(View):
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Return the row of an image; later large images have maps of the class token only."""
+        """Run the model on an image, and return the data for the page.
+
+        The field `classes` holds the most probable classes. The attention maps are stored
+        completely for the first example and for images of at most `FULL_PATCHES` (80) tokens. For
+        other examples, only the attention of the class token is stored.
+        """
         assert example.image is not None
         side = self.model.config.image_size // self.model.config.patch_size
         images = self._batch(example.image)
@@ -270,12 +343,15 @@ class ImageView(View):
 
 
 class CaptionView(ImageView):
-    """View of a captioner: the image and the locations that each word attends to."""
+    """View that runs a captioning model on an image and on the caption that it generates.
+
+    The page shows the attention of each word to the image.
+    """
 
     family = "captioning"
 
     def complete(self, example: Example) -> Example:
-        """Return the example with the caption of the beam search."""
+        """Return a copy of an example whose `target` is a caption that beam search generates."""
         assert example.image is not None
         limits = (getattr(self.model.config, "max_len", None), self.model.artifacts.get("max_len"))
         longest = min([51, *(limit for limit in limits if limit is not None)]) - 1
@@ -285,7 +361,11 @@ class CaptionView(ImageView):
         return replace(example, target=target, title=f"{example.title}: {text}")
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Return the row of an image with its caption."""
+        """Run the model once on image and caption, and return the data for the page.
+
+        The data hold the attention to the image for each token of the caption, and the distribution
+        that the model predicts for the token.
+        """
         assert example.image is not None
         target = list(example.target or [])
         inputs = [self.start_id, *target[:-1]]
@@ -333,14 +413,32 @@ class CaptionView(ImageView):
 
 
 def pixels(image: Tensor, artifacts: Any) -> Array:
-    """Return the pixels (H, W, C) uint8 of a normalised image (C, H, W)."""
+    """Return the pixels (H, W, C) uint8 of a normalized image.
+
+    Args:
+        image: Normalized image (C, H, W).
+        artifacts: Mapping with the keys `mean` and `std`, the values of each channel with which the
+            image was normalized.
+    """
     mean, std = (torch.tensor(artifacts[key]).view(-1, 1, 1) for key in ("mean", "std"))
     levels = (image.float().cpu() * std + mean).clamp(0, 1).mul(255).round().byte()
     return levels.permute(1, 2, 0).numpy()
 
 
 def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | None:
-    """Return the field `image` of a row: a JPEG of at most 60 kB as a data URL, and its patches."""
+    """Return the field `image` of the page's data, with the image as a JPEG in a data URL.
+
+    The JPEG has at most 60 kB, unless the lowest quality is larger.
+
+    Args:
+        picture: Pixels (H, W, C) uint8; None if the example has no image.
+        grid: Number of rows and number of columns of the patches.
+        n_prefix: Number of tokens before the patches.
+
+    Returns:
+        A dictionary with the keys `src` (the data URL), `width` and `height` in pixels, `grid` and
+        `prefix`; None if `picture` is None.
+    """
     if picture is None:
         return None
     image = Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture)
@@ -360,7 +458,13 @@ def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | 
 
 
 def patch_names(n_rows: int, n_columns: int, n_prefix: int) -> list[str]:
-    """Return the names of the tokens before the patches, and of the patches row by row."""
+    """Return the names of the tokens of an image, such as "[CLS]" and "row 0, column 1".
+
+    Args:
+        n_rows: Number of rows of patches.
+        n_columns: Number of columns of patches.
+        n_prefix: Number of tokens before the patches: the class and the distillation token.
+    """
     prefix = ["[CLS]", "[DIST]"][:n_prefix]
     grid = [(i, j) for i in range(n_rows) for j in range(n_columns)]
     return prefix + [f"row {i}, column {j}" for i, j in grid]

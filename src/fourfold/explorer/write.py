@@ -1,4 +1,4 @@
-"""look: the page of a model in a notebook; write_page: the page in a file."""
+"""Pages of attention maps in a notebook (`fourfold.look`) and in a file (`write_page`)."""
 
 import html
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from fourfold.explorer.page import assemble
 from fourfold.explorer.views import View
 from fourfold.models.base import Model
 
-N_ROWS = 8  # of the test data in a page of `fourfold test`
+N_ROWS = 8  # examples of the test data in a page of `fourfold test`
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,8 @@ class Page:
 
     Args:
         html: Text of the HTML file.
-        document: Tokens, statistics and offsets of the maps.
+        document: Content of the page without the weights, a dictionary of JSON values (see
+            `fourfold.explorer.document`).
         height: Height of the frame in a notebook, in pixels.
     """
 
@@ -48,6 +49,10 @@ class Page:
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the page to a file, completely or not at all.
 
+        Args:
+            path: Path of the HTML file.
+            overwrite: Replace the file if it exists.
+
         Raises:
             InputError: The file exists and `overwrite` is False, or its folder does not exist.
         """
@@ -56,7 +61,14 @@ class Page:
         write_atomically(path, self.html)
 
     def describe(self, path: Path) -> str:
-        """Return a line with path, size and content of the page after it was written to `path`."""
+        """Return a line of text about a page that was written to a file.
+
+        The line holds the path, the size in MB, the numbers of inputs and maps, and the names of
+        the model classes.
+
+        Args:
+            path: Path of the file.
+        """
         rows, default = self.document["rows"], self.document["provenance"]
         models = dict.fromkeys(row.get("provenance", default)["model"] for row in rows)
         n_maps = sum(len(row["maps"]) for row in rows)
@@ -66,6 +78,11 @@ class Page:
 
 def check_output(path: Path, overwrite: bool, option: str = "--out") -> None:
     """Check that a page may be written to a path, before the model runs.
+
+    Args:
+        path: Path of the HTML file.
+        overwrite: Allow a file that exists.
+        option: Name of the option in the error message.
 
     Raises:
         InputError: The path is a folder, its folder does not exist, or the file exists and
@@ -98,19 +115,27 @@ def look(
 
     Args:
         model: A model, or a path that `fourfold.load` accepts.
-        text: One or several texts; masks are written as [MASK], and pairs of texts with a tab.
+        text: One or several texts. A mask is written as [MASK]. A pair of texts is one string with
+            a tab between the texts.
         source: One or several source texts of a translation model, in place of `text`.
-        target: A target text for each source; None means the output of the model.
-        image: One or several image files.
+        target: A target text for each source text; None means that the model generates it.
+        image: Path of one or several image files.
         generate: Number of tokens that a causal LM appends to a text.
-        compare: A second model of the same family and tokens.
-        layers: Indices of the layers; negative ones count from the last. None means all layers, or
-            fewer heads if the page would exceed 15 MB.
-        precision: 8, or 16 for half floats.
+        compare: Second model, or its path, whose maps the page also shows. The model must have the
+            family and the tokens of `model`.
+        layers: Indices of the layers to show. Negative indices count from the last layer. None
+            means all layers. If the maps of all heads are too large for the page, the heads of only
+            three layers are then shown.
+        precision: Bits of a stored weight, 8 (quantized, with an error of at most 0.004) or 16
+            (half floats).
         truncate: Shorten texts that are too long for the model.
 
+    Returns:
+        The page, which `save` writes to an HTML file.
+
     Raises:
-        InputError: The model has no attention, an input does not fit the model, or there is none.
+        InputError: The model has no attention, an input does not fit the model, or no input is
+            given.
 
     Example:
         >>> page = fourfold.look("runs/bert/tiny", "The [MASK] sat down.")  # doctest: +SKIP
@@ -133,21 +158,34 @@ def look(
 def make_page(
     model: Model, examples: Sequence[Example], settings: Settings, other: Model | None = None
 ) -> Page:
-    """Build the document of examples, and return the page; arguments of `build_document`."""
+    """Run a model on examples, and return the page of its attention maps.
+
+    Args:
+        model: The model, in eval mode.
+        examples: Inputs of the model, as its view returns them.
+        settings: Options of the document.
+        other: Second model, whose maps the page also shows; None for no second model.
+
+    Raises:
+        InputError: The model has no attention or no view, or `other` differs in family or tokens.
+    """
     return Page.join([build_document(model, examples, settings, other)])
 
 
 def write_page(
     checkpoint: Path, data: Any, out: Path, classes: Sequence[str] = (), command: str = ""
 ) -> str:
-    """Write the page of the first rows of test data, and return a line that describes it.
+    """Write a page of the first `N_ROWS` (8) examples of the test data to a file.
 
     Args:
-        checkpoint: The checkpoint file.
-        data: DataModule with the test split.
-        out: File of the page, which is replaced if it exists.
+        checkpoint: Path of the checkpoint file.
+        data: DataModule with a test split.
+        out: Path of the HTML file, which is replaced if it exists.
         classes: Import paths of the user's classes that the checkpoint may name.
-        command: Command that the page shows.
+        command: Text of the command that made the page, which the page displays.
+
+    Returns:
+        A line of text with the path, the size and the content of the page.
 
     Raises:
         InputError: The model has no attention, or there is no page for its family.
@@ -161,7 +199,13 @@ def write_page(
 
 
 def first_examples(view: View, data: Any, n_rows: int, split: str = "test") -> list[Example]:
-    """Return the examples of the first rows of a split of a DataModule.
+    """Convert the first rows of a split of a DataModule to inputs of the page.
+
+    Args:
+        view: View of the model, which converts the batch to examples.
+        data: The DataModule.
+        n_rows: Largest number of examples.
+        split: Name of the split.
 
     Raises:
         InputError: The data have no such split.
@@ -179,11 +223,18 @@ def read_examples(
     targets: Sequence[str],
     images: Sequence[str],
 ) -> list[Example]:
-    """Return the examples of texts, sources with their targets, and image files.
+    """Convert texts and image files to inputs of the page, in the order sources, texts, images.
+
+    Args:
+        view: View of the model.
+        texts: Texts without targets.
+        sources: Source texts of an encoder-decoder.
+        targets: A target text for each text of `sources` and then of `texts`. If the list is empty,
+            the model generates the target texts.
+        images: Paths of image files.
 
     Raises:
-        InputError: An input does not fit the model, or there are targets for other numbers of
-            sources.
+        InputError: An input does not fit the model, or the number of target texts is wrong.
     """
     sources = [*sources, *texts]
     if targets and len(targets) != len(sources):

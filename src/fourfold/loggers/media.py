@@ -1,4 +1,4 @@
-"""Media that a run saves as CSV, PNG and HTML: tables, matrices, images, attention, tinted text."""
+"""Tables, plots, images and HTML pages that a run saves as CSV, PNG and HTML files."""
 
 import csv
 import html
@@ -170,9 +170,11 @@ class TintedDocument(NamedTuple):
 
     Args:
         title: Heading of the document.
-        sentences: Words of each sentence. The prefix `##` joins a token to the one before it.
-        word_weights: Weight p_w of each word of each sentence.
-        sentence_weights: Weight p_s of each sentence; further weights, of padding, are ignored.
+        sentences: Words of each sentence. A word with the prefix `##` is displayed without a space
+            before it.
+        word_weights: Attention weight p_w of each word of each sentence.
+        sentence_weights: Attention weight p_s of each sentence. Further weights, which belong to
+            padding, are ignored.
     """
 
     title: str
@@ -182,10 +184,12 @@ class TintedDocument(NamedTuple):
 
 
 class TintedText(NamedTuple):
-    """Page of documents with red sentence weights and blue words (Yang et al. 2016, section 3.4).
+    """HTML page that colors words and sentences by attention (Yang et al. 2016, section 3.4).
 
-    The tint of a word is sqrt(p_s) p_w, so that important words of other sentences are visible. The
-    darkest sentence and the darkest word of each document have the full tint.
+    A red cell shows the weight p_s of each sentence. The words are on a blue background, whose
+    opacity is proportional to sqrt(p_s) p_w for the weight p_w of the word. With this square root,
+    important words of less important sentences are visible. The opacities of each document are
+    scaled such that the largest one is 1, separately for sentences and words.
 
     Args:
         documents: The documents.
@@ -211,7 +215,7 @@ Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps | TintedText
 
 
 def _document_page(document: TintedDocument) -> str:
-    """Return the HTML of a tinted document: a heading, and a table with a row for each sentence."""
+    """Return the HTML of a document, a heading and a table with a row for each sentence."""
     weights = document.sentence_weights[: len(document.sentences)]
     tints = [
         [math.sqrt(share) * weight for weight in words]
@@ -235,7 +239,14 @@ def _document_page(document: TintedDocument) -> str:
 
 
 def _pixels(image: Tensor) -> np.ndarray:
-    """Return the pixels of an image (C, H, W), scaled to [0, 1], as (H, W, 3) or (H, W)."""
+    """Scale the pixels of an image such that the smallest is 0 and the largest is 1.
+
+    Args:
+        image: Image (C, H, W) of 1 or 3 channels.
+
+    Returns:
+        Array (H, W, 3), or (H, W) for one channel.
+    """
     pixels: np.ndarray = image.float().cpu().numpy()
     pixels = (pixels - pixels.min()) / max(pixels.max() - pixels.min(), 1e-6)
     return pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]

@@ -1,4 +1,4 @@
-"""MetricsCSVLogger: metrics.csv, rewound and continued when a run is resumed.
+"""Logger of the file metrics.csv, which a resumed run continues.
 
 Lightning's CSVLogger deletes metrics.csv if a run is resumed in the same directory. In this module,
 "row" means a line of metrics.csv.
@@ -19,7 +19,7 @@ from fourfold.lightning_internals import log_step_metrics
 
 
 class MetricsCSVLogger(Logger):
-    """Logger that appends a row to metrics.csv for each logged step.
+    """Logger that appends a row (line) to metrics.csv for each logged step.
 
     A metric that is logged for the first time adds a column. Every row is written immediately, so
     that a killed run leaves the rows of all logged steps.
@@ -54,8 +54,8 @@ class MetricsCSVLogger(Logger):
 
         Args:
             metrics: Value of each metric.
-            step: Index of the optimizer step, from 0. The column "step" counts completed steps, as
-                the lines on the console do, so it is larger by 1.
+            step: Index of the optimizer step, from 0. The column "step" holds the number of
+                completed steps, which is `step` + 1.
         """
         row = {"step": None if step is None else step + 1, **metrics}
         if repr(row) == self._last_row:
@@ -77,9 +77,12 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Remove the rows after optimizer step `step` from metrics.csv.
+        """Remove the rows whose column "step" is larger than `step` from metrics.csv.
 
-        A run that is resumed after this step logs the later steps again.
+        A run that is resumed from a checkpoint of this step logs the later steps again.
+
+        Args:
+            step: Number of completed optimizer steps.
         """
         columns, rows = self._read()
         if columns:
@@ -92,7 +95,12 @@ class MetricsCSVLogger(Logger):
             sync(self.file)
 
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:
-        """Return the columns and rows of metrics.csv; rename a file that is damaged."""
+        """Read metrics.csv. A damaged file is renamed, and an incomplete last row is dropped.
+
+        Returns:
+            The names of the columns, and a dict from column name to text for each row. Both are
+            empty if the file does not exist or is damaged.
+        """
         if not self.file.exists():
             return [], []
         try:
@@ -121,12 +129,15 @@ class MetricsCSVLogger(Logger):
 class RewindMetricsCSV(Callback):
     """Callback that removes rows from metrics.csv when training starts.
 
-    The removed rows are those of steps that a resumed or restarted run logs again. The rows before
-    a checkpoint are flushed to the disk before the checkpoint is.
+    The removed rows are those of steps that a resumed or restarted run logs again. When a
+    checkpoint is saved, the callback flushes metrics.csv to the disk before the checkpoint.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows of steps after the restored checkpoint; without one, remove all rows."""
+        """Remove the rows of steps after the restored checkpoint from metrics.csv.
+
+        All rows are removed if training starts without a checkpoint.
+        """
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)

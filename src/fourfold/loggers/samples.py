@@ -14,20 +14,20 @@ from fourfold.loggers.media import AttentionMaps
 from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.tokenization.tokenizer import Tokenizer
 
-MAX_TOKENS = 24  # along one side of an attention map
-MAX_LAYERS = 6  # side by side in a figure
+MAX_TOKENS = 24  # tokens along one side of an attention map
+MAX_LAYERS = 6  # layers side by side in a figure
 
 
 def shortest_row(batch: Any) -> Any:
     """Return a batch that holds only the shortest example of a batch, without padding.
 
-    The example is cut to MAX_TOKENS tokens.
+    The example is truncated to MAX_TOKENS (24) tokens.
 
     Args:
         batch: A batch with the field `ids` (B, T), and optionally `mask` (B, T), True = real token.
 
     Returns:
-        A batch of the same class, with tensors (1, ...).
+        A batch of the same class, whose tensors have the shape (1, ...).
     """
     mask = getattr(batch, "mask", None)
     if mask is None:
@@ -43,7 +43,9 @@ def shortest_row(batch: Any) -> Any:
 
 
 def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> AttentionMaps:
-    """Return the self-attention maps of the shortest example of a batch, cut to MAX_TOKENS tokens.
+    """Return the self-attention maps of the shortest example of a batch.
+
+    The example is truncated to MAX_TOKENS (24) tokens. A map is the mean over the heads of a layer.
 
     Args:
         task: The task, with the attributes `model` and `tokenizer`. The tokens of the tokenizer
@@ -59,10 +61,10 @@ def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> A
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return the attention maps of at most MAX_LAYERS layers, which are evenly spaced.
+    """Return the attention maps of at most MAX_LAYERS (6) layers, which are evenly spaced.
 
     Args:
-        maps: The map (rows, columns) of each layer.
+        maps: Attention map of each layer, all of one shape (rows, columns).
         rows: Labels of the rows of each map, or an empty list.
         columns: Labels of the columns of each map, or an empty list.
         name: Title of each map, to which the number of the layer is appended, from 1.
@@ -74,7 +76,7 @@ def layer_maps(
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Return True if each character of a token stands for a byte, as in GPT-2."""
+    """Return True if each character of a tokenizer's tokens stands for a byte, as in GPT-2."""
     return "ByteLevel" in type(tokenizer.backend.decoder).__name__
 
 
@@ -91,8 +93,9 @@ def token_names(
 ) -> list[str]:
     r"""Return a readable name of each token; "" for an id that is not in the vocabulary.
 
-    A name is the token itself. The bytes of a byte-level token are decoded: a leading space is
-    written as "␣", a line break as "\n", and bytes that are no complete character in hexadecimal.
+    The name of a token is the token itself, unless the tokenizer is byte-level as in GPT-2. The
+    bytes of a byte-level token are decoded. A space is then written as "␣" and a line break as
+    "\n". Bytes that are no complete character are written in hexadecimal.
 
     Args:
         tokenizer: The tokenizer.
@@ -118,7 +121,7 @@ def token_names(
 def token_bytes(token: str) -> bytes | None:
     """Return the bytes of a byte-level token, in which each character stands for a byte.
 
-    The result is None for an added token, which is a plain text.
+    The result is None for a token that was added to the vocabulary as plain text.
     """
     # Printable bytes stand for themselves; the other bytes follow in order from code point 256.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

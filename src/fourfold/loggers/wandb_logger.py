@@ -41,12 +41,15 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """Start the W&B run; `params` is ignored, because the constructor received the config."""
+        """Start the W&B run.
+
+        `params` is ignored, because the constructor has received the config of the run.
+        """
         _ = self.experiment
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log the metrics of an optimizer step to the history, or to the summary in a test.
+        """Log metrics to the history of the W&B run, or to its summary if a model is tested.
 
         Args:
             metrics: Value of each metric.
@@ -62,13 +65,13 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_media(self, key: str, media: Media | None, files: list[Path], step: int) -> None:
-        """Log media as a table or an image, after `media.save` has written the files.
+        """Log media as a table, an image or HTML, after `media.save` has written the files.
 
         Args:
             key: Name of the media in the W&B run.
             media: Table, confusion matrix, images, attention maps or tinted text; None if the files
                 hold everything.
-            files: Files to which the media were saved; PNG and HTML files are uploaded.
+            files: Files that `media.save` has written. PNG and HTML files are uploaded.
             step: Optimizer step.
         """
         import wandb

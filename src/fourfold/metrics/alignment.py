@@ -20,22 +20,31 @@ _LINK = re.compile(r"(\d+)([-p])(\d+)")
 
 
 class ReferenceLinks(NamedTuple):
-    """Reference links of a sentence pair; the sure links are among the possible links."""
+    """Links of a sentence pair that human annotators have drawn.
+
+    Args:
+        sure: Links that the annotators regard as unambiguous.
+        possible: All links, the sure ones included.
+    """
 
     sure: frozenset[Link]
     possible: frozenset[Link]
 
 
 def read_links(path: str, *, reverse: bool = False, first_index: int = 0) -> list[ReferenceLinks]:
-    """Read reference links, one line per sentence pair.
+    """Read reference links from a text file with one line for each sentence pair.
 
-    A line holds links separated by spaces: "3-4" is a sure link of source word 3 and target word 4,
-    and "3p4" is a possible link.
+    A line holds links separated by spaces. The text "3-4" is a sure link of source word 3 and
+    target word 4. The text "3p4" is a possible link of these words.
 
     Args:
         path: Path of the file, which may be compressed.
         reverse: Swap source and target of each link, for a model of the other direction.
-        first_index: Index of the first word in the file; 1 for the gold links of RWTH Aachen.
+        first_index: Index that the file gives to the first word of a sentence, such as 1 for the
+            gold links of RWTH Aachen. In the result, the first word has the index 0.
+
+    Returns:
+        List with the links of each sentence pair, in the order of the file.
 
     Raises:
         InputError: The file cannot be read, or a link has another form.
@@ -70,6 +79,9 @@ def links_from_weights(
             are ignored.
         target_words: Index of the word of each target token; -1 as for `source_words`.
 
+    Returns:
+        Set of pairs (index of the source word, index of the target word).
+
     Example:
         >>> weights = torch.tensor([[0.4, 0.3, 0.3], [0.9, 0.1, 0.0]])
         >>> sorted(links_from_weights(weights, [0, 1, 1], [0, 1]))
@@ -84,18 +96,29 @@ def links_from_weights(
 
 
 def diagonal_links(n_source: int, n_target: int) -> set[Link]:
-    """Link each target word to the source word at the same relative position, as a baseline."""
+    """Link each target word to the source word at the same relative position, as a baseline.
+
+    Args:
+        n_source: Number of source words.
+        n_target: Number of target words.
+
+    Returns:
+        Set of pairs (index of the source word, index of the target word).
+    """
     return {((2 * t + 1) * n_source // (2 * n_target), t) for t in range(n_target)}
 
 
 class LinkCounts(NamedTuple):
-    """Numbers of links of a sentence pair.
+    """Numbers of links of a sentence pair, for the alignment error rate.
 
-    Attributes:
-        sure: Links of the aligner that are sure links, |A and S|.
-        possible: Links of the aligner that are possible links, |A and P|.
-        found: Links of the aligner, |A|.
-        reference: Sure links, |S|.
+    A is the set of links that an aligner found, S the set of sure reference links, and P the set of
+    possible reference links.
+
+    Args:
+        sure: Number of links in both A and S.
+        possible: Number of links in both A and P.
+        found: Number of links in A.
+        reference: Number of links in S.
     """
 
     sure: float
@@ -105,25 +128,37 @@ class LinkCounts(NamedTuple):
 
 
 def count_links(links: Iterable[Link], reference: ReferenceLinks) -> LinkCounts:
-    """Count the links of an aligner that are among the reference links."""
+    """Count the links of an aligner in a sentence pair, and those that are reference links.
+
+    Args:
+        links: Links that the aligner found.
+        reference: Sure and possible links of the sentence pair.
+    """
     found, (sure, possible) = set(links), reference
     return LinkCounts(len(found & sure), len(found & possible), len(found), len(sure))
 
 
 def count_uniform_links(n_source: int, n_target: int, reference: ReferenceLinks) -> LinkCounts:
-    """Return the mean counts of an aligner that links each target word to a random source word.
+    """Return the expected counts of an aligner that links each target word to a random source word.
 
     This is the baseline of uniform attention, under which all source words are equally likely.
+
+    Args:
+        n_source: Number of source words.
+        n_target: Number of target words.
+        reference: Sure and possible links of the sentence pair.
     """
     sure, possible = (len(links) / n_source for links in reference)
     return LinkCounts(sure, possible, n_target, len(reference.sure))
 
 
 class AlignmentErrorRate(RowMetric):
-    """Alignment error rate, precision and recall of links over all sentence pairs.
+    """Alignment error rate (Och and Ney 2003), precision and recall of links over sentence pairs.
 
-    With the links A of an aligner and the reference links S (sure) and P (possible), the rate is
-    1 - (|A and S| + |A and P|) / (|A| + |S|). The numbers of links are summed over the pairs.
+    A link is a pair (index of the source word, index of the target word). With the links A of an
+    aligner and the reference links S (sure) and P (possible), the rate is
+    1 - (|A and S| + |A and P|) / (|A| + |S|). The numbers of links are summed over all sentence
+    pairs.
 
     Example:
         >>> metric = AlignmentErrorRate()
@@ -135,11 +170,20 @@ class AlignmentErrorRate(RowMetric):
     """
 
     def update(self, row: int, counts: LinkCounts) -> None:
-        """Add the numbers of links of a sentence pair; `row` is its index in the split."""
+        """Add the numbers of links of a sentence pair.
+
+        Args:
+            row: Index of the sentence pair in the split.
+            counts: Result of `count_links` for the pair.
+        """
         self.rows.append((row, counts))
 
     def compute(self) -> dict[str, float]:
-        """Return the scores by name: aer, precision (of possible) and recall (of sure links)."""
+        """Return the scores, from 0 to 1, with the keys aer, precision and recall.
+
+        The precision is the share of found links that are possible links. The recall is the share
+        of sure links that were found.
+        """
         counts = self.gather().values()
         sure, possible, found, n_sure = map(sum, zip(*counts, strict=True)) if counts else [0.0] * 4
         return {

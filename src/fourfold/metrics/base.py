@@ -1,4 +1,4 @@
-"""Base classes of metrics (RowMetric, BatchSums, Mean), `lower_is_better`, `gather_objects`."""
+"""Base classes of metrics (RowMetric, BatchSums), the metric Mean, and functions for metrics."""
 
 import math
 from typing import Any
@@ -10,12 +10,18 @@ from torchmetrics import Metric
 
 
 def lower_is_better(name: str) -> bool:
-    """Return True if lower values of the metric `name`, such as "val/loss", are better."""
+    """Return True if lower values of a metric are better.
+
+    These are the metrics whose name begins with loss, ppl, error or nll.
+
+    Args:
+        name: Name of the metric, perhaps with a prefix, such as "val/loss".
+    """
     return name.rsplit("/", 1)[-1].startswith(("loss", "ppl", "error", "nll"))
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the list of the objects `value` of all ranks, in the order of the ranks."""
+    """Gather a Python object from each rank, and return the list of objects in rank order."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -24,7 +30,15 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Stack scalars to a float64 vector on the device of `first`, without waiting for the GPU."""
+    """Stack scalars to a float64 vector, without waiting for the GPU.
+
+    Args:
+        first: First scalar, a Tensor, whose device the vector gets.
+        others: The other scalars.
+
+    Returns:
+        Vector (n,) of all n scalars.
+    """
     numbers = [
         x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
         for x in (first, *others)
@@ -36,8 +50,8 @@ class RowMetric(Metric):
     """Base class of metrics that need the values of all examples of a split at once.
 
     Such values are texts, tags, answers or numbers. An example is usually stored as a pair (index
-    of the example in the split, value). The score then depends neither on the order of the examples
-    nor on examples that several ranks have stored.
+    of the example in the split, value). An example that several ranks have stored then counts once,
+    and the score does not depend on the order of the examples.
 
     Attributes:
         rows: List of the examples that this rank has stored.
@@ -55,7 +69,10 @@ class RowMetric(Metric):
         self.rows = []
 
     def gather(self) -> dict[Any, Any]:
-        """Return a dict from the index of each example on any rank to its value."""
+        """Return a dict from the index of each example to its value, for the examples of all ranks.
+
+        All entries of `rows` must be pairs (index, value).
+        """
         return dict(row for rows in gather_objects(self.rows) for row in rows)
 
 
@@ -88,7 +105,10 @@ class BatchSums(Metric):
         self.sums = batch if self.sums is None else self.sums + batch
 
     def compute(self) -> list[float]:
-        """Return the sum of each number over all ranks; an empty list if there was no batch."""
+        """Return the sums over the batches of all ranks, in the order of the arguments of `update`.
+
+        The list is empty if there was no batch.
+        """
         sums = gather_objects(None if self.sums is None else self.sums.tolist())
         columns = zip(*(ours for ours in sums if ours is not None), strict=True)
         return [sum(column) for column in columns]
@@ -100,7 +120,9 @@ class BatchSums(Metric):
 
 
 class Mean(BatchSums):
-    """Mean of a value over examples or tokens; `update` takes a sum and its number of terms.
+    """Mean of a value over the examples or tokens of all batches and ranks.
+
+    `update` takes two scalars, the sum of the value over a batch and the number of terms.
 
     Example:
         >>> loss = Mean()

@@ -1,4 +1,4 @@
-"""CaptionScores: corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with intervals."""
+"""Corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with confidence intervals."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 
 from fourfold.metrics.translation import TranslationScores
 
-# A word, with inner hyphens, or an English contraction, which is a token of its own: 's and n't.
+# Matches a word, which may contain hyphens, or an English contraction such as 's or n't.
 _TOKENS = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|\w+?(?=n't\b)|\w+(?:-\w+)*")
 N_RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)
@@ -43,12 +43,18 @@ class CaptionScores(TranslationScores):
     ) -> dict[str, Any]:
         """Return the scores by name.
 
-        In addition to the scores of `TranslationScores`, they are:
+        The scores are those of `TranslationScores` and the following:
 
-        - bleu1 to bleu4 (0 to 100), and the ends bleu1_low, bleu1_high and so on of the 95 %
-          interval of a bootstrap over the images (1000 resamples, always the same ones).
+        - bleu1 to bleu4: corpus BLEU, from 0 to 100.
+        - bleu1_low, bleu1_high and so on: bounds of the 95 % interval of each BLEU from a bootstrap
+          over the images. The bootstrap always uses the same 1000 resamples.
         - length_ratio: number of generated words divided by the number of reference words.
         - n_distinct: number of different captions.
+
+        Args:
+            language: Code of the target language for `TranslationScores`. bleu1 to bleu4 do not
+                depend on the code.
+            groups: Indices of examples by the name of a group, as in `TranslationScores`.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)
@@ -64,10 +70,13 @@ class CaptionScores(TranslationScores):
 
 
 def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
-    """Return the counts (images, 10) of `bleu_of_counts` for each image.
+    """Count the n-grams and words of the caption of each image, for BLEU.
 
     Args:
-        pairs: The generated caption and the reference, or list of references, of each image.
+        pairs: Pair (generated caption, reference caption or list of them) of each image.
+
+    Returns:
+        Counts (images, 10) float64, with the columns that `bleu_of_counts` describes.
     """
     divided = []
     for hypothesis, references in pairs:
@@ -93,19 +102,27 @@ def ngram_counts(
 
 
 def resamples(n: int) -> np.ndarray:
-    """Return how often each of n images is drawn (N_RESAMPLES, n); always the same numbers."""
+    """Draw the resamples of a bootstrap over n images with a fixed seed.
+
+    Returns:
+        Integers (N_RESAMPLES, n). Entry (i, j) tells how often resample i contains image j.
+    """
     return np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)
 
 
 def bleu_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return BLEU-1 to BLEU-4 (..., 4), from 0 to 100, of summed counts (..., 10).
+    """Compute BLEU-1 to BLEU-4 from counts that are summed over a corpus.
 
     Args:
-        counts: In the last dimension, the numbers of matching 1-grams to 4-grams, the numbers of
-            generated 1-grams to 4-grams, and the numbers of generated and of reference words.
+        counts: Array (..., 10). The last dimension holds the numbers of matching 1-grams to 4-grams
+            (4 entries), the numbers of generated 1-grams to 4-grams (4 entries), the number of
+            generated words, and the number of reference words.
+
+    Returns:
+        BLEU-1 to BLEU-4 (..., 4), from 0 to 100.
     """
     matches, totals, generated, references = np.split(counts, [4, 8, 9], axis=-1)
-    with np.errstate(divide="ignore"):  # the logarithm of 0
+    with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, which gives a BLEU of 0
         precisions = np.log(matches / np.maximum(totals, 1))
     penalty = np.minimum(0, 1 - references / np.maximum(generated, 1))
     return 100 * np.exp(precisions.cumsum(-1) / np.arange(1, 5) + penalty)

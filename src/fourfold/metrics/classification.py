@@ -69,7 +69,7 @@ class RegressionScores(RowMetric):
         self.rows += torch.stack([predictions.flatten().double(), labels.double()], dim=1).tolist()
 
     def compute(self) -> dict[str, float]:
-        """Return "pearson" and "spearman".
+        """Return the two correlations, with the keys "pearson" and "spearman".
 
         Both are 0 if all predictions or all labels are equal, and nan if a value is not finite.
         """

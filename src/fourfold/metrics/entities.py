@@ -2,8 +2,8 @@
 
 A tag is O (no entity), or a prefix and a type. B-LOC begins an entity of the type LOC, and I-LOC
 continues the entity. An I after O or after another type also begins an entity. The prefixes E and L
-mark the last word of an entity; S and U mark an entity of one word. Tags without such a prefix are
-parts of speech, not entities.
+mark the last word of an entity. The prefixes S and U mark an entity of one word. Tags without such
+a prefix are parts of speech, not entities.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 
 from fourfold.metrics.base import RowMetric
 
-Entity = tuple[str, int, int]  # type, first word, word after the last
+Entity = tuple[str, int, int]  # type, index of the first word, index after the last word
 _ENTITY_TAG = re.compile(r"O|[BIESLU](-.*)?")
 
 

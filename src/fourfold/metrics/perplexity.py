@@ -1,4 +1,4 @@
-"""Perplexity: loss, accuracy, and perplexities per token, per word and per byte."""
+"""Metric of language models: loss, accuracy, and perplexity per token, per word and per byte."""
 
 import math
 

@@ -72,19 +72,21 @@ class RetrievalScores(RowMetric):
     def _ranks(
         self, queries: Tensor, candidates: Tensor, query_text: Tensor, candidate_text: Tensor
     ) -> Tensor:
-        """Return (queries,) number of wrong candidates ranked before the best correct candidate.
+        """Count, for each query, the wrong candidates that rank before the best correct candidate.
 
-        Wrong candidates with an equal score or with NaN stand before the correct candidate, so a
-        model whose embeddings are all equal finds nothing.
+        A candidate is correct for a query if both have the same text index. Wrong candidates with
+        an equal score or with NaN rank before the correct candidate, so a model whose embeddings
+        are all equal finds nothing.
 
         Args:
             queries: Embeddings of the queries, (queries, E).
             candidates: Embeddings of the candidates, (candidates, E).
-            query_text: (queries,) index of the text that is paired with each query, or is the
-                query.
-            candidate_text: (candidates,) index of the text that is paired with each candidate, or
-                is the candidate. A candidate is correct for a query if both have the same text
-                index.
+            query_text: Text index of each query, (queries,) int64. The index of an image is that of
+                its text.
+            candidate_text: Text index of each candidate, (candidates,) int64.
+
+        Returns:
+            Numbers of wrong candidates (queries,) int64.
         """
         ranks = []
         for chunk, numbers in zip(

@@ -10,7 +10,9 @@ from fourfold.metrics.base import RowMetric
 
 
 class Answer(NamedTuple):
-    """Predicted answer in one window, a part of a context that is too long for the model.
+    """Predicted answer to a question in one window of its context.
+
+    A context that is too long for the model is divided into overlapping windows.
 
     Args:
         score: Sum of the start and end logits of the best span; -inf if the window has no allowed
@@ -27,12 +29,15 @@ class Answer(NamedTuple):
 def rank_answers(
     answers: Iterable[tuple[int, Answer]], allow_no_answer: bool
 ) -> dict[int, list[tuple[str, float]]]:
-    """Merge the answers from all windows of a context, and rank them for each question.
+    """Merge the answers from all windows of each question's context, and rank them by score.
+
+    Answers to a question with the same text are merged and keep the highest of their scores.
 
     Args:
         answers: Pairs (index of a question, answer). Each answer comes from one window.
         allow_no_answer: Add the text "", which stands for "no answer", to the answers of each
-            question. Its score is the smallest `null` of all windows.
+            question. The score of this text is the smallest `Answer.null` of the question's
+            windows.
 
     Returns:
         Dict from the index of each question to a list of pairs (text, score), the best first.
@@ -44,7 +49,7 @@ def rank_answers(
         by_text[answer.text] = max(by_text.get(answer.text, -math.inf), answer.score)
         null_scores[question] = min(null_scores.get(question, math.inf), answer.null)
     for question, by_text in scores.items():
-        by_text.pop("", None)  # of a window without any allowed span
+        by_text.pop("", None)  # the answer of a window without any allowed span
         if allow_no_answer:
             by_text[""] = null_scores[question]
     return {

@@ -11,7 +11,10 @@ from fourfold.metrics.base import RowMetric
 
 
 class TranslationScores(RowMetric):
-    """Corpus-level BLEU and chrF (sacreBLEU), and exact match; each example counts once."""
+    """Corpus-level BLEU and chrF of sacreBLEU, and share of exact matches, of generated texts.
+
+    An example that several ranks have added counts once.
+    """
 
     def update(
         self, rows: list[int], hypotheses: list[str], references: Sequence[str | Sequence[str]]
@@ -58,7 +61,16 @@ class TranslationScores(RowMetric):
 
 
 def _columns(pairs: list[Any]) -> tuple[list[str], list[Sequence[str]], list[Any]]:
-    """Return the hypotheses, the references of each, and the references in sacreBLEU's order."""
+    """Convert examples to the lists that sacreBLEU expects.
+
+    Args:
+        pairs: Pair (generated text, reference text or list of reference texts) of each example.
+
+    Returns:
+        The list of generated texts, the list of references of each example, and the references by
+        number: the first reference of each example, then the second of each, and so on. None stands
+        for a missing reference.
+    """
     references = [[given] if isinstance(given, str) else given for _, given in pairs]
     return [text for text, _ in pairs], references, list(zip_longest(*references)) or [()]
 

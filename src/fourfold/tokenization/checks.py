@@ -1,7 +1,8 @@
 """Checks of a tokenizer.json from an unknown source, before the tokenizer encodes a text.
 
-A regular expression may need a time that grows exponentially with the length of a text, a chain of
-replacements may multiply its length, and a vocabulary may contain an id that needs a huge table.
+Three kinds of content are rejected. A regular expression may need a time that grows exponentially
+with the length of a text. A chain of replacements may lengthen a text very much. A vocabulary may
+contain an id that is so large that a table of all ids does not fit into the memory.
 """
 
 import re
@@ -21,7 +22,7 @@ MIN_ID_LIMIT = 1 << 16
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d*)(,?)(\d*)\})[?+]?")
 _ATOM = re.compile(r"\\(?:[pPxuUo]\{[^}]*\}|.)|[^\\\[(|)]", re.DOTALL)
 _GROUP = re.compile(r"\(\?(?:<?[=!]|[>:]|<\w+>|[imaWDSPy-]*[:)])|\((?!\?)")
-# Constructs that no known tokenizer has, and whose end or time this module cannot determine.
+# Constructs that no known tokenizer has. This module cannot determine their ends or their time.
 _UNSUPPORTED = {
     "a back-reference or a call": re.compile(r"\\(?:[1-9]|[kg][<'{])"),
     "a control character": re.compile(r"\\(?:c|[CM]-)"),
@@ -34,12 +35,13 @@ def check_description(description: dict[str, Any], file: str) -> None:
     """Check the patterns, the replacements and the token ids of a tokenizer.json.
 
     Args:
-        description: Content of the file.
+        description: Content of the file, parsed from JSON.
         file: Name of the tokenizer, for error messages.
 
     Raises:
         InputError: A pattern may need exponential time, all replacements together may lengthen a
-            text more than `MAX_GROWTH` times, or a token id is far above the number of tokens.
+            text more than `MAX_GROWTH` (64) times, or a token id is too large. Ids must be below
+            2^16, or below twice the number of tokens if this is more.
     """
     parts = [description.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
     growth = 1.0
@@ -68,7 +70,7 @@ def check_description(description: dict[str, Any], file: str) -> None:
 
 
 def _mappings(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield all dictionaries in nested dictionaries and lists."""
+    """Yield all dictionaries in a value of nested dictionaries and lists, the value included."""
     values = [value]
     while values:
         value = values.pop()
@@ -79,13 +81,17 @@ def _mappings(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Group:
-    """Counts of one group of a pattern, or of the whole pattern.
+    """Counts of loops and choices in one group of a regular expression, or in the whole expression.
+
+    A loop is a quantifier without an upper bound, such as `*`, or with an upper bound above 16. A
+    choice is an optional part, another quantifier with an upper bound, or a group of several
+    alternatives. Each count is a pair (number of loops, number of choices).
 
     Attributes:
-        largest: Largest numbers (unbounded quantifiers, choices) of an alternative that has ended.
-        current: The same numbers of the alternative that is being read.
-        last: The same numbers of the last atom or group, to which a quantifier may apply.
-        n_alternatives: Number of alternatives.
+        largest: Elementwise maximum of the counts of the alternatives that have ended.
+        current: Counts of the alternative that is being read.
+        last: Counts of the last atom or group, to which a quantifier may apply.
+        n_alternatives: Number of alternatives of the group so far.
     """
 
     def __init__(self) -> None:
@@ -101,7 +107,16 @@ class _Group:
         self.current = self.current[0] + loops, self.current[1] + choices
 
     def repeat(self, low: int, high: int | None) -> bool:
-        """Apply a quantifier to the last atom; return False if the result is not bounded well."""
+        """Add the counts of a quantifier that follows the last atom or group.
+
+        Args:
+            low: Smallest number of repetitions.
+            high: Largest number of repetitions; None if there is no upper bound.
+
+        Returns:
+            False if the quantifier repeats an atom or group with loops or choices more than
+            `MAX_REPEATED_CHOICES` times, which may need exponential time. Otherwise True.
+        """
         loops, choices = self.last
         if loops or choices:
             if high is None or high > MAX_REPEATED_CHOICES:
@@ -116,14 +131,19 @@ class _Group:
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """Return the reason why the time of a regular expression is not bounded well; None if it is.
+    """Return the reason why a regular expression may need too much time.
 
-    The time of a backtracking matcher is bounded by n ** (loops + 1) * 2 ** choices for n
-    characters, if no group that matches texts of several lengths is repeated. The patterns of
-    GPT-2, GPT-4, CLIP, Llama 3, Qwen and DeepSeek pass.
+    The loops and choices of each alternative are counted as in `_Group`. If no group that matches
+    texts of several lengths is repeated, a backtracking matcher needs at most
+    n ** (loops + 1) * 2 ** choices steps for n characters. Both numbers are limited. The patterns
+    of GPT-2, GPT-4, CLIP, Llama 3, Qwen and DeepSeek are accepted.
 
     Args:
         pattern: Regular expression in the syntax of Oniguruma.
+
+    Returns:
+        A text that follows the words "the pattern", such as "has a control character"; None if the
+        expression is accepted.
     """
     unescaped = re.sub(r"\\[\\\[\](]", "_", pattern)
     for name, construct in _UNSUPPORTED.items():
@@ -152,12 +172,16 @@ def pattern_problem(pattern: str) -> str | None:
 
 
 def _read_atom(pattern: str, at: int, groups: list[_Group]) -> int:
-    """Read a character, a class, `|` or the end of a group; return the index after it.
+    """Read a character, a character class, `|` or the end of a group in a regular expression.
 
     Args:
         pattern: Regular expression.
         at: Index at which reading begins.
-        groups: Open groups, the outermost first, which are changed in place.
+        groups: Open groups, the outermost first. Their counts are changed in place, and a group
+            that ends is removed.
+
+    Returns:
+        The index in `pattern` at which the next part begins.
     """
     if pattern[at] == ")" and len(groups) > 1:
         group = groups.pop()
@@ -178,7 +202,13 @@ def _read_atom(pattern: str, at: int, groups: list[_Group]) -> int:
 
 
 def _range_of(quantifier: re.Match[str]) -> tuple[int, int | None]:
-    """Return the smallest and the largest number of repetitions; None means no limit."""
+    """Return the smallest and the largest number of repetitions that a quantifier allows.
+
+    The largest number is None if there is no limit. The result of `{2,5}` is (2, 5).
+
+    Args:
+        quantifier: Match of `_QUANTIFIER`.
+    """
     if quantifier[0][0] != "{":
         return int(quantifier[0][0] == "+"), 1 if quantifier[0][0] == "?" else None
     low, comma, high = (quantifier[i][:6] for i in (1, 2, 3))
@@ -187,7 +217,7 @@ def _range_of(quantifier: re.Match[str]) -> tuple[int, int | None]:
 
 
 def _end_of_class(pattern: str, at: int) -> int:
-    """Return the index after the character class that begins at `at`; classes may be nested."""
+    """Return the index after the character class that begins at `at`, such as `[^a-z[0-9]]`."""
     depth, start = 0, at
     while at < len(pattern):
         if pattern[at] == "\\":

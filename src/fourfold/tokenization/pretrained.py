@@ -38,8 +38,8 @@ def make_tokenizer(
         config: Options of the tokenizer. If `config.file` is None, the tokenizer is trained.
         texts: Training texts, unused if the tokenizer is loaded.
         mask: True if the tokenizer needs a mask token (masked language models).
-        special: Names of the special tokens of a trained tokenizer in the order of their ids; None
-            selects the default names of `train_tokenizer`.
+        special: Names of the special tokens of a trained tokenizer in the order of their ids. None
+            selects `<pad>`, `<s>`, `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:
         InputError: If a file is missing or invalid, or if a mask token is needed and missing.
@@ -56,7 +56,10 @@ def make_tokenizer(
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    """Return the options that load the tokenizer in a directory; None if it has no tokenizer files.
+    """Return the options that load the tokenizer in a directory of transformers.
+
+    The files are tokenizer.json, otherwise vocab.txt (BERT), otherwise vocab.json and merges.txt
+    (GPT). The result is None if the directory has none of these files.
 
     Raises:
         InputError: tokenizer_config.json is not valid.
@@ -74,7 +77,10 @@ def tokenizer_files(path: Path) -> TokenizerConfig | None:
 
 
 def read_tokenizer(path: Path) -> str | None:
-    """Read the tokenizer of a directory as JSON; return None if it has no tokenizer files.
+    """Read the tokenizer in a directory of transformers.
+
+    Returns:
+        The tokenizer as a JSON string; None if the directory has no tokenizer files.
 
     Raises:
         InputError: The files are not valid, or a required special token is missing.
@@ -102,10 +108,13 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
 
 
 def _check_values(path: Path) -> None:
-    """Check the values of a checkpoint other than tensors, whose checksum torch does not verify.
+    """Check the entry data.pkl of a checkpoint, which holds all values other than tensors.
+
+    `torch.load` does not verify the checksum of this entry.
 
     Raises:
-        ValueError: The values are compressed; a small file could unpack to a very large one.
+        ValueError: The entry is compressed. A small compressed entry could unpack to a very large
+            one.
         BadZipFile: The checksum is wrong.
     """
     with zipfile.ZipFile(path) as archive:
@@ -144,8 +153,12 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
     GPT-1 is recognized by its vocabulary, in which `</w>` marks the ends of words.
 
     Args:
-        file: JSON file with the id of each token.
-        merges_file: Text file; each line holds the two tokens of one BPE merge.
+        file: JSON file with a dictionary from each token to its id.
+        merges_file: Text file. Each line holds the two tokens of one BPE merge.
+
+    Raises:
+        InputError: A file cannot be read, the vocabulary is of neither kind, or the merges contain
+            tokens that the vocabulary lacks.
     """
     vocab = parse_json(read_text(file), file)
     is_mapping = isinstance(vocab, dict) and all(type(i) is int for i in vocab.values())

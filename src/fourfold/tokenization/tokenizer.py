@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, with a tokenizer of the `tokenizers` library.
+"""Class Tokenizer: conversion of text to token ids and back with the `tokenizers` library.
 
 Special tokens have five roles: padding, begin, end, unknown and mask. The token of each role is
 found by its name. Because of this, the JSON string alone defines a tokenizer, and no further file
@@ -22,8 +22,9 @@ from fourfold.errors import InputError
 from fourfold.text_files import parse_json
 from fourfold.tokenization.checks import check_description
 
-# Names of the token of each role; newly trained tokenizers use the first. GPT-2 has one special
-# token, and T5 begins the decoder input with padding.
+# Accepted names of the special token of each role, the preferred name first. Newly trained
+# tokenizers use the first name. GPT-2 has one special token for all roles. T5 begins the decoder
+# input with the padding token.
 ROLES = {
     "pad": ("<pad>", "[PAD]", "<|endoftext|>"),
     "bos": ("<s>", "[CLS]", "<|startoftext|>", "<|endoftext|>", "<pad>"),
@@ -31,18 +32,20 @@ ROLES = {
     "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
     "mask": ("<mask>", "[MASK]"),
 }
-# White space as the algorithms encode it in tokens. A space belongs to the word after it.
+# Characters that stand for white space in the tokens of byte-level BPE, SentencePiece and others.
+# A space belongs to the word after the space.
 _LINE_BREAKS = "Ċĉč\n\t\r"
 _SPACES = "▁Ġ " + _LINE_BREAKS
 _CHUNK_CHARS = 1 << 20
-_BATCH_CHARS = 16 * _CHUNK_CHARS  # of a batch, which all cores encode together
-_CHARS_PER_TEXT = 800  # by which a text counts as longer, since an encoding has a fixed size, too
+_BATCH_CHARS = 16 * _CHUNK_CHARS  # characters that all cores encode together
+# Added to the number of characters of a text, because each encoding also needs a fixed memory.
+_CHARS_PER_TEXT = 800
 
 
 class Tokenizer:
-    """Trained tokenizer with the ids of its special tokens.
+    """Trained tokenizer, which encodes text to token ids, with the ids of its special tokens.
 
-    Text that looks like a special token (a `<unk>` in a corpus) is encoded as text.
+    Text that looks like a special token, such as `<unk>` in a corpus, is encoded as text.
 
     Args:
         backend: Tokenizer of the `tokenizers` library.
@@ -93,13 +96,18 @@ class Tokenizer:
         added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids = sorted(added | {i for i in ids.values() if i is not None})
         pre_tokenizer = json.dumps(description["pre_tokenizer"])
-        is_bert = "BertPreTokenizer" in pre_tokenizer  # as of the kinds wordpiece and word
+        is_bert = "BertPreTokenizer" in pre_tokenizer  # the kinds wordpiece and word have it
         self._is_wordpiece = description["model"]["type"] == "WordPiece" or is_bert
         self._is_metaspace = "Metaspace" in pre_tokenizer
         self._is_byte_level = "ByteLevel" in pre_tokenizer
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the backend, whose panics become InputErrors.
+        """Call a method of the tokenizer of the `tokenizers` library, and return its result.
+
+        Args:
+            method: Name of the method.
+            args: Positional arguments of the method.
+            options: Keyword arguments of the method.
 
         Raises:
             InputError: The library panicked, for example because a regular expression needs too
@@ -108,7 +116,7 @@ class Tokenizer:
         try:
             return getattr(self.backend, method)(*args, **options)
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of pyo3, which no module exports
+            if type(error).__name__ != "PanicException":  # a class of pyo3 that no module exports
                 raise
             message = f"the tokenizer fails for this text: {' '.join(str(error).split())[:200]}"
             raise InputError(message, file=self.name) from error
@@ -168,8 +176,9 @@ class Tokenizer:
         """Encode texts without special tokens, and locate each token in its text.
 
         Returns:
-            For each text, the list of token ids, and a list with one pair (begin, end) per token.
-            The pairs are indices of characters in the text; `end` is exclusive.
+            List with a pair (ids, spans) for each text. `ids` is the list of token ids. `spans` is
+            a list with a pair (begin, end) for each token, the indices of the token's first
+            character in the text and of the character after the token.
         """
         encodings = self._call("encode_batch", list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
@@ -181,12 +190,13 @@ class Tokenizer:
         complete text.
 
         Returns:
-            Token ids of all texts, concatenated, (N,) int32; and the number of tokens of each text,
-            (n_texts,) int64.
+            Two arrays. The first array (N,) int32 holds the N token ids of all texts, one text
+            after another. The second array (n_texts,) int64 holds the number of tokens of each
+            text.
         """
         chunked = [list(split_for_workers(text, metaspace=self._is_metaspace)) for text in texts]
         chunks = list(chain.from_iterable(chunked))
-        first_chunks = np.cumsum([0, *map(len, chunked)])[:-1]  # of each text
+        first_chunks = np.cumsum([0, *map(len, chunked)])[:-1]  # index of each text's first chunk
         ids = [np.zeros(0, np.int32)]
         counts: list[int] = []
         n_chars = np.cumsum([len(chunk) + _CHARS_PER_TEXT for chunk in chunks])
@@ -210,13 +220,12 @@ class Tokenizer:
         """Mark the tokens at which a word begins, for whole-word masking.
 
         With WordPiece, and with whole words as tokens, a word begins at each token that does not
-        begin with `##`. With other
-        tokenizers, a word begins at each token that begins with white space, and at the token that
-        follows a line break or tab. Each special token is a word. A word also begins at the first
-        token of `ids`.
+        begin with `##`. With other tokenizers, a word begins at each token that begins with white
+        space, and at the token that follows a line break or tab. Each special token is a word. A
+        word also begins at the first token of each row of `ids`.
 
         Args:
-            ids: (B, T) or (T,) token ids.
+            ids: Token ids (B, T) or (T,).
 
         Returns:
             Bool array of the shape of `ids`, True where a word begins.
@@ -229,12 +238,11 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Word boundaries at each entry of the vocabulary, for `word_starts`.
+        """Pair of bool arrays (vocab_size,) from which `word_starts` determines where words begin.
 
-        The result is two bool arrays of shape (vocab_size,). The first array is True if a word
-        begins at the token. The second array is True if a word always begins at the next token.
-        This holds for special tokens and, unless the algorithm is WordPiece, for tokens that end
-        with a line break or tab.
+        The first array is True for each token at which a word begins. The second array is True for
+        each token after which a word always begins. These are the special tokens and, unless the
+        algorithm is WordPiece, the tokens that end with a line break or tab.
         """
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)
@@ -288,7 +296,7 @@ def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
     """Split a text into chunks of about a million characters, which can be encoded in parallel.
 
     A text is split only where no token crosses the boundary. The tokens of all chunks together are
-    therefore the tokens of the text.
+    therefore the tokens of the text. A chunk is longer if the text has no such place.
 
     Args:
         text: Text of any length.

@@ -1,4 +1,4 @@
-"""TokenizerConfig and tokenizer training: BPE, WordPiece, Unigram, words, characters."""
+"""Training of tokenizers (BPE, WordPiece, Unigram, words, characters) and TokenizerConfig."""
 
 import logging
 from collections import Counter
@@ -26,11 +26,17 @@ class TokenizerConfig:
     """Options of a tokenizer, which is trained or loaded from files.
 
     Args:
-        kind: bpe (Sennrich et al. 2016, with spaces as "▁"), byte_bpe (Radford et al. 2019),
-            wordpiece (Devlin et al. 2019), unigram (Kudo 2018), word (words and punctuation marks,
-            divided as for wordpiece; other words are unknown) or char. Decoding restores a text
-            exactly, unless the kind is wordpiece or word, the text is lower-cased, or the text
-            contains characters that did not occur in training.
+        kind: Algorithm of the tokenizer. Decoding restores a text exactly, unless the kind is
+            wordpiece or word, the text is lower-cased, or the text contains characters that did
+            not occur in training.
+
+            - bpe: BPE on characters, with spaces as "▁" (Sennrich et al. 2016)
+            - byte_bpe: BPE on bytes (Radford et al. 2019)
+            - wordpiece: WordPiece (Devlin et al. 2019)
+            - unigram: Unigram language model (Kudo 2018)
+            - word: Words and punctuation marks, divided as for wordpiece. Words that did not occur
+              in training become the unknown token.
+            - char: Characters
         vocab_size: Size of the vocabulary with special tokens. The vocabulary may become smaller if
             the texts are small or the kind is char. If a vocabulary of bpe or wordpiece is too
             small for all characters of the texts, only the most frequent characters get entries,
@@ -74,9 +80,9 @@ def train_tokenizer(
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:
-        InputError: If the kind is unknown, or if `vocab_size` is above the limit of a model or too
-            small: it must exceed the number of special tokens and, for unigram, suffice for the
-            characters of the texts; or if `min_frequency` is negative or above 2^31.
+        InputError: The kind is unknown; `vocab_size` is above the limit of a model or not above the
+            number of special tokens; `vocab_size` is too small or too large for a unigram tokenizer
+            of the texts; or `min_frequency` is negative or above 2^31.
 
     Example:
         >>> texts = ["low lower lowest"] * 4
@@ -108,7 +114,7 @@ def train_tokenizer(
 def _use_metaspace(backend: Backend) -> None:
     """Make a tokenizer encode spaces as "▁" and put a "▁" before each text.
 
-    The tokenizer is changed in place. It decodes tokens to the exact original text.
+    The tokenizer is changed in place. Its `decode` restores the exact original text.
     """
     # The library's Metaspace decoder would drop a space at the start of a text.
     prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
@@ -127,13 +133,13 @@ def _add_lowercase(backend: Backend, lowercase: bool) -> None:
 
 
 def _characters(texts: Iterable[str]) -> list[str]:
-    """Return the distinct characters of the texts, the most frequent first."""
+    """Return the distinct characters of the texts, the most frequent character first."""
     counts = Counter(chain.from_iterable(texts))
     return sorted(counts, key=lambda char: (-counts[char], char))
 
 
 def _alphabet(characters: list[str], max_size: int) -> list[str]:
-    """Return the characters that get an entry in the vocabulary.
+    """Return the characters that get an entry in the vocabulary of BPE or WordPiece.
 
     Args:
         characters: All characters, the most frequent first.
@@ -147,7 +153,15 @@ def _alphabet(characters: list[str], max_size: int) -> list[str]:
 
 
 def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
-    """Train BPE on characters, or on bytes if the kind is byte_bpe."""
+    """Return a tokenizer of the `tokenizers` library that is trained with BPE.
+
+    The symbols that BPE merges are bytes if the kind is byte_bpe, otherwise characters.
+
+    Args:
+        config: Options of the tokenizer.
+        texts: Training texts.
+        special: Names of the special tokens in the order of their ids.
+    """
     if config.kind == "byte_bpe":
         backend = byte_level_backend(models.BPE())
         _add_lowercase(backend, config.lowercase)
@@ -158,8 +172,9 @@ def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]
         _add_lowercase(backend, config.lowercase)
         characters = _characters(map(backend.normalizer.normalize_str, texts))
         alphabet = _alphabet(characters, config.vocab_size - len(special))
-    # By default the trainer keeps all characters, however small the vocabulary is; with a limit it
-    # chooses among equally rare characters differently in each process.
+    # By default the trainer keeps all characters, even if the vocabulary is too small for them.
+    # With `limit_alphabet` alone, its choice among equally rare characters differs between
+    # processes. Therefore the alphabet is given.
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
@@ -205,8 +220,8 @@ def bert_backend(model: models.Model, decoder: decoders.Decoder, lowercase: bool
     """Return a tokenizer that splits text into words as BERT's tokenizer does.
 
     Args:
-        model: Model that divides a word into tokens.
-        decoder: Decoder that joins the tokens to a text.
+        model: Model of the `tokenizers` library that divides a word into tokens.
+        decoder: Decoder of the `tokenizers` library that joins tokens to a text.
         lowercase: Lower-case the text and strip its accents.
     """
     backend = Backend(model)
@@ -241,8 +256,8 @@ def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: lis
     characters = [character for character in characters if split(character)]  # no white space
     # A character may need two entries, with and without "##".
     alphabet = sorted(_alphabet(characters, (config.vocab_size - len(special)) // 2))
-    # The trainer numbers "##x" in the order of a hash map, which resolves ties between merges
-    # differently in each process. Listed among the special tokens they have fixed numbers.
+    # The trainer numbers tokens such as "##x" in the order of a hash map. This order resolves ties
+    # between merges differently in each process. As special tokens they have fixed numbers.
     suffixes = ["##" + c for c in alphabet if len(split("a" + c + "a")) == 1]
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.vocab_size,

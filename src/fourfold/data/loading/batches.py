@@ -1,10 +1,9 @@
 """Batch classes (NamedTuples) that DataModules pass to tasks.
 
 Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. Each batch
-has two fields for the position in the training data: `epoch` is the index of the epoch, from 0, and
-`position` is the number of batches of the epoch, summed over all ranks, that are trained when the
-step with this batch ends. A checkpoint stores these fields of the last trained batch, so that
-batches which were prefetched but not trained are read again after a resume.
+has two fields for the position in the training data, `epoch` and `position`. A checkpoint stores
+these fields of the last trained batch. Batches that were prefetched but not trained are therefore
+read again after a resume.
 
 Shapes: B examples, S source tokens, T target tokens (or tokens of an example that is not divided
     into source and target), C channels, H height, W width, K classes.
@@ -25,7 +24,9 @@ class PairBatch(NamedTuple):
         src_mask: (B, S) bool, True = real token.
         tgt_mask: (B, T+1) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     src: Tensor
@@ -47,7 +48,9 @@ class CausalBatch(NamedTuple):
             attention between documents; None if the model should not prevent it.
         n_bytes: Number of bytes in the text of all targets, for the perplexity per byte.
         n_words: Number of words in the text of all targets, for the perplexity per word.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     ids: Tensor
@@ -73,7 +76,9 @@ class MaskedBatch(NamedTuple):
             task.
         target_positions: (N,) long indices of the N selected tokens in the flattened (B * T,) ids,
             for models that compute logits only there.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     ids: Tensor
@@ -94,7 +99,9 @@ class ImageBatch(NamedTuple):
         images: (B, C, H, W) float.
         labels: (B,) long class indices, or (B, K) float class probabilities.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     images: Tensor
@@ -112,7 +119,9 @@ class MaskedImageBatch(NamedTuple):
         visible: (B, V) long indices of the patches that the encoder sees, ascending. Patches are
             numbered row by row.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     images: Tensor
@@ -131,7 +140,9 @@ class SequenceBatch(NamedTuple):
         segments: (B, T) long, 0 = sentence A, 1 = sentence B.
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     ids: Tensor
@@ -152,7 +163,9 @@ class TokenBatch(NamedTuple):
             IGNORE_INDEX at all other tokens.
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     ids: Tensor
@@ -176,7 +189,9 @@ class SpanBatch(NamedTuple):
         mask: (B, T) bool, True = real token.
         context: (B, T) bool, True at the tokens of the context, where an answer may begin or end.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     ids: Tensor
@@ -198,7 +213,9 @@ class CaptionBatch(NamedTuple):
         ids: (B, T) long token ids of the texts, each from BOS to EOS.
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     images: Tensor
@@ -218,7 +235,9 @@ class DocumentBatch(NamedTuple):
         n_words: Number of words of each of the N sentences.
         n_sentences: Number of sentences of each of the B documents.
         rows: (B,) long indices of the examples in the split.
-        epoch, position: Position in the training data; see the docstring of the module.
+        epoch: Index of the epoch, from 0.
+        position: Number of batches of the epoch, summed over all ranks, that are trained when the
+            step with this batch ends. A resumed run continues there.
     """
 
     ids: Tensor

@@ -26,8 +26,8 @@ def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np
         epoch: Index of the epoch, from 0.
         rows: (B,) indices of the examples in the split.
         n: Number of integers for each example.
-        stream: Index of a random sequence. The sequences are independent. A caller uses another
-            sequence for each random choice, such as the choice of the masked tokens.
+        stream: Index of an independent random sequence. A caller uses one sequence for each kind of
+            random choice, such as the choice of the masked tokens.
 
     Returns:
         (B, n) uint64.
@@ -53,7 +53,7 @@ def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) ->
         epoch: Index of the epoch, from 0.
         rows: (B,) indices of the examples in the split.
         n: Number of floats for each example.
-        stream: Index of a random sequence; the sequences are independent of each other.
+        stream: Index of an independent random sequence, one for each kind of random choice.
 
     Returns:
         (B, n) float64.
@@ -71,7 +71,7 @@ def integers(
         epoch: Index of the epoch, from 0.
         rows: (B,) indices of the examples in the split.
         high: Exclusive upper bound, an int for all examples or an array (B,).
-        stream: Index of a random sequence; the sequences are independent of each other.
+        stream: Index of an independent random sequence, one for each kind of random choice.
 
     Returns:
         (B,) int64.

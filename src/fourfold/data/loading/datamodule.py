@@ -21,9 +21,8 @@ from fourfold.errors import InputError
 class BatchedDataset(Dataset[Any]):
     """Dataset of one split that returns complete batches instead of single examples.
 
-    Padding, masking and cropping are therefore array operations on a whole batch. A row is an
-    example, such as a sentence, an image or a block of tokens. Subclasses set `order` and implement
-    `batch`.
+    Padding, masking and cropping are then array operations on a whole batch. A row is an example,
+    such as a sentence, an image or a block of tokens. Subclasses set `order` and implement `batch`.
 
     Attributes:
         order: Division of the rows into the batches of each epoch.
@@ -36,13 +35,16 @@ class BatchedDataset(Dataset[Any]):
 
     @cached_property
     def has_static_shape(self) -> bool:
-        """True if all batches, except perhaps the last, have the same shape (for torch.compile)."""
+        """True if all batches, except perhaps the last batch, have the same shape.
+
+        `torch.compile` may then compile without dynamic shapes.
+        """
         return self.order.equal_lengths
 
     @cached_property
     def max_length(self) -> int:
         """Number of tokens of the longest example."""
-        # Datasets with another order set this attribute.
+        # Datasets with another kind of order set this attribute themselves.
         assert isinstance(self.order, LengthBucketedOrder)
         return int(self.order.lengths.max(initial=0))
 
@@ -200,7 +202,7 @@ class ResumableDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Build the datasets of all splits at the first call; later calls do nothing.
 
-        Lightning's `stage` is ignored.
+        The argument `stage`, which Lightning passes, is ignored.
         """
         if not self.splits:
             self.splits = self.build()
@@ -234,7 +236,8 @@ class ResumableDataModule(LightningDataModule):
         """Return the maximum number of steps that the Trainer takes in an epoch.
 
         The Trainer's option `limit_train_batches` limits the batches of each rank. An int is a
-        number of batches, a float a fraction of them. Each rank takes one batch in each step.
+        number of batches, a float a fraction of all batches. Each rank takes one batch in each
+        step.
         """
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
         return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)
@@ -288,7 +291,7 @@ class ResumableDataModule(LightningDataModule):
         return self._loader("train", self._resume_from or Position())
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """Return the DataLoader of the validation batches, or [] if there is no such split."""
+        """Return the DataLoader of the validation batches, or [] if the data have no such split."""
         self.setup()
         return self._loader("val", Position()) if "val" in self.splits else []
 
@@ -311,9 +314,9 @@ class ResumableDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint.
 
-        The keys are "epoch" and "batch" (the position), "seed", and "order" (a hash of the batch
-        order). A position is valid only for one batch order, so `load_state_dict` compares seed
-        and hash.
+        The keys are "epoch" and "batch" (the two fields of `position`), "seed", and "order" (a hash
+        of the batch order). A position is valid only for one batch order, so `load_state_dict`
+        compares seed and hash.
         """
         order = self.split("train").order.fingerprint()
         return {**self.position._asdict(), "seed": self.seed, "order": order}
@@ -321,8 +324,8 @@ class ResumableDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position in the training data from a checkpoint.
 
-        If the Trainer evaluates, the method does nothing. Evaluation reads all batches, possibly of
-        data other than those of the training.
+        The method does nothing if the Trainer evaluates. Evaluation reads all batches, possibly of
+        other data than those of the training.
 
         Args:
             state_dict: Return value of `state_dict`, as stored in the checkpoint.

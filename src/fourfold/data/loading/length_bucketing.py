@@ -1,4 +1,4 @@
-"""BatchOrder and its classes for length-bucketed batches and for repeated augmentation.
+"""Batch orders: the protocol BatchOrder, length-bucketed batches and repeated augmentation.
 
 A batch order divides the rows (examples) of a split into batches. The batches depend only on seed
 and epoch, and an order keeps no random state. The epoch and the number of its trained batches are
@@ -44,7 +44,7 @@ class BatchOrder(Protocol):
         """Number of batches in an epoch, over all ranks."""
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, for all epochs, on the number of rows in the last `n` batches."""
+        """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Return the batches of an epoch, each an array (B,) of row indices.
@@ -53,7 +53,10 @@ class BatchOrder(Protocol):
         """
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
+        """Return a hash of the data and options on which the batches depend.
+
+        Training resumes only from a checkpoint with the same hash.
+        """
 
 
 @dataclass(eq=False)
@@ -76,8 +79,8 @@ class LengthBucketedOrder:
             length of the longest row); None if only the rows are limited.
         max_rows: Upper bound on the rows of a batch; None if only the tokens are limited.
         seed: Seed of the shuffling, combined with the number of the epoch.
-        shuffle: Shuffle in each epoch; otherwise every epoch has the same batches in the same order
-            (evaluation).
+        shuffle: True to shuffle rows and batches in each epoch (training). False to return the same
+            batches in the same order in every epoch (evaluation).
 
     Raises:
         InputError: If there are no rows, if both bounds are None or one is below 1, or if a row is
@@ -110,7 +113,7 @@ class LengthBucketedOrder:
             raise InputError(f"{message}, got {self.max_tokens}", option="max_tokens")
         self.equal_lengths = bool((self.lengths == self.lengths[0]).all())
         self._boundaries = self._divide(np.sort(self.lengths))
-        self._partners = (-1, self.lengths)  # epoch, and the partner of each row in this epoch
+        self._partners = (-1, self.lengths)  # index of an epoch, and each row's partner in it
 
     def _divide(self, ascending: np.ndarray) -> np.ndarray:
         """Divide rows that are sorted by length greedily into batches.
@@ -145,7 +148,7 @@ class LengthBucketedOrder:
         return len(self._boundaries) + 1
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound, for all epochs, on the number of rows in the last `n` batches."""
+        """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
         sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
         if self.equal_lengths:
             return int(sizes[-n:].sum())
@@ -201,7 +204,7 @@ class LengthBucketedOrder:
         return self._partners[1][rows]
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
+        """Return a hash of the lengths and options on which the batches depend."""
         bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
         data = self.lengths.tobytes() + repr(bounds).encode()
         return hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -214,9 +217,9 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
     samples a random fraction 1 / `aug_repeats` of the images anew. The sampled images form groups
     of 16, and all copies of a group come before those of the next group. The copies of an image are
     therefore usually trained in the same step, possibly on several ranks. Two copies of an image
-    are never partners in `mix_partners`, because MixUp would mix the image with itself.
-    Hoffer et al. 2020 (arXiv:1901.09335) and Berman et al. 2019
-    (arXiv:1902.05509) describe the method. DeiT uses three copies (Touvron et al. 2020, Table 9).
+    are never partners in `mix_partners`, because MixUp would mix the image with itself. Hoffer et
+    al. 2020 (arXiv:1901.09335) and Berman et al. 2019 (arXiv:1902.05509) describe the method. DeiT
+    uses three copies (Touvron et al. 2020, Table 9).
 
     Args:
         n_rows: Number of images N in the split, which is also the number of rows of an epoch.
@@ -239,6 +242,6 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
         return (sampled[index] + copy * self.n_rows)[order][: self.n_rows]
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
+        """Return a hash of the lengths and options on which the batches depend."""
         text = f"{super().fingerprint()} {self.aug_repeats}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

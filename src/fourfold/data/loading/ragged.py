@@ -34,12 +34,12 @@ class RaggedArray:
 
     @classmethod
     def from_lengths(cls, ids: np.ndarray, lengths: np.ndarray) -> "RaggedArray":
-        """Divide a flat array into consecutive rows of the given lengths."""
+        """Divide a flat array `ids` into consecutive rows of the given lengths (rows,)."""
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> "RaggedArray":
-        """Concatenate rows of integers, such as lists of token ids, as int32."""
+        """Return a RaggedArray (int32) of rows of integers, such as lists of token ids."""
         lengths = np.array([len(row) for row in rows])
         return cls.from_lengths(np.concatenate(rows, dtype=np.int32, casting="unsafe"), lengths)
 
@@ -51,7 +51,7 @@ class RaggedArray:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(rows,) length of each row."""
+        """Length of each row, an array (rows,)."""
         return np.diff(self.offsets)
 
     def _slices(self, starts: np.ndarray, lengths: np.ndarray) -> "RaggedArray":
@@ -61,7 +61,7 @@ class RaggedArray:
         return RaggedArray.from_lengths(self.ids[np.repeat(starts, lengths) + steps], lengths)
 
     def take(self, rows: np.ndarray) -> "RaggedArray":
-        """Return a RaggedArray of the rows with the given indices, in the given order."""
+        """Return a RaggedArray of the rows with the indices `rows`, in this order."""
         starts = self.offsets[rows]
         return self._slices(starts, self.offsets[rows + 1] - starts)
 

@@ -11,7 +11,7 @@ from fourfold.errors import InputError
 
 
 class Position(NamedTuple):
-    """Position in the training data.
+    """Position in the training data, from which a run resumes.
 
     Args:
         epoch: Index of the epoch, from 0.
@@ -53,8 +53,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
         order: Division of the examples of a split into batches.
         rank: Index of this process.
         world_size: Number of processes.
-        start: Index of the first epoch to read, and number of its batches, summed over all ranks,
-            that are skipped because they are already trained.
+        start: Pair of the index of the first epoch to read and the number of batches of this epoch,
+            summed over all ranks, that are skipped because they are already trained.
         max_steps: Number of steps after which the Trainer ends an epoch; None means all steps. The
             sampler itself does not stop there. If all these steps are already trained at `start`,
             the sampler starts at the next epoch.
@@ -128,10 +128,13 @@ class EpochSampler(Sampler[list[SampleKey]]):
                 yield [SampleKey(epoch, end, row) for row in rows.tolist()]
 
     def _rows_of_rank(self, batches: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the row indices of a step that this rank processes; in evaluation possibly none.
+        """Return the indices of the rows that this rank processes in one step.
 
         Args:
             batches: Row indices of each batch of the step.
+
+        Returns:
+            Array (rows,) of indices. In evaluation, the array may be empty in the last step.
         """
         if not self.order.shuffle and self.order.n_batches >= self.world_size:
             return batches[self.rank] if self.rank < len(batches) else np.array([], dtype=np.int64)

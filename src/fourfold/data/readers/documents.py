@@ -1,4 +1,4 @@
-"""TextSource and read_python_docs: documents for language models, from files, a hub or built in.
+"""Readers of documents for language models: files, Hugging Face datasets and built-in text.
 
 A document is a text that the model reads from beginning to end, such as a file or a paragraph. The
 built-in documents are the language reference of Python (`pydoc_data.topics`) and the docstrings of
@@ -29,8 +29,9 @@ from fourfold.errors import InputError
 from fourfold.text_files import read_text
 from fourfold.tokenization.tokenizer import split_for_workers
 
-_HOLDOUT_BORDERS = (0.06, 0.12)  # hashes of names below 0.06: test; from 0.06 to 0.12: val
-_MIN_DOCUMENT_CHARS = 40
+# A document whose name has a hash below 0.06 is in "test", from 0.06 to 0.12 in "val".
+_HOLDOUT_BORDERS = (0.06, 0.12)
+_MIN_DOCUMENT_CHARS = 40  # shorter built-in documents are dropped
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

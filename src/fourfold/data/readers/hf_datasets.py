@@ -1,4 +1,4 @@
-"""HubConfig and read_hub_split: text columns of datasets that `datasets.load_dataset` loads."""
+"""Reader of text columns of Hugging Face datasets, which `datasets.load_dataset` loads."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +61,9 @@ def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str])
         split: Split in the notation of `load_dataset`, such as "train", "train[:1%]" or
             "train+test".
         columns: Names of the columns; "translation.de" is the column "de" of a nested record.
+
+    Returns:
+        Table with the given columns, and with a row for each row of the split.
 
     Raises:
         InputError: If `config` is None, if `datasets` is not installed or cannot load the split, if

@@ -12,7 +12,9 @@ from fourfold.errors import InputError
 
 
 def find_classes(labels: Sequence[str], location: str) -> list[str]:
-    """Return the distinct labels, sorted by value if all are numbers, otherwise alphabetically.
+    """Return the distinct labels of a training split, which become the class names.
+
+    The labels are sorted by value if all of them are numbers, otherwise alphabetically.
 
     Args:
         labels: Labels of the training examples, at least one.
@@ -44,7 +46,7 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
         names: Names of all classes, in the order of their indices.
 
     Returns:
-        (examples,) int64, class index of each example.
+        Class index of each example, (examples,) int64.
 
     Raises:
         InputError: If a label is not in `names`.
@@ -67,7 +69,7 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
             message.
 
     Returns:
-        (examples,) float32, value of each label.
+        Value of each label, (examples,) float32.
 
     Raises:
         InputError: If a label is not a finite number.

@@ -37,9 +37,9 @@ def read_tables(
             such split. If `source` is "builtin", all must be None.
         builtin: Function that returns the table of each split of the built-in data.
         read: Function that reads one split, given a list of paths or of names of hub splits.
-        divide: Function that holds out examples, given the training examples, the fraction to hold
-            out and the name of the new split; the function returns the remaining and the held-out
-            examples.
+        divide: Function that holds out examples. Its arguments are the training examples, the
+            fraction to hold out and the name of the new split. It returns the remaining examples
+            and the held-out examples.
         needs_train: True requires the training split. False requires at least one split.
 
     Returns:
@@ -73,9 +73,9 @@ def read_splits(
             after the other, in the order of `sources`. Each is a fraction of the training examples
             that remain.
         read: Function that reads the examples of a list of files.
-        divide: Function that holds out examples, given the training examples, the fraction to hold
-            out and the name of the new split; the function returns the remaining and the held-out
-            examples.
+        divide: Function that holds out examples. Its arguments are the training examples, the
+            fraction to hold out and the name of the new split. It returns the remaining examples
+            and the held-out examples.
 
     Returns:
         Examples of each split, by name. Their type is that of the return value of `read`.
@@ -108,6 +108,9 @@ def read_rows(
         read: Function that reads the examples of one file.
         key: Function from an example to a text, such as the context of a question. If a fraction is
             held out, examples with equal texts stay in one split.
+
+    Returns:
+        List of the examples of each split, by name.
 
     Raises:
         InputError: If the list of files of a split is empty, if a fraction has no training split
@@ -162,6 +165,6 @@ def hold_out(
 
 
 def unit_hash(text: str) -> float:
-    """Return a hash of a text: a number in [0, 1), distributed uniformly over texts."""
+    """Return a hash of a text as a number in [0, 1), which is uniformly distributed over texts."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -20,16 +20,16 @@ from fourfold.data.readers.hf_datasets import loading
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
-_EVAL_ROWS = 500  # of the validation split, and of the test split
-_N_VALUES = (1, 1, 2, 2, 3)  # of a sentence, one of which is sampled
+_EVAL_ROWS = 500  # pairs in the validation split, and in the test split
+_N_VALUES = (1, 1, 2, 2, 3)  # the number of values of a sentence is sampled from these numbers
 _CURRENCIES = ("EUR", "USD", "GBP", "CHF", "JPY", "SEK", "PLN", "INR", "CAD", "AUD", "DKK", "NOK")
 _MEASURES = (
     *("length-kilometer", "length-meter", "length-centimeter", "length-mile", "mass-kilogram"),
     *("mass-gram", "volume-liter", "temperature-celsius", "area-hectare", "duration-week"),
 )
-_NOT_A_PLACE = {"XA", "XB", "ZZ", "QO", "mul", "und", "zxx"}
+_NOT_A_PLACE = {"XA", "XB", "ZZ", "QO", "mul", "und", "zxx"}  # codes without a place or language
 _TIME_UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
-_SECONDS = (31_536_000, 2_592_000, 604_800, 86_400, 3600, 60, 1)  # of each time unit
+_SECONDS = (31_536_000, 2_592_000, 604_800, 86_400, 3600, 60, 1)  # seconds of each time unit
 
 
 # Function that takes the code of a language, such as "de", and returns a value as text.
@@ -40,7 +40,7 @@ Sampler = Callable[[random.Random], Formatter]
 
 @cache
 def _locale(lang: str) -> Any:
-    """Return the `babel.Locale` of a language.
+    """Return the `babel.Locale` of a language code such as "de".
 
     Raises:
         InputError: If Babel or num2words does not know the language.
@@ -57,7 +57,10 @@ def _locale(lang: str) -> Any:
 
 @cache
 def _spell(number: int, lang: str, to: str = "cardinal") -> str:
-    """Return a number in words; `to` is the form of the number in num2words, such as "ordinal"."""
+    """Return a number in words, in the language with the code `lang`.
+
+    `to` is the form of the number in num2words: "cardinal", "ordinal" or "year".
+    """
     from num2words import num2words
 
     return str(num2words(number, lang=lang, to=to))
@@ -68,7 +71,7 @@ def _day(rng: random.Random) -> datetime.date:
 
 
 def _number(rng: random.Random, digits: int) -> int:
-    """Sample a number of at most k digits, where k is first sampled from 1 to `digits`."""
+    """Sample a positive integer with at most k digits, where k is sampled from 1 to `digits`."""
     return rng.randrange(1, 10 ** rng.randint(1, digits))
 
 
@@ -175,7 +178,7 @@ def _samplers(langs: Sequence[str]) -> list[Sampler]:
         samplers.append(partial(_names, category, codes))
     # num2words cannot write some ordinal numbers, such as the Catalan 30 and the Korean 100.
     for to, numbers in (("cardinal", [1984]), ("ordinal", [30, 100, 1984]), ("year", [1984])):
-        # A language lacks this form.
+        # num2words raises one of these errors if a language lacks the form.
         with suppress(NotImplementedError, TypeError, ValueError, KeyError, AttributeError):
             if all(_spell(number, lang, to) for lang in langs for number in numbers):
                 samplers.append(partial(_spelled, to))
@@ -210,7 +213,7 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
     with loading(f"built-in {src_lang}-{tgt_lang}"):
         samplers = _samplers(langs)
     rng = random.Random(f"{src_lang}-{tgt_lang}")
-    seen: set[tuple[str, str]] = set()  # languages and sentences
+    seen: set[tuple[str, str]] = set()  # pairs of a language and a sentence
     splits = {}
     for split, size in (("test", _EVAL_ROWS), ("val", _EVAL_ROWS), ("train", n_train)):
         pairs: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""TextTable: text columns with row locations; readers of TSV, CSV, JSON lines, parallel text."""
+"""Tables of texts, read from TSV, CSV, JSON lines or parallel text, with the location of rows."""
 
 import csv
 import io
@@ -22,10 +22,10 @@ class TextTable:
     """Columns of text, with the location from which each row was read.
 
     Args:
-        columns: Texts of each column; all columns have equal lengths.
-        source: (rows,) object array with the source of each row, a prefix such as "train.en:" to
+        columns: List of columns. A column is the list of the texts of all rows.
+        source: Object array (rows,) with the source of each row, a prefix such as "train.en:" to
             which `location` appends the number.
-        number: (rows,) number of each row in its source, such as the line number from 1.
+        number: Number of each row in its source, (rows,) int64, such as the line number from 1.
 
     Example:
         >>> table = TextTable.from_columns([["a", "b"]], "train.txt:")
@@ -76,9 +76,10 @@ class TextTable:
 
 
 def drop_blank(table: TextTable) -> TextTable:
-    """Return the table without rows in which a column is blank, and log the number of those rows.
+    """Return a copy of a table without the rows in which a text is blank.
 
-    A model that is trained with such rows would learn to generate empty texts.
+    The number of dropped rows is logged. A model that is trained with such rows would learn to
+    generate empty texts.
 
     Raises:
         InputError: If no row is left.
@@ -130,7 +131,10 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
             first line. If the file has no header, they are indices from 0 as text, such as "3". For
             JSON lines, they are keys of each object.
         drop_uneven: Skip rows of a CSV or TSV file with more or fewer fields than its header, and
-            log how many rows were skipped; otherwise such a row raises InputError.
+            log how many rows were skipped. If False, such a row raises InputError.
+
+    Returns:
+        Table with the given columns, in the given order.
 
     Raises:
         InputError: If the file cannot be read or has no rows, if a column is missing, or if a line
@@ -204,7 +208,7 @@ def read_csv(path: str) -> Iterator[list[str]]:
         InputError: If the file cannot be read, or if a quote is not closed.
     """
     text = read_text(path)
-    # The module's limit is 131,072 characters, and there is one for the whole process.
+    # The default limit of the csv module, which holds for the whole process, is 131,072 characters.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -227,7 +231,9 @@ def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
 
 
 def get_column(record: object, column: str, location: str) -> str:
-    """Return the value in a column of a record as text; the value may also be a number.
+    """Return the value in a column of a record as text.
+
+    The value may be a text or a number.
 
     Args:
         record: Record of a table or dataset, which must be a dict.

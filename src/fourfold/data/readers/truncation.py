@@ -1,4 +1,4 @@
-"""limit_lengths: treatment of examples with too many tokens (error, truncation or dropping)."""
+"""Treatment of examples with too many tokens: error, truncation or dropping."""
 
 import logging
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ def limit_lengths(
         columns: Token ids of the texts; array i has text i of every example.
         table: Table with a row for each example, for error messages and for the result.
         limit: Maximum number of tokens.
-        too_long: Treatment of longer examples. "error" raises InputError. "truncate" cuts every
-            text to `limit` tokens. "drop" drops the example from "train", but is the same as
+        too_long: Treatment of longer examples. "error" raises InputError. "truncate" keeps the
+            first `limit` tokens of every text. "drop" drops the example from "train", but equals
             "truncate" in "val" and "test", because a score must include all examples.
         split: Name of the split: "train", "val" or "test".
         option: Name of the option that sets the limit, for error messages.
@@ -47,8 +47,8 @@ def limit_lengths(
             shorten the example.
 
     Returns:
-        Token ids of the remaining examples, in the form of `columns`, and their table. Truncation
-        does not change the table.
+        List of the token ids of the remaining examples, with one array for each array in `columns`,
+        and the table of these examples. Truncation does not change the table.
 
     Raises:
         InputError: If an example is too long and `too_long` is "error", or if no example is left.

@@ -1,4 +1,4 @@
-"""TokenChunks and ChunkedRows: token ids in litdata's chunk files, with a cache of remote files.
+"""Reader of token ids in litdata's chunk files, with a cache of remote files.
 
 `litdata.optimize` with a `TokensLoader` writes the chunks, and `index.json` lists them. An item is
 one array that was given to `litdata.optimize`, such as the ids of one document. A chunk file begins
@@ -28,7 +28,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.json"
-# litdata's numbers of integer dtypes in the field `data_format` of index.json.
+# Integer dtypes in the order of the numbers that litdata writes to `data_format` in index.json.
 _TORCH_DTYPES = ("uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64")
 _NUMPY_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _DTYPES = {
@@ -135,12 +135,13 @@ def fetch(address: str, file: Path, size: int = 0) -> None:
 
 
 class TokenChunks:
-    """Chunks of token ids of one split, in a folder or in an object store.
+    """Reader of the chunks of one split, the files in which litdata stores token ids.
 
     Args:
-        address: Path of a folder, or address that begins with s3://, gs://, azure://, hf:// or
-            local:. The files of a folder are read directly. The files of an address are first
-            copied to the cache. "local:PATH" is the folder PATH, treated like an address.
+        address: Path of the folder of the chunks, or address of a folder in an object store, which
+            begins with s3://, gs://, azure://, hf:// or local:. The files of a path are read
+            directly. The files of an address are first copied to the cache. "local:PATH" is the
+            folder PATH, treated like an address.
         cache: Cache for copies of remote chunks.
 
     Raises:
@@ -253,8 +254,8 @@ class TokenChunks:
 class ChunkedRows(BatchedDataset):
     """Base class of datasets whose examples (rows) are W consecutive token ids of a chunk.
 
-    W is `step` + `overlap`. The rows of a chunk contain all its ids. The last row of a chunk may
-    have fewer ids.
+    A chunk is a file of token ids that litdata wrote. W is `step` + `overlap`. Together, the rows
+    of a chunk contain all ids of the chunk. The last row of a chunk may have fewer ids.
 
     Args:
         chunks: Chunks of the split.
@@ -270,8 +271,8 @@ class ChunkedRows(BatchedDataset):
 
     Raises:
         InputError: If the chunks are too short for a row, if they were encoded with another
-            tokenizer, or if the cache is too small. It must hold the largest chunks of a remote
-            split, as many as `ShuffleWindowOrder.shuffle_chunks` says.
+            tokenizer, or if the cache of a remote split is smaller than the `shuffle_chunks`
+            largest chunks together.
     """
 
     order: ShuffleWindowOrder
@@ -313,8 +314,8 @@ class ChunkedRows(BatchedDataset):
             rows: (B,) indices of the rows in the split.
 
         Returns:
-            (B, W) ids, each row padded with EOS at its end, and (B,) number of ids of each row
-            without padding.
+            Token ids (B, W) int64, each row padded with EOS at its end, and number of ids of each
+            row without padding, (B,) int64.
 
         Raises:
             InputError: If a chunk has ids that the tokenizer does not have.

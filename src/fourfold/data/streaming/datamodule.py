@@ -1,4 +1,4 @@
-"""StreamedCausalTextData and StreamedMaskedTextData: DataModules for text larger than the disk.
+"""DataModules that stream text larger than the disk, for causal and masked language models.
 
 The text is encoded once into chunks of token ids, which stay in an object store. litdata writes and
 downloads the chunks. This package has its own reader, because litdata's reader does not resume
@@ -31,8 +31,8 @@ from fourfold.tokenization.training import TokenizerConfig
 class StreamedBlocks(ChunkedRows):
     """Dataset for causal language models whose rows (examples) have T consecutive ids as targets.
 
-    The inputs of a row begin and end one id before the targets. Every id of a chunk is a target
-    once, except the first id, which has no predecessor.
+    The inputs of a row are T ids, which begin one id before the targets. Every id of a chunk is a
+    target once, except the first id, which has no predecessor.
 
     Args:
         chunks: Chunks of the split.
@@ -145,7 +145,7 @@ class StreamedTextDataModule(TextDataModule):
         }
 
     def read(self) -> dict[str, TokenChunks]:
-        """Read the index.json of each split, and return the chunks by the name of the split."""
+        """Read the index.json of each split, and return a `TokenChunks` for each split, by name."""
         addresses = self.split_sources.items()
         return {name: TokenChunks(address, self.cache) for name, address in addresses if address}
 

@@ -1,4 +1,4 @@
-"""ShuffleWindowOrder: batch order that shuffles chunks, and then rows within windows of chunks.
+"""Batch order that shuffles chunks, and then rows within windows of chunks.
 
 A chunk is a file with many rows (training examples). A window is a few consecutive chunks of the
 shuffled order. A shuffle of all rows would read many chunks for each batch, and would need much
@@ -33,7 +33,8 @@ class ShuffleWindowOrder:
 
     Attributes:
         equal_lengths: Always True, since all rows of a streamed split have the same shape.
-        first_rows: (chunks + 1,) index of the first row of each chunk, then the number of rows.
+        first_rows: Array (chunks + 1,) with the index of the first row of each chunk, followed by
+            the number of all rows.
     """
 
     chunk_rows: np.ndarray
@@ -65,11 +66,17 @@ class ShuffleWindowOrder:
         return self.n_rows - (self.n_batches - n) * self.max_rows
 
     def batches(self, epoch: int) -> "ShuffleWindowBatches":
-        """Return the batches of an epoch, computed lazily, each an array (B,) of row indices."""
+        """Return the batches of an epoch, each an array (B,) of row indices.
+
+        A batch is computed when it is accessed.
+        """
         return ShuffleWindowBatches(self, epoch if self.shuffle else 0)
 
     def fingerprint(self) -> str:
-        """Return a hash of the order; training resumes only from a checkpoint with this hash."""
+        """Return a hash of the data and options on which the batches depend.
+
+        Training resumes only from a checkpoint with the same hash.
+        """
         options = (self.shuffle_chunks, self.max_rows, self.seed, self.shuffle)
         data = self.chunk_rows.tobytes() + repr(options).encode() + self.content
         return hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -112,16 +119,20 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         return np.concatenate(slices)
 
     def _window(self, number: int) -> tuple[int, np.ndarray]:
-        """Return the rows of the window with the index `number`, in their order in the epoch.
+        """Compute the order of the rows (training examples) in one window of chunks.
+
+        Args:
+            number: Index of the window in the epoch.
 
         Returns:
-            Number of rows before the window, and (rows,) int64 row indices of the window.
+            Number of rows in the windows before this window, and the indices of the rows of this
+            window in the order of the epoch, (rows,) int64.
         """
         order = self.order
         first = number * order.shuffle_chunks
         chunks = self.chunks[first : first + order.shuffle_chunks]
         rows = np.concatenate([np.arange(*order.first_rows[chunk : chunk + 2]) for chunk in chunks])
         if order.shuffle:
-            # With a last element of 0 the seed would equal that of the chunks' permutation.
+            # For NumPy, the seed [seed, epoch, 0] is the seed [seed, epoch] of the chunks.
             rows = np.random.default_rng([order.seed, self.epoch, 1 + number]).permutation(rows)
         return int(self.chunk_ends[first] - order.chunk_rows[self.chunks[first]]), rows

@@ -1,4 +1,4 @@
-"""TextDataModule, DocumentDataModule and LabelledDataModule: bases of the text DataModules."""
+"""Base classes of the text DataModules: tokenization, documents, and labelled examples."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -68,8 +68,9 @@ class TextDataModule(ResumableDataModule):
         """Read the text of each split, before tokenization.
 
         Returns:
-            Text of each split, such as a `TextTable`; the subclass chooses the type. The keys are
-            "train", "val" and "test", without the splits that do not exist.
+            Dictionary from the name of each split ("train", "val" or "test") to its text. The
+            subclass chooses the type of the text, such as `TextTable`. Splits that do not exist are
+            left out.
         """
 
     @abstractmethod
@@ -153,7 +154,11 @@ class TextDataModule(ResumableDataModule):
         return {"tokenizer": self.tokenizer.to_str()} | options
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: position in the data, tokenizer, tokenizer config."""
+        """Return the state for a checkpoint.
+
+        The state holds the entries of the base class, the tokenizer as a JSON string (key
+        "tokenizer") and the options of the tokenizer (key "tokenizer_config").
+        """
         return super().state_dict() | {
             "tokenizer": self.tokenizer.to_str(),
             "tokenizer_config": asdict(self._tokenizer_config),
@@ -170,8 +175,8 @@ class TextDataModule(ResumableDataModule):
 
         Raises:
             InputError: If the options of a trained tokenizer, or the content of a tokenizer that
-                was loaded from a file, differ from those of the checkpoint. Also if seed, training
-                data or batch sizes differ, unless the Trainer evaluates.
+                was loaded from a file, differ from those of the checkpoint. Unless the Trainer
+                evaluates, seed, training data and batch sizes must not differ either.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
@@ -239,7 +244,12 @@ class DocumentDataModule(TextDataModule):
         self.too_long = too_long
 
     def read(self) -> dict[str, TextTable]:
-        """Read the documents of each split, as a table with one column."""
+        """Read the documents of each split.
+
+        Returns:
+            Dictionary from the name of each split to a table with one column, in which each row is
+            a document.
+        """
         return self.text.read()
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""CausalTextData: DataModule for causal language modelling, with datasets of blocks and documents.
+"""DataModule for causal language modelling, with datasets of blocks and of documents.
 
 Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 """
@@ -29,10 +29,10 @@ from fourfold.tokenization.training import TokenizerConfig
 
 @dataclass(eq=False)
 class BlockDataset(BatchedDataset):
-    """Dataset of blocks of T tokens of a token stream.
+    """Dataset of blocks of T consecutive tokens from all documents, concatenated.
 
-    The blocks are consecutive, or crops that begin at random positions. The number of blocks in an
-    epoch is the same in both cases.
+    The blocks follow each other, or are crops that begin at random positions. The number of blocks
+    in an epoch is the same in both cases.
 
     Args:
         stream: Tokens of all documents.
@@ -40,7 +40,7 @@ class BlockDataset(BatchedDataset):
         order: Division of the blocks into batches; its seed is also the seed of the crops.
         context: Number of tokens at the beginning of a block that repeat the end of the previous
             block, as inputs without a target.
-        crops: Sample random positions of the blocks in every epoch.
+        crops: Sample the beginnings of the blocks at random in every epoch.
         block_cross_document_attention: Put the index of each token's document into the batches,
             so that the model can prevent attention between documents.
     """
@@ -124,10 +124,11 @@ class CausalTextData(DocumentDataModule):
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
         block_size: Number of tokens in a block or crop. If `batching` is "documents", the maximum
             number of tokens in a document, EOS included.
-        batching: Division of the text into examples. "blocks": consecutive blocks, in which each
-            token is a target once per epoch. "crops": the same number of blocks at random
-            positions, as in nanoGPT (training only; evaluation uses consecutive blocks).
-            "documents": one document each, in batches of documents of similar length.
+        batching: Division of the text into examples. With "blocks", the examples are consecutive
+            blocks, in which each token is a target once per epoch. With "crops", the training
+            examples are the same number of blocks at random positions, as in nanoGPT. Evaluation
+            uses consecutive blocks. With "documents", each example is a document, and a batch holds
+            documents of similar length.
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
         options: Arguments of `DocumentDataModule`.

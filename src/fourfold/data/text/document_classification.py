@@ -1,4 +1,4 @@
-"""DocumentData: DataModule for the classification of documents that consist of sentences.
+"""DataModule for the classification of documents that consist of sentences.
 
 Shapes: B documents, N sentences of these documents, T words of the longest sentence.
 """
@@ -29,8 +29,8 @@ from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
 _HTML_BREAK = re.compile(r"\s*<br\s*/?>\s*", re.IGNORECASE)
-_BUILTIN_DOCUMENTS = {"train": 1000, "val": 200, "test": 200}
-_BUILTIN_SENTENCES = (3, 8)  # smallest and largest number in a document
+_BUILTIN_DOCUMENTS = {"train": 1000, "val": 200, "test": 200}  # number of documents in a split
+_BUILTIN_SENTENCES = (3, 8)  # smallest and largest number of sentences in a document
 
 
 def encode_documents(texts: Sequence[str], tokenizer: Tokenizer, max_len: int) -> Sentences:
@@ -38,13 +38,16 @@ def encode_documents(texts: Sequence[str], tokenizer: Tokenizer, max_len: int) -
 
     A sentence ends at an empty line, at an HTML line break (`<br />`), and at white space after a
     full stop, question or exclamation mark, which a quotation mark or a bracket may follow. A
-    sentence of more than `max_len` words is divided into several sentences. `Sentences.document`
-    does not count documents without a sentence.
+    sentence of more than `max_len` words is divided into several sentences.
 
     Args:
         texts: Texts of the documents.
         tokenizer: Tokenizer of the sentences, whose tokens are called words.
         max_len: Maximum number of words of a sentence.
+
+    Returns:
+        Token ids of each sentence, and the index of each sentence's document. Documents without a
+        sentence are left out of the numbering.
     """
     texts = [_HTML_BREAK.sub("\n\n", text) for text in texts]
     return Sentences.from_texts(texts, tokenizer, "punctuation", max_len)
@@ -56,11 +59,11 @@ class DocumentDataset(BatchedDataset):
 
     Args:
         sentences: Word ids of each sentence of all documents.
-        documents: Indices in `sentences` of the sentences of each document.
-        labels: (documents,) int64 class indices, or float32 targets of a regression.
+        documents: For each document, the indices in `sentences` of its sentences.
+        labels: Class indices (documents,) int64, or regression targets (documents,) float32.
         pad_id: Id of the padding token.
         order: Division of the documents into batches.
-        table: Texts and locations of the documents; None if no output names them.
+        table: Texts and locations of the documents, for predictions on test data; otherwise None.
     """
 
     sentences: RaggedArray
@@ -134,7 +137,12 @@ class DocumentData(SequenceData):
 
     @staticmethod
     def builtin() -> dict[str, TextTable]:
-        """Return a table of generated documents and classes for each split."""
+        """Generate the built-in documents of the splits "train", "val" and "test".
+
+        Returns:
+            Table of each split, by name. The first column holds the documents, and the second
+            column their classes, "english" or "mixed".
+        """
         splits = {}
         for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
             rng = random.Random(name)

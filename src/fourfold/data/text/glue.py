@@ -1,4 +1,4 @@
-"""GlueData: DataModule for the nine tasks of GLUE (Wang et al. 2018), read from GLUE's files."""
+"""DataModule for the nine tasks of GLUE (Wang et al. 2018), which reads GLUE's files."""
 
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
@@ -87,10 +87,15 @@ class GlueData(SequenceData):
         )
 
     def _read_split(self, names: list[str]) -> TextTable:
-        """Read the file of a split, or its compressed version with the ending .gz if that exists.
+        """Read the table of a split from its file.
+
+        If a compressed file of the same name with the ending .gz exists, this file is read instead.
 
         Args:
-            names: List with one element, the file name without the ending .gz.
+            names: List with one element, the path of the file without the ending .gz.
+
+        Returns:
+            Table with one or two columns of texts, and a last column of labels.
         """
         with suppress(InputError):
             resolve(names[0] + ".gz")

@@ -1,4 +1,4 @@
-"""MaskedTextData: DataModule for masked LMs, with the dataset of packed sentences.
+"""DataModule for masked language models, with the dataset of packed sentences.
 
 Shapes: B sequences, T tokens of the longest sequence.
 """
@@ -73,7 +73,7 @@ class MaskedRowDataset(BatchedDataset):
 
 
 Layout = Literal["full_sentences", "doc_sentences", "segment_pairs", "sentence_pairs", "documents"]
-MIN_LEN = 5  # BOS, EOS, a token of each segment, EOS
+MIN_LEN = 5  # number of tokens of the shortest pair: BOS A EOS B EOS with one token in A and B
 
 
 class MaskedTextData(DocumentDataModule):
@@ -92,8 +92,9 @@ class MaskedTextData(DocumentDataModule):
             documents, as in RoBERTa), "doc_sentences" (whole sentences of one document),
             "segment_pairs" (two segments of several sentences with a next-sentence label, as in
             BERT), "sentence_pairs" (two single sentences with a next-sentence label) or "documents"
-            (one document; `too_long` decides about longer documents). In the other layouts, a
-            sentence longer than a sequence is divided.
+            (one document). With "documents", `too_long` is the treatment of documents of more than
+            `max_len` tokens. In the other layouts, a sentence that is too long for a sequence is
+            divided.
         masking: Options for the selection and replacement of tokens.
         options: Arguments of `DocumentDataModule`.
 

@@ -1,4 +1,4 @@
-"""MaskingConfig and Masking: masking of tokens for masked LMs (Devlin et al. 2019, section 3.1).
+"""Masking of tokens for masked language models (Devlin et al. 2019, section 3.1).
 
 Shapes: B sequences, T tokens.
 """
@@ -25,12 +25,12 @@ class MaskingConfig:
             targets.
         whole_words: Select whole words instead of single tokens; `mlm_probability` remains a
             fraction of the tokens.
-        dupe_factor: Number of different masks of each sequence, used in turn by the epochs (static
-            masking; 10 in BERT). 0 means new masks in every epoch (dynamic masking, Liu et al.
-            2019).
+        dupe_factor: Number of different masks of each sequence, such as 10 in BERT. The epochs use
+            these masks in turn (static masking). 0 means new masks in every epoch (dynamic masking,
+            Liu et al. 2019).
         mask_replace_prob: Probability that the mask token replaces a target in the input.
-        random_replace_prob: Probability that a random token replaces a target in the input; all
-            other targets keep their token.
+        random_replace_prob: Probability that a random token replaces a target in the input. The
+            other targets keep their original token in the input.
     """
 
     mlm_probability: float = 0.15
@@ -95,8 +95,8 @@ class Masking:
             epoch: Index of the epoch, from 0.
 
         Returns:
-            Input ids (B, T), and targets (B, T): the original ids at the selected positions, and
-            IGNORE_INDEX at all other positions.
+            Input ids (B, T) after masking, and targets (B, T). The targets are the original ids at
+            the selected positions, and IGNORE_INDEX at all other positions.
         """
         config = self.config
         epoch = self.mask_epoch(epoch)
@@ -118,10 +118,12 @@ class Masking:
 def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
     """Select the allowed tokens with the smallest random numbers in each sequence.
 
-    About n tokens are selected: `fraction` of the allowed tokens, rounded, and at least 1. Tokens
-    with equal random numbers form a word, and only whole words are selected. If n ends inside a
-    word, this word is selected if more than half of its tokens are needed. If exactly half of them
-    are needed, a bit of the word's random number decides. The first word is always selected.
+    The number n of tokens to select is `fraction` of the allowed tokens, rounded, and at least 1.
+    Tokens with equal random numbers form a word, and words are selected completely or not at all.
+    The words are taken in the order of their random numbers until n tokens are selected. If the
+    last word has more tokens than are missing, it is selected if more than half of its tokens are
+    missing. If exactly half of them are missing, a bit of the word's random number decides. The
+    first word is always selected.
 
     Args:
         allowed: (B, T) bool, False where a token must not be selected.
@@ -133,7 +135,7 @@ def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarr
         (B, T) bool, True where a token is selected.
     """
     n_selected = np.maximum(1, np.round(allowed.sum(1) * fraction))[:, None]  # (B, 1)
-    order = np.where(allowed, order, 2.0)  # after all allowed tokens
+    order = np.where(allowed, order, 2.0)  # other tokens are sorted after all allowed tokens
     ranks = order.argsort(1, kind="stable")
     ascending = np.take_along_axis(order, ranks, 1)
     rank = np.arange(order.shape[1])

@@ -1,4 +1,4 @@
-"""SegmentPairDataset: pairs of segments with labels for next-sentence prediction (BERT).
+"""Dataset of pairs of segments with labels for next-sentence prediction (BERT).
 
 Shapes: B pairs, T tokens of the longest pair.
 """
@@ -116,7 +116,7 @@ class SegmentPairDataset(BatchedDataset):
     def _sample_elsewhere(
         self, document: int, n_tokens: int, random: np.ndarray
     ) -> tuple[int, int]:
-        """Sample consecutive sentences of another document.
+        """Sample consecutive sentences of another document, as segment B of a pair.
 
         Args:
             document: Index of the document of segment A, which is not sampled.

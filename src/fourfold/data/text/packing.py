@@ -1,7 +1,9 @@
 """Packing of documents into sequences of fixed length: TokenStream and Sentences.
 
-`TokenStream` concatenates documents, and blocks of it are cut anywhere. `Sentences` divides
-documents into sentences, and packs whole sentences. Shapes: B rows of a batch.
+`TokenStream` concatenates documents, and its blocks begin and end anywhere in a document.
+`Sentences` divides documents into sentences, and packs whole sentences.
+
+Shapes: B rows of a batch.
 """
 
 import re
@@ -45,7 +47,7 @@ class TokenStream:
         self._sizes_before = np.pad(sizes.cumsum(1), ((0, 0), (1, 0)))  # (2, documents + 1)
 
     def __len__(self) -> int:
-        """Return the number of targets."""
+        """Return the number of targets, which is the number of tokens without the first EOS."""
         return len(self.ids) - 1
 
     def n_blocks(self, block_size: int, context: int) -> int:
@@ -64,7 +66,7 @@ class TokenStream:
 
         Args:
             begins: (B,) position in the stream at which the targets of each row begin. The target
-                at position p is token p + 1.
+                of position p is token p + 1.
             ends: (B,) position after the last target of each row.
 
         Returns:

@@ -1,4 +1,4 @@
-"""QuestionData: DataModule for extractive question answering, and reader of SQuAD 1.1 and 2.0.
+"""DataModule for extractive question answering, and reader of SQuAD 1.1 and 2.0.
 
 Shapes: B windows of a batch, T tokens of the longest window.
 """
@@ -109,8 +109,8 @@ class ContextWindow:
         number: Index of the window among the windows of this question.
         ids: Token ids of question and window, special tokens included.
         first: Index in `ids` of the first token of the context.
-        offsets: Begin and end (exclusive) of each context token of the window, as character indices
-            in the context.
+        offsets: Pair (begin, end) for each context token of the window. The numbers are indices of
+            characters in the context, and `end` is exclusive.
         span: Indices in `ids` of the first and the last token of the answer; NO_ANSWER if the
             window does not contain the whole answer.
     """
@@ -125,8 +125,8 @@ class ContextWindow:
     def text(self, context: str, start: int, end: int) -> str:
         """Return the text of a span of tokens, such as a predicted answer.
 
-        White space at both ends is stripped: a token of a byte-level tokenizer may begin with the
-        space before a word.
+        White space at both ends is stripped, because a token of a byte-level tokenizer may begin
+        with the space before a word.
 
         Args:
             context: Text of the complete context.
@@ -220,7 +220,7 @@ class QuestionData(LabelledDataModule):
         self.n_separators = n_separators
 
     def read(self) -> dict[str, list[Question]]:
-        """Read the questions of each split."""
+        """Read the questions of each split, and return a list for each split, by name."""
         return read_rows(self.split_sources, read_squad, lambda question: question.context)
 
     def training_texts(self, raw: Sequence[Question]) -> Sequence[str]:

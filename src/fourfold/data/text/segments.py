@@ -39,8 +39,9 @@ def join_segments(
         n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
-        Token ids of each sequence, and (sequences,) number of tokens of segment A. In a pair, BOS
-        and every EOS before B belong to segment A. A single text is segment A.
+        Token ids of each sequence, and number of tokens of segment A in each sequence,
+        (sequences,). In a pair, BOS and every EOS before B belong to segment A. The sequence of a
+        single text consists of segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id

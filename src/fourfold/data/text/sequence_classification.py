@@ -1,4 +1,4 @@
-"""SequenceData and TrecData: DataModules for classification and regression of sentences and pairs.
+"""DataModules for classification and regression of sentences and sentence pairs.
 
 Shapes: B examples (sentences or sentence pairs), T tokens of the longest example.
 """
@@ -50,7 +50,7 @@ class SequenceDataset(BatchedDataset):
         labels: (examples,) int64 class indices, or float32 targets of a regression.
         pad_id: Id of the padding token.
         order: Division of the examples into batches.
-        table: Texts and locations of the examples; None if no output names them.
+        table: Texts and locations of the examples, for predictions on test data; otherwise None.
     """
 
     rows: RaggedArray
@@ -142,8 +142,13 @@ class SequenceData(LabelledDataModule):
         self.draw_seed = draw_seed
 
     def read(self) -> dict[str, TextTable]:
-        """Read the examples of each split, as a table whose last column has the labels."""
-        # Splits may share second sentences, since one such as "yes" is common.
+        """Read the examples of each split, and sample the training examples.
+
+        Returns:
+            Table of each split, by name. The last column holds the labels, and the other columns
+            hold the texts.
+        """
+        # Splits may share second sentences, since a sentence such as "yes" is common.
         divide = partial(hold_out, n_columns=1)
         raw = read_tables(self.source, self.split_sources, self.builtin, self._read_split, divide)
         labels = raw["train"].columns[-1]
@@ -157,10 +162,14 @@ class SequenceData(LabelledDataModule):
 
     @staticmethod
     def builtin() -> dict[str, TextTable]:
-        """Return a table of sentences and classes for each of the splits "train", "val" and "test".
+        """Return the built-in sentences of the splits "train", "val" and "test".
 
         The sentences are those of the built-in translation pairs. The class of a sentence is its
         language.
+
+        Returns:
+            Table of each split, by name. The first column holds the sentences, and the second
+            column their classes, "en" or "de".
         """
         splits = {}
         for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
@@ -224,9 +233,10 @@ class SequenceData(LabelledDataModule):
 
 
 class TrecData(SequenceData):
-    """DataModule for questions with six classes, such as LOC, or 50 finer ones, such as LOC:city.
+    """DataModule for the question classification of TREC (Li and Roth 2002).
 
-    A line of the files is ``COARSE:fine question`` in Latin-1.
+    A question has one of six classes, such as LOC, and one of 50 finer classes, such as LOC:city. A
+    line of the files is ``COARSE:fine question`` in Latin-1.
 
     Args:
         folder: Folder or archive (`trec_qc.zip/qc`) with `train.txt` and `test.txt`, 5,452 and 500

@@ -1,4 +1,4 @@
-"""SyntheticSequenceData and RecallData: generated sequences that test the memory of causal models.
+"""DataModules of generated sequences, which test the memory of causal models.
 
 Shapes: B sequences of a batch, T tokens of a sequence, N pairs of a key and a value.
 """
@@ -24,8 +24,8 @@ from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 CHARACTERS = TokenizerConfig(kind="char")
-QUESTION = "?"  # before the answer of `RecallData`
-N_COPIED = 10  # symbols of a sequence of the copy task
+QUESTION = "?"  # character before the answer in the texts of `RecallData`
+N_COPIED = 10  # symbols in a sequence of the copy task
 SYMBOLS, BLANK, DELIMITER = "abcdefgh", "-", ":"
 KEYS, VALUES = ascii_lowercase, ascii_uppercase
 ALPHABETS = {
@@ -33,31 +33,33 @@ ALPHABETS = {
     "copy": SYMBOLS + BLANK + DELIMITER,
     "recall": KEYS + VALUES,
 }
-# Minimum and maximum length, and number of tokens of a sequence of a given length.
+# Of each task: minimum and maximum of the option `length`, and function from this option to the
+# number of tokens of a sequence.
 LENGTHS: dict[str, tuple[int, int, Callable[[int], int]]] = {
     "adding": (2, 100_000, lambda n: n + 2),
     "copy": (1, 100_000, lambda n: n + 2 * N_COPIED),
     "recall": (1, len(KEYS), lambda n: 4 * n - 1),
 }
 
-# Function draw(n, stream) that returns random numbers in [0, 1), (B, n) float64.
+# Function draw(n, stream) that returns random numbers in [0, 1), (B, n) float64. `stream` is the
+# index of an independent random sequence.
 Draw = Callable[[int, int], np.ndarray]
 
 
 def adding(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Generate sequences of the adding problem (Hochreiter and Schmidhuber 1997).
 
-    A sequence has numbers from [0, 1), two of which are marked. The target is their sum. A model
-    reads tokens, so the numbers are rounded down to tenths. The best constant prediction, 0.9, has
-    a squared error of 0.165.
+    A sequence has numbers from [0, 1), two of which are marked. The target is the sum of the two
+    marked numbers. A model reads tokens, so the numbers are rounded down to tenths. The best
+    constant prediction, 0.9, has a squared error of 0.165.
 
     Args:
-        draw: Source of random numbers.
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
         length: Number of numbers, at least 2.
 
     Returns:
-        Inputs (B, length + 2), as indices in `ALPHABETS["adding"]`, between -2 for BOS and -1 for
-        EOS; and sums (B,) float32.
+        Inputs (B, length + 2) int64 and sums (B,) float32. The inputs of a sequence are -2 for BOS,
+        the indices in `ALPHABETS["adding"]` of its numbers, and -1 for EOS.
     """
     ids = (draw(length, 0) * 10).astype(np.int64)
     marked = draw(length, 1).argsort(axis=1)[:, :2]
@@ -75,11 +77,12 @@ def copy_memory(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     symbols has a mean loss of 10 log(8) / (length + 20) nats.
 
     Args:
-        draw: Source of random numbers.
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
         length: Number of steps from the last symbol to the delimiter.
 
     Returns:
-        Inputs and targets (B, length + 20), as indices in `ALPHABETS["copy"]`.
+        Inputs and targets, both (B, length + 20) int64. The values are indices in
+        `ALPHABETS["copy"]`.
     """
     symbols = (draw(N_COPIED, 0) * len(SYMBOLS)).astype(np.int64)  # (B, 10)
     alphabet = ALPHABETS["copy"]
@@ -97,11 +100,12 @@ def associative_recall(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]
     its key and all earlier tokens. A model without memory has a loss of log(26) nats.
 
     Args:
-        draw: Source of random numbers.
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
         length: Number N of pairs, at most 26.
 
     Returns:
-        Inputs and targets (B, 4N - 1), as indices in `ALPHABETS["recall"]`; -1 = no target.
+        Inputs and targets, both (B, 4N - 1) int64. The values are indices in `ALPHABETS["recall"]`,
+        or -1 for positions without a target.
     """
     keys = draw(len(KEYS), 0).argsort(axis=1)[:, :length]
     values = len(KEYS) + (draw(length, 1) * len(VALUES)).astype(np.int64)
@@ -123,10 +127,10 @@ class SyntheticDataset(BatchedDataset):
     A sequence is a function of seed, epoch, split and row, so every epoch has new sequences.
 
     Args:
-        generate: Function of TASKS, with its length.
-        token_ids: Ids of the characters of the alphabet, followed by those of BOS and EOS.
-        split: Index of the split.
-        order: Division of the rows into batches.
+        generate: Function in `TASKS` whose argument `length` is already set.
+        token_ids: Token id of each character of the alphabet, then the ids of BOS and EOS.
+        split: Index of the split, which selects the random sequences.
+        order: Division of the sequences into batches.
     """
 
     generate: Callable[[Draw], tuple[np.ndarray, np.ndarray]]
@@ -150,17 +154,19 @@ class SyntheticDataset(BatchedDataset):
 
 
 class SyntheticSequenceData(ResumableDataModule):
-    """DataModule of generated sequences for causal language models, each epoch with new ones.
+    """DataModule of sequences that are generated anew in each epoch.
 
-    Copy and recall are tasks for a causal language model. Adding is a regression, for a sequence
-    classifier with `n_classes` 1 and, if it is a causal LM, with `lm_weight` 0.
+    The tasks "copy" and "recall" are for causal language models. The task "adding" is a regression
+    for sequence classifiers with `n_classes` 1. If the classifier is a causal LM, it also needs
+    `lm_weight` 0.
 
     Args:
         task: "copy" (10 symbols are repeated after a number of steps), "recall" (values are
             recalled by their keys) or "adding" (two marked numbers of a sequence are added).
-        length: Number of steps for copy, so that a sequence has length + 20 tokens; number of
-            pairs for recall, at most 26, so that a sequence has 4 length - 1 tokens; number of
-            numbers for adding, so that a sequence has length + 2 tokens.
+        length: For "copy", the number of steps from the last symbol to the delimiter. A sequence
+            then has length + 20 tokens. For "recall", the number of pairs, at most 26. A sequence
+            then has 4 length - 1 tokens. For "adding", the number of numbers, at least 2. A
+            sequence then has length + 2 tokens.
         train_rows: Number of sequences in a training epoch.
         eval_rows: Number of sequences of the validation split, and of the test split.
         batch_size: Number of sequences in a batch.
@@ -203,7 +209,7 @@ class SyntheticSequenceData(ResumableDataModule):
         self.batch_sizes = batch_sizes(batch_size, None)
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Return the dataset of each split."""
+        """Return the datasets of the splits "train", "val" and "test", by name."""
         tokenizer = self.tokenizer
         characters = tokenizer.encode(ALPHABETS[self.task])
         token_ids = np.array([*characters, tokenizer.bos_id, tokenizer.eos_id], dtype=np.int64)
@@ -232,7 +238,10 @@ class SyntheticSequenceData(ResumableDataModule):
         return self.tokenizer.vocab_size
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the values that inference needs besides the model: the tokenizer."""
+        """Return the values that inference needs besides the model.
+
+        The only value is the tokenizer as a JSON string, under the key "tokenizer".
+        """
         return {"tokenizer": self.tokenizer.to_str()}
 
 
@@ -306,7 +315,7 @@ class RecallData(TextDataModule):
         self.batch_size = batch_size
 
     def read(self) -> dict[str, list[str]]:
-        """Generate the texts of each split."""
+        """Generate the texts of each split, and return a list for each split, by name."""
         return {name: self._texts(name, size) for name, size in self.sizes.items()}
 
     def _texts(self, name: str, size: int) -> list[str]:
@@ -315,7 +324,10 @@ class RecallData(TextDataModule):
         return [word + QUESTION + word[0] for word in words]
 
     def training_texts(self, raw: Sequence[str]) -> Sequence[str]:
-        """Return the training texts, and a text with all letters, for the tokenizer."""
+        """Return the texts on which the tokenizer is trained.
+
+        These are the texts of the training split `raw`, and one text that contains all letters.
+        """
         return [*raw, self.letters]
 
     def encode(self, name: str, raw: Sequence[str], tokenizer: Tokenizer) -> RecallDataset:

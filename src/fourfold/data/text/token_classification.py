@@ -1,4 +1,4 @@
-"""TokenData: DataModule for token classification (a tag per word); reader of CoNLL and JSON lines.
+"""DataModule for token classification (one tag for each word), and reader of tagged sentences.
 
 Shapes: B sentences (or chunks of long sentences), T tokens of the longest of them.
 """
@@ -45,13 +45,13 @@ class Sentence:
 def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Sentence]:
     """Read the tagged sentences of one file, in CoNLL columns or JSON lines.
 
-    Each line of a .jsonl or .json file is a sentence: `{"tokens": [...], "tags": [...]}`, where the
-    keys may have other names. Each line of any other file is a word with its tag and other columns,
-    separated by tabs or spaces; an empty line ends a sentence, and `-DOCSTART-` separates
-    documents. CoNLL-U files, which are read with `word=1` and `tag=3`, also contain comments,
-    multiword ranges (with an id such as 2-3) and empty nodes (with an id such as 2.1). These three
-    kinds of lines are skipped. In GermEval files, the lines that name the source of a sentence are
-    skipped.
+    Each line of a .jsonl or .json file is a sentence, such as `{"tokens": [...], "tags": [...]}`.
+    The keys may have other names. Each line of any other file is a word with its tag and other
+    columns, separated by tabs or spaces. An empty line ends a sentence. A line `-DOCSTART-`
+    separates documents. CoNLL-U files, which are read with `word=1` and `tag=3`, also contain
+    comments, multiword ranges (with an id such as 2-3) and empty nodes (with an id such as 2.1).
+    These three kinds of lines are skipped. In GermEval files, the lines that name the source of a
+    sentence are skipped.
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
@@ -89,7 +89,7 @@ def _read_columns(path: str, word: int | str, tag: int | str) -> Iterator[Senten
             continue
         if line.startswith("#") and has_tabs != ("\t" in line):  # comment (CoNLL-U, MultiCoNER)
             continue
-        # Ranges of words and words that are not in the text (CoNLL-U), or a source (GermEval).
+        # Skips ranges of words, words that are not in the text (CoNLL-U), and sources (GermEval).
         if has_word_numbers and re.fullmatch(r"\d+[-.]\d+|#", fields[0]):
             continue
         first_line = first_line if pairs else number
@@ -117,14 +117,17 @@ def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]
 
 @dataclass(eq=False)
 class TokenDataset(BatchedDataset):
-    """Dataset of tagged sentences; a long sentence is divided into chunks, each from BOS to EOS.
+    """Dataset of tagged sentences, in which each example is a chunk of a sentence.
+
+    A sentence that is too long for the model is divided into several chunks. Any other sentence is
+    one chunk.
 
     Args:
-        ids: Token ids of each chunk.
-        labels: Labels of the tokens of each chunk: the class of a word at its first token, and
-            IGNORE_INDEX at other tokens.
-        chunk_keys: For each chunk, the index of its sentence in the split, and the index of the
-            chunk within the sentence.
+        ids: Token ids of each chunk, from BOS to EOS.
+        labels: Label of each token of each chunk. The label is the class index of a word's tag at
+            the first token of the word, and IGNORE_INDEX at other tokens.
+        chunk_keys: Pair for each chunk: the index of its sentence in the split, and the index of
+            the chunk within the sentence.
         pad_id: Id of the padding token.
         order: Division of the chunks into batches.
     """
@@ -184,7 +187,7 @@ class TokenData(LabelledDataModule):
         self._class_names = tags
 
     def read(self) -> dict[str, list[Sentence]]:
-        """Read the sentences of each split."""
+        """Read the tagged sentences of each split, and return a list for each split, by name."""
         read = partial(read_tagged_sentences, word=self.word_column, tag=self.tag_column)
         raw = read_rows(self.split_sources, read, lambda sentence: " ".join(sentence.words))
         if self._class_names is None:
@@ -229,8 +232,8 @@ class TokenData(LabelledDataModule):
             location: File and line of the sentence, for the error message.
 
         Returns:
-            Token ids and labels of each chunk, without BOS and EOS. The label of a word's first
-            token is the class of the word; other tokens have IGNORE_INDEX.
+            Pair (token ids, labels) for each chunk, without BOS and EOS. The label of a word's
+            first token is the class number of the word. Other tokens have the label IGNORE_INDEX.
 
         Raises:
             InputError: If a single word does not fit into a chunk.
@@ -265,7 +268,7 @@ class TokenData(LabelledDataModule):
             split: "train", "val" or "test".
 
         Returns:
-            For each chunk, the index of its sentence in the split, and the index of the chunk
+            Pair for each chunk: the index of its sentence in the split, and the index of the chunk
             within the sentence. The field `rows` of a batch holds indices into this list.
         """
         return cast(TokenDataset, self.split(split)).chunk_keys

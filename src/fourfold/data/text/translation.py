@@ -1,4 +1,4 @@
-"""TranslationData: DataModule for translation; read_pairs and join_pairs make sentence pairs.
+"""DataModule for translation, and functions that read and join sentence pairs.
 
 Shapes: B sentence pairs, S source tokens, T target tokens.
 """
@@ -60,14 +60,17 @@ def read_pairs(
 
 
 def join_pairs(table: TextTable, n_pairs: int) -> TextTable:
-    """Join random pairs of a table to long pairs, whose sources have 30 to 60 words.
+    """Concatenate random sentence pairs to long pairs, whose source texts have 30 to 60 words.
 
     The same table always gives the same long pairs. Pairs with a source of more than 30 words are
     not used.
 
     Args:
-        table: Sentence pairs.
+        table: Sentence pairs, with a source column and a target column.
         n_pairs: Number of long pairs.
+
+    Returns:
+        Table of the long pairs, with the same columns.
 
     Raises:
         InputError: If no source has from 1 to 30 words.
@@ -136,8 +139,8 @@ class TranslationData(TextDataModule):
         rows: Number of training pairs to generate if `source` is "builtin", otherwise ignored.
         tokenizer: Tokenizer to train or load; by default one BPE, trained on both languages.
         joined_pairs: Number of long pairs to add to a split by the name of the split, such as
-            `{train: 4000, test: 500}`. Each joins several pairs of the split to a source of 30 to
-            60 words (see `join_pairs`).
+            `{train: 4000, test: 500}`. A long pair is the concatenation of several pairs of the
+            split, with 30 to 60 source words (see `join_pairs`).
         max_tokens: Upper bound on the size of a batch in tokens, padding included: number of pairs
             times number of tokens of the longest sentence.
         max_rows: Upper bound on the number of pairs in a batch; None means no such bound.
@@ -190,7 +193,11 @@ class TranslationData(TextDataModule):
         self.too_long = too_long
 
     def read(self) -> dict[str, TextTable]:
-        """Read the sentence pairs of each split."""
+        """Read the sentence pairs of each split.
+
+        Returns:
+            Table of each split, by name, with a source column and a target column.
+        """
         builtin = partial(synthetic_pairs, self.src_lang, self.tgt_lang, self.rows)
         raw = read_tables(self.source, self.split_sources, builtin, self._read_split, hold_out)
         raw["train"] = drop_blank(raw["train"])

@@ -1,4 +1,4 @@
-"""Augmentation and MixupCutmix: random image transforms as functions of seed and epoch.
+"""Random image transforms as functions of seed and epoch: Augmentation and MixupCutmix.
 
 The random numbers of an image are a function of the seed, the epoch and the index of the image. The
 augmented images are therefore the same for any number of workers, for any batch size, and in a
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fourfold.data.loading.counter_rng import bits, unit
 from fourfold.data.vision.transforms import Normalize, TransformConfig, resize_and_crop
 
-# Random numbers of one image, by purpose.
+# Index of each of the random numbers of an image, by purpose.
 _N_NUMBERS = 5
 _CROP_ROW, _CROP_COLUMN, _FLIP, _TORCHVISION, _ERASE = range(_N_NUMBERS)
 _PAIR = 2  # distinguishes the generators of pairs from those of rows
@@ -30,14 +30,14 @@ def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) ->
     """Pad images with zeros, and crop each image at its own position to its original size.
 
     Args:
-        images: (B, C, H, W).
+        images: Images (B, C, H, W).
         padding: Width in pixels of the border that is added on each side.
         rows: (B,) long, pixel row of the crop's upper edge in the padded image, from 0 to
             2 * padding.
         columns: (B,) long, pixel column of the crop's left edge, in the same range.
 
     Returns:
-        (B, C, H, W).
+        Cropped images (B, C, H, W).
     """
     height, width = images.shape[-2:]
     windows = F.pad(images, [padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
@@ -51,7 +51,7 @@ class Augmentation:
     `MixupCutmix` can mix pairs of the resulting images afterwards.
 
     Args:
-        config: Transform options; those of MixUp, CutMix and evaluation are not used.
+        config: Transform options. The options of MixUp, CutMix and evaluation are not used.
         size: Height and width of the result in pixels.
         n_channels: Number of channels C, 1 or 3.
         seed: Seed of the random numbers, which also depend on the epoch and the image.
@@ -96,7 +96,7 @@ class Augmentation:
                 of image i, where N is the number of images in the split.
 
         Returns:
-            (B, C, size, size) float32.
+            Augmented and normalized images (B, C, size, size) float32.
         """
         numbers = bits(self.seed, epoch, rows, _N_NUMBERS)
         if self.config.train_crop != "random_resized_crop":
@@ -121,8 +121,13 @@ def _apply_seeded(
 ) -> Tensor:
     """Transform each image with its own seed, and return the results as a batch (B, ...).
 
-    `transform` draws from the global generator of the CPU. The generator is seeded before each
-    image. Its earlier state is restored after the last image.
+    The global generator of the CPU is seeded before each image. Its earlier state is restored after
+    the last image.
+
+    Args:
+        transform: Function of one image that draws from the global generator of the CPU.
+        images: Images (B, ...), or a list of B images.
+        seeds: Seed of each image, (B,) uint64.
     """
     results = []
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""`read_captions`: captioned images from JSON lines, or from a file in a format of Flickr8k."""
+"""Reader of captioned images, with a caption file of JSON lines or in a format of Flickr8k."""
 
 import os
 import re
@@ -26,7 +26,8 @@ from fourfold.errors import InputError
 from fourfold.text_files import read_lines, resolve
 
 _NUMBERED = re.compile(r"(.+)#\d+\t(.*)")  # a line of Flickr8k.token.txt
-Record = tuple[str, list[str], int]  # name of an image, its captions, and the first one's line
+# Name of an image, its captions, and the line number of its first caption in the caption file.
+Record = tuple[str, list[str], int]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class CaptionedImages:
 
     Args:
         images: Store of the images, whose labels are not used.
-        texts: Table with one column, the captions of all images in the order of the images.
+        texts: Table with one column, the captions of all images. The captions of the first image
+            come first, then the captions of the second image, and so on.
         counts: (N,) number of captions of each image, at least 1.
     """
 
@@ -49,17 +51,20 @@ class CaptionLayout:
     """Layout of a folder or zip archive with images and a caption file.
 
     Args:
-        captions: Path of the caption file in the source; the suffix .jsonl or .json means JSON
-            lines, with a line for each image. Any other file is in a format of Flickr8k, with a
-            line for each caption: IMAGE#NUMBER, a tab and the caption, or CSV with the header
-            image,caption.
-        images: Folder of the images in the source; "" means the source itself.
-        columns: Keys in each line's JSON object: the key with the image's path relative to
-            `images`, the key with its split, and the key with its caption or list of captions. The
-            first and the third are also the names of the CSV columns.
-        split_files: For a format of Flickr8k, the path in the source of the list of each split's
-            images, by the name of the split: train, val and test. Images in no list are not used.
-        fractions: Without `split_files`, shares of the images that are held out for val and test.
+        captions: Path of the caption file, relative to the folder or archive. The suffix .jsonl or
+            .json means JSON lines, with a line for each image. Any other file is in a format of
+            Flickr8k, with a line for each caption. Such a line is IMAGE#NUMBER, a tab and the
+            caption, or a row of a CSV file with the header image,caption.
+        images: Path of the folder of images, relative to the folder or archive; "" means that the
+            images are in the folder or archive itself.
+        columns: Keys of the JSON object of an image. The values are the path of the image relative
+            to `images`, the name of its split, and its caption or list of captions. The first key
+            is also the name of the image column in a CSV file.
+        split_files: Dictionary from the name of a split (train, val or test) to the path of a text
+            file with an image name in each line, for a format of Flickr8k. Images in no file are
+            not used.
+        fractions: Shares of the images that are held out for val and for test, for a format of
+            Flickr8k without `split_files`.
         seed: Seed of the choice of the held-out images.
     """
 
@@ -79,8 +84,8 @@ def read_captions(source: str, layout: CaptionLayout) -> dict[str, CaptionedImag
         layout: Layout of the source.
 
     Returns:
-        Images of each split, by name. "train" is always a key; "val" and "test" are keys if there
-        are such images.
+        Captioned images of each split, by name. "train" is always a key. "val" and "test" are keys
+        if the source has images of these splits.
 
     Raises:
         InputError: The source is missing, a line is invalid, an image of a caption is missing, or
@@ -102,7 +107,12 @@ def read_captions(source: str, layout: CaptionLayout) -> dict[str, CaptionedImag
 
 
 class _Source:
-    """Folder or zip archive with a folder of images."""
+    """Folder or zip archive that holds images.
+
+    Args:
+        source: Path of the folder or archive.
+        folder: Path of the folder of images, relative to the source; "" means the source itself.
+    """
 
     def __init__(self, source: str, folder: str) -> None:
         self.root = resolve(source)
@@ -122,7 +132,7 @@ class _Source:
         return open_store(paths, np.zeros(len(paths)), None, str(self.root))
 
     def image_names(self) -> list[str]:
-        """Return the names of the files in the folder of images that have a suffix of images."""
+        """Return the sorted names of the image files in the folder of images."""
         from torchvision.datasets.folder import IMG_EXTENSIONS
 
         folder: Any = self.top / self.folder if self.folder else self.top
@@ -155,7 +165,12 @@ def _read_json(path: str, columns: tuple[str, str, str]) -> dict[str, list[Recor
 
 
 def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the line number, the name of the image and the caption of each line of a caption file.
+    """Yield the line number, image name and caption of each line of a caption file of Flickr8k.
+
+    Args:
+        path: Path of the caption file.
+        columns: Keys of `CaptionLayout.columns`, of which the first is the image column of a CSV
+            file.
 
     Raises:
         InputError: A line is in neither format of Flickr8k.
@@ -185,7 +200,16 @@ def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[in
 def _read_flickr(
     source: str, path: str, layout: CaptionLayout, opened: _Source
 ) -> dict[str, list[Record]]:
-    """Read a caption file with a line for each caption, and divide its images into splits.
+    """Read a caption file in a format of Flickr8k, and divide its images into splits.
+
+    Args:
+        source: Folder or zip archive.
+        path: Path of the caption file.
+        layout: Layout of the source.
+        opened: The opened source.
+
+    Returns:
+        Records of the images of each split, by name.
 
     Raises:
         InputError: A line is invalid, an image of a list has no caption, or, without lists, an
@@ -220,7 +244,17 @@ def _read_flickr(
 def _hold_out(
     records: list[Record], layout: CaptionLayout, opened: _Source
 ) -> dict[str, list[Record]]:
-    """Hold out shares of the images for the splits val and test; copies of an image stay together.
+    """Hold out shares of the images for the splits val and test.
+
+    Identical images are put into one split.
+
+    Args:
+        records: Records of all images.
+        layout: Layout with the shares and the seed.
+        opened: The source of the images.
+
+    Returns:
+        Records of the images of each split, by name.
 
     Raises:
         InputError: The shares are out of range.

@@ -1,4 +1,4 @@
-"""CaptionData: DataModule for captioned images, from files or the built-in digit images.
+"""DataModule for captioned images, from files or the built-in digit images.
 
 Shapes: N images, B images of a batch, T tokens.
 """
@@ -69,9 +69,9 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
     """Measure the amount of ink and the slant of each image.
 
     Returns:
-        (N, 2). Column 0 is the mean brightness of the pixels, from 0 to 255. Column 1 is the number
-        of pixels by which the stroke moves to the right in each row downwards. This number is
-        negative for a digit that leans right.
+        Array (N, 2) float64. Column 0 is the mean brightness of the pixels, from 0 to 255. Column 1
+        is the number of pixels by which the stroke moves to the right in each row downwards. This
+        number is negative for a digit that leans right.
     """
     pixels = torch.stack([images.pixels(row, 1)[0] for row in range(len(images))]).double()
     total = pixels.sum((1, 2))
@@ -82,18 +82,18 @@ def _ink_and_slant(images: ImageStore) -> np.ndarray:
     return torch.stack([pixels.mean((1, 2)), slant], 1).numpy()
 
 
-_CAPTION_STREAM = 5  # of random numbers; image transforms use stream 0
+_CAPTION_STREAM = 5  # index of the random sequence that selects captions; transforms use 0
 
 
 @dataclass(eq=False, kw_only=True)
 class CaptionDataset(ImageDataset):
-    """Dataset of the images of one split; each image comes with one of its captions.
+    """Dataset of the images of one split, in which each image comes with one of its captions.
 
     In each epoch, one caption of each image is sampled if the transform is an `Augmentation`.
     Otherwise the first caption is used. Arguments that are not listed are those of `ImageDataset`.
 
     Args:
-        ids: Token ids of all captions in the order of the images, each caption with BOS and EOS.
+        ids: Token ids of all captions in the order of the images, each caption from BOS to EOS.
         captioned: The captions as texts, for evaluation, and the number of captions of each image.
         pad_id: Id of the padding token.
         features: Frozen features (N, C, H, W) of the images, which replace the pixels; None for
@@ -121,7 +121,10 @@ class CaptionDataset(ImageDataset):
         return int(self.ids.lengths.max())
 
     def prepare(self) -> None:
-        """Decode all images into memory, unless their features are known (see `ImageDataset`)."""
+        """Decode all images into memory, as `ImageDataset.prepare` does.
+
+        With features, the method does nothing, because the pixels are not used.
+        """
         if self.features is None:
             super().prepare()
 
@@ -163,7 +166,8 @@ class CaptionData(TextDataModule):
             formats: IMAGE#NUMBER, a tab and the caption, or CSV with the header image,caption. See
             `CaptionLayout`.
         images: Folder of the images in the source; "" means the source itself.
-        image_column: Key of the image's file name in a JSON line.
+        image_column: Key of the image's file name in a JSON line, and name of the image column in a
+            CSV file.
         split_column: Key of the name of the image's split in a JSON line: train, val or test.
         caption_column: Key of the caption, or of the list of captions, in a JSON line.
         batch_size: Number of images per training batch. A contrastive loss (CLIP) compares each
@@ -189,8 +193,8 @@ class CaptionData(TextDataModule):
             for Flickr8k's formats. Images in no list are not used.
         val_fraction: Share of the images that is held out for validation, for Flickr8k's formats
             without `split_files`. Every image in the folder must then have a caption.
-        test_fraction: Share of the images that is held out for the test, likewise.
-        split_seed: Seed of the choice of these images.
+        test_fraction: Share of the images that is held out for the test, in the same case.
+        split_seed: Seed of the choice of the images that are held out.
 
     Raises:
         InputError: An option is out of range. `setup` raises the error if files cannot be read or
@@ -275,12 +279,15 @@ class CaptionData(TextDataModule):
         return splits
 
     def prepare_data(self) -> None:
-        """Compute the features once per node, before the other ranks read their cache."""
+        """Compute frozen features and write their cache file, if the data have features.
+
+        Lightning calls this method on one rank of each node. The other ranks then read the file.
+        """
         if self.features is not None:
             self.setup()
 
     def training_texts(self, raw: CaptionedImages) -> Sequence[str]:
-        """Return all captions of the training split `raw`, with which the tokenizer is trained."""
+        """Return all captions of the training split, on which the tokenizer is trained."""
         return raw.texts.columns[0]
 
     def encode(self, name: str, raw: CaptionedImages, tokenizer: Tokenizer) -> CaptionDataset:
@@ -311,7 +318,10 @@ class CaptionData(TextDataModule):
         )
 
     def references(self, split: str) -> list[list[str]]:
-        """Return, for each image of the split, the list of all its captions, not truncated."""
+        """Return the list of all captions of each image of a split, as complete texts.
+
+        The field `rows` of a batch holds indices into the outer list.
+        """
         dataset = self.split(split)
         assert isinstance(dataset, CaptionDataset)
         texts = iter(dataset.captioned.texts.columns[0])
@@ -321,8 +331,8 @@ class CaptionData(TextDataModule):
         """Return the values that inference needs besides the model.
 
         The values are the tokenizer as a JSON string, the maximum length of a caption in tokens,
-        the settings of the evaluation transform and, with features, their layer and a hash of the
-        weights of their network.
+        and the settings of the evaluation transform. If the data have frozen features, the layer of
+        the features and a hash of the network's weights are added.
         """
         artifacts = super().artifacts() | {"max_len": self.max_len}  # reads the data
         if self.features is not None:

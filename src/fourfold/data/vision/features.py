@@ -1,4 +1,4 @@
-"""Frozen image features: feature maps of a pre-trained EfficientNet-lite0, and their cache file.
+"""Frozen image features, the feature maps of a pre-trained EfficientNet-lite0, and their cache.
 
 Shapes: N images, C channels, H height, W width.
 """
@@ -26,14 +26,14 @@ from fourfold.data.vision.image_stores import ImageStore
 from fourfold.data.vision.transforms import EvalTransform, TransformConfig, eval_transform
 from fourfold.errors import InputError
 
-SIDE = 224  # pixels of the network's input
+SIDE = 224  # height and width of the network's input in pixels
 EXTRA = "pip install 'fourfold[pictures]'"
-# Index of the last block that runs, and shape (C, H, W) of the features.
+# Of each layer: index of the last block that runs, and shape (C, H, W) of the features.
 LAYERS: dict[str, tuple[int, tuple[int, int, int]]] = {
     "block10": (10, (112, 14, 14)),
     "final": (15, (1280, 7, 7)),
 }
-_SHOWN = 200  # images that are computed without a message
+_SHOWN = 200  # number of images above which the computation prints a message
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class FeatureConfig:
     ImageNet, the network predicts far fewer classes correctly.
 
     Args:
-        layer: "block10" (the output of block 10 of 0 to 15, 112 x 14 x 14) or "final" (the features
-            before the average pooling, 1280 x 7 x 7). The vector of each location is normalized to
-            mean 0 and variance 1, since the standard deviation of block 10 is about 7, and stored
-            in half precision.
-        cache: File that stores the features. It is written if it does not exist. Features of
+        layer: Layer whose output is used. "block10" is block 10 of the blocks 0 to 15, with the
+            shape (112, 14, 14). "final" is the layer before the average pooling, with the shape
+            (1280, 7, 7). The vector of each location is normalized to mean 0 and variance 1, since
+            the standard deviation of block 10 is about 7. The features have half precision.
+        cache: Path of the file that stores the features. A missing file is written. Features of
             changed or new images, of other weights or of other options are computed again. None
             computes all features at each start.
 
@@ -68,6 +68,9 @@ class FeatureConfig:
     def check_transform(self, config: TransformConfig) -> None:
         """Check that images are not augmented, and are normalized for the network.
 
+        Args:
+            config: Options of the image transforms.
+
         Raises:
             InputError: An option of the transform does not fit.
         """
@@ -83,7 +86,10 @@ class FeatureConfig:
 
 @functools.cache
 def load_network() -> tuple[nn.Module, str]:
-    """Load EfficientNet-lite0, and return it with a hash of its weights.
+    """Load the pre-trained EfficientNet-lite0.
+
+    Returns:
+        The network in eval mode, and a hash of its weights as 32 hexadecimal digits.
 
     Raises:
         InputError: A package of the extra `pictures` is not installed.
@@ -103,9 +109,16 @@ def load_network() -> tuple[nn.Module, str]:
 
 @torch.inference_mode()
 def compute_features(images: Tensor, layer: str) -> Tensor:
-    """Compute the features (N, C, H, W) float16 of normalized images (N, 3, 224, 224).
+    """Compute the frozen features of images.
 
     Each image is computed on its own, so that its features do not depend on a batch.
+
+    Args:
+        images: Normalized images (N, 3, 224, 224) float32.
+        layer: "block10" or "final", as in `FeatureConfig`.
+
+    Returns:
+        Features (N, C, H, W) float16.
     """
     network: Any
     network, _ = load_network()
@@ -124,12 +137,15 @@ def compute_features(images: Tensor, layer: str) -> Tensor:
 def image_features(
     stores: Sequence[ImageStore], transform: EvalTransform, config: FeatureConfig
 ) -> list[Tensor]:
-    """Return the features of each store's images, (N, C, H, W) float16, from the cache if possible.
+    """Compute the frozen features of all images, or read them from the cache file.
 
     Args:
         stores: Images of each split.
         transform: Transform from pixels to the input of the network.
         config: Options of the features.
+
+    Returns:
+        Features (N, C, H, W) float16 of the N images of each store, in the order of `stores`.
 
     Raises:
         InputError: A package of the extra `pictures` is not installed.
@@ -164,9 +180,15 @@ def image_features(
 
 
 def _read(cache: Path, settings: str) -> dict[str, Tensor]:
-    """Return the stored features of each image by its hash; empty if the file cannot be used.
+    """Read the cache file of features.
 
-    A damaged file is renamed. Features with other settings are not returned.
+    Args:
+        cache: Path of the file. A damaged file is renamed.
+        settings: Network, layer and image transform of the features, as JSON.
+
+    Returns:
+        Dictionary from the hash of each image to its features (C, H, W). The dictionary is empty if
+        the file is missing, is damaged or has other settings.
     """
     if not cache.exists():
         return {}
@@ -202,7 +224,9 @@ def _hash(features: Tensor) -> str:
 
 
 def input_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Image], Tensor]:
-    """Return the function from one image to the input of a trained model: pixels or features.
+    """Return the function that converts an image to the input of a trained model.
+
+    The input is normalized pixels, or frozen features if the model was trained with features.
 
     Args:
         artifacts: Values that the checkpoint of the model stores for inference.

@@ -1,4 +1,4 @@
-"""ImageData: DataModule for image classification, with a dataset that caches decoded pixels.
+"""DataModule for image classification, with a dataset that caches decoded pixels.
 
 Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
@@ -20,12 +20,12 @@ from fourfold.data.vision.sources import open_source
 from fourfold.data.vision.transforms import EvalTransform, TransformConfig, check_channels
 from fourfold.errors import InputError
 
-AUTO_CACHE_BYTES = 2 << 30  # largest cache with cache="auto"
+AUTO_CACHE_BYTES = 2 << 30  # largest size of all decoded images with cache="auto"
 
 
 @dataclass(eq=False)
 class ImageDataset(BatchedDataset):
-    """Dataset of the N images of one split; a batch holds transformed images and their labels.
+    """Dataset of the N images of one split, whose batches hold transformed images and labels.
 
     Args:
         images: Store of the images and labels.
@@ -61,11 +61,14 @@ class ImageDataset(BatchedDataset):
 
     @property
     def labels(self) -> Tensor:
-        """Class indices (N,)."""
+        """Class index of each image, (N,) long."""
         return self.images.labels
 
     def location(self, row: int) -> str:
-        """Return the file, or the origin and the index, of an image of the split."""
+        """Return the location of the image with the index `row`, for messages.
+
+        The location is the path of the file, or the name of the dataset and the index of the image.
+        """
         return self.images.location(row)
 
     def prepare(self) -> None:
@@ -131,7 +134,8 @@ class ImageDataset(BatchedDataset):
         """Return transformed images (B, C, H, W) and their class indices (B,), without mixing.
 
         Args:
-            rows: (B,) indices of the images in the split, as for `batch`.
+            rows: (B,) indices of the images in the split. With repeated augmentation, the index
+                i + k N means copy k of image i.
             epoch: Index of the epoch, from 0.
         """
         stored = torch.from_numpy(rows % len(self.images))
@@ -181,10 +185,10 @@ class ImageData(ResumableDataModule):
     Args:
         source: "digits" (built-in images), "torchvision:NAME" (such as "torchvision:MNIST"),
             "datasets:NAME" (Hugging Face), or the path of a Parquet file or a folder. A relative
-            path may also lie under $FOURFOLD_DATA. A folder has one of three forms: Parquet files
-            (train.parquet or train-*.parquet, likewise for val and test); folders train, val and
-            test, each with a subfolder for each class; or a subfolder for each class. A Parquet
-            file and a folder of the last form have only a training split.
+            path may also lie under $FOURFOLD_DATA. A folder has one of three forms. It holds
+            Parquet files (train.parquet or train-*.parquet, and the same for val and test), or
+            folders train, val and test with a subfolder for each class, or a subfolder for each
+            class. A Parquet file and a folder of the last form have only a training split.
         batch_size: Number of images per training batch.
         eval_batch_size: Number of images per validation or test batch; None means `batch_size`.
         transform: Image transforms; None means the defaults of `TransformConfig`.
@@ -262,7 +266,7 @@ class ImageData(ResumableDataModule):
     def build(self) -> dict[str, BatchedDataset]:
         """Open the source, and return the datasets of the splits "train", "val" and "test".
 
-        For splits that the source lacks, see `ImageData`.
+        Splits that the source lacks are made as the docstring of `ImageData` describes.
 
         Raises:
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
@@ -322,7 +326,10 @@ class ImageData(ResumableDataModule):
         return self._evaluation.n_channels
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the class names and the settings of the evaluation transform, for inference."""
+        """Return the values that inference needs besides the model.
+
+        The values are the class names and the settings of the evaluation transform.
+        """
         names = {"class_names": list(self.class_names)}  # reads the data
         return names | self._evaluation.artifacts()
 

@@ -23,9 +23,9 @@ from torch import Tensor
 from fourfold.core.validation import check_choice, check_range
 from fourfold.errors import InputError
 
-MAX_PIXELS = 1 << 26  # of one image; decoding it needs up to 1 GB
-MAX_IMAGE_BYTES = 1 << 28  # of an encoded image in a zip archive
-PIL_MODES = {1: "L", 3: "RGB"}  # number of channels to mode of Pillow
+MAX_PIXELS = 1 << 26  # pixels of the largest image; decoding such an image needs up to 1 GB
+MAX_IMAGE_BYTES = 1 << 28  # bytes of the largest encoded image in a zip archive
+PIL_MODES = {1: "L", 3: "RGB"}  # mode of Pillow for each number of channels
 
 
 class UnreadableImage(InputError):
@@ -59,7 +59,7 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
         location: Location of the image, for error messages.
 
     Returns:
-        (C, H, W) uint8.
+        Pixels (C, H, W) uint8.
 
     Raises:
         UnreadableImage: The file does not exist, is not an image, is incomplete, has more than
@@ -95,13 +95,13 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
 
 
 class ImageStore:
-    """N labelled images of one split; each image is decoded when it is requested.
+    """N labelled images of one split, each of which is decoded when it is requested.
 
     This class stores opened Pillow images. Subclasses store paths of files, names of members of an
     archive, an Arrow column or a dataset.
 
     Args:
-        images: N images in the form that the class stores.
+        images: Sequence of N images, in the form that the class or subclass stores.
         labels: (N,) class index of each image.
         class_names: Names of the K classes. None means that the names are the numbers from 0 to the
             largest label.
@@ -166,7 +166,10 @@ class ImageStore:
         return f"{self.origin}, row {self.rows[row]}"
 
     def encoded(self, row: int) -> bytes | Path | Image.Image:
-        """Return the image with the index `row`: encoded bytes, path, or opened Pillow image."""
+        """Return the image with the index `row` in its stored form.
+
+        The form is encoded bytes, the path of a file, or an opened Pillow image.
+        """
         return self.images[self.rows[row]]
 
     def pixels(self, row: int, n_channels: int) -> Tensor:
@@ -195,7 +198,7 @@ class ImageStore:
 
 
 class FileStore(ImageStore):
-    """Store of image files; `images` has their paths relative to the folder `origin`."""
+    """Store of image files. `images` holds their paths relative to the folder `origin`."""
 
     def location(self, row: int) -> str:
         return f"{self.origin}/{self.images[self.rows[row]]}"
@@ -205,7 +208,7 @@ class FileStore(ImageStore):
 
 
 class ZipStore(FileStore):
-    """Store of images in the zip archive `origin`; `images` has the names of its members."""
+    """Store of images in the zip archive `origin`. `images` holds the names of archive members."""
 
     def encoded(self, row: int) -> bytes:
         archive, name = open_zip(self.origin, os.getpid()), self.images[self.rows[row]]
@@ -237,7 +240,7 @@ def open_zip(archive: str, process: int) -> zipfile.ZipFile:
 
 
 class ColumnStore(ImageStore):
-    """Store of images in an Arrow column of structs (bytes, path), as in `datasets.Image`."""
+    """Store of images in an Arrow column. Its cells are structs (bytes, path), as in `datasets`."""
 
     def encoded(self, row: int) -> bytes | Path:
         cell = self.images[int(self.rows[row])].as_py() or {}
@@ -246,7 +249,7 @@ class ColumnStore(ImageStore):
 
 
 class DatasetStore(ImageStore):
-    """Store of a map-style dataset whose items are tuples that begin with a Pillow image."""
+    """Store of images in a map-style dataset, whose items are tuples (Pillow image, ...)."""
 
     def encoded(self, row: int) -> Image.Image:
         return self.images[int(self.rows[row])][0]

@@ -1,4 +1,4 @@
-"""MaskedImageData: DataModule for masked image modelling, which chooses the visible patches.
+"""DataModule for masked image modelling, which chooses the visible patches of each image.
 
 Shapes: B images of a batch, N patches of an image, V visible patches.
 """
@@ -16,15 +16,16 @@ from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.vision.image_classification import ImageData, ImageDataset
 from fourfold.errors import InputError
 
-_STREAM = 1  # of the random numbers; the augmentation has stream 0
+_STREAM = 1  # index of the random sequence that selects patches; the augmentation uses 0
 
 
 @dataclass(eq=False)
 class MaskedImageDataset(ImageDataset):
     """Dataset of images with random visible patches, without labels.
 
+    Arguments that are not listed are those of `ImageDataset`.
+
     Args:
-        images: See `ImageDataset`, also for all further arguments.
         n_patches: Number of patches N of an image.
         n_visible: Number of visible patches V of an image.
     """
@@ -38,7 +39,8 @@ class MaskedImageDataset(ImageDataset):
         The visible patches of an image are a function of the seed, the epoch and the row.
 
         Args:
-            rows: (B,) indices of the images in the split, as for `ImageDataset.batch`.
+            rows: (B,) indices of the images in the split. With repeated augmentation, the index
+                i + k N means copy k of image i, where N is the number of images.
             epoch: Index of the epoch, from 0.
             position: Number of batches of the epoch, summed over all ranks, that have been trained
                 after the optimizer step of this batch.
@@ -57,7 +59,7 @@ class MaskedImageData(ImageData):
     The labels of the source are not used, except for splits that keep the shares of the classes.
 
     Args:
-        source: Source of the images, as for `ImageData`.
+        source: "digits" (built-in images), or another source that `ImageData` accepts.
         patch_size: Side of a patch in pixels, which must be that of the model.
         mask_ratio: Share of the patches that are masked. The number of visible patches, which is
             the remaining share of all patches, is rounded down.
@@ -88,7 +90,8 @@ class MaskedImageData(ImageData):
         """Open the source, and return the datasets of the splits "train", "val" and "test".
 
         Raises:
-            InputError: See `MaskedImageData`.
+            InputError: The source cannot be read, the side of the images is not divisible by
+                `patch_size`, or no patch or all patches are masked.
         """
         datasets = super().build()
         side, rest = divmod(self._evaluation.size, self.patch_size)

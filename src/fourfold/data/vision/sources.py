@@ -1,4 +1,4 @@
-"""`open_source`: image datasets from files, torchvision, `datasets` or scikit-learn's digits.
+"""Readers of image datasets: files, torchvision, `datasets` and scikit-learn's digits.
 
 Labels are read when the dataset is opened. Each image is decoded when it is requested.
 """
@@ -30,8 +30,8 @@ from fourfold.text_files import resolve
 
 log = logging.getLogger(__name__)
 
-# Split of each name of a folder, file or Hugging Face split. If a source has several names of one
-# split, the last of these names is used.
+# Dictionary from the name of a folder, file or Hugging Face split to the split that it stands for.
+# If a source has several names for one split, the last of these names is used.
 SPLITS = {"training": "train", "train": "train"}
 SPLITS |= dict.fromkeys(("dev", "validation", "valid", "val"), "val")
 SPLITS |= {"testing": "test", "test": "test"}
@@ -40,9 +40,13 @@ Splits = dict[str, ImageStore]
 
 
 def digits() -> Splits:
-    """Return the train, val and test splits of scikit-learn's 1797 grayscale digits of 8x8 pixels.
+    """Return scikit-learn's 1797 grayscale images of digits, divided into three splits.
 
-    The images are from Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits".
+    The images have 8x8 pixels. They are from Alpaydin and Kaynak 1998, "Optical Recognition of
+    Handwritten Digits".
+
+    Returns:
+        Dict with the keys "train" (about 70 % of the images), "val" (10 %) and "test" (20 %).
     """
     with loading("digits"):
         from sklearn.datasets import load_digits
@@ -137,6 +141,9 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
         folder: Folder with the subfolders.
         class_names: Names of the classes in the order of the class indices; None means the names of
             all subfolders in alphabetical order.
+
+    Raises:
+        InputError: There are no subfolders, or a subfolder is not in `class_names`.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -215,7 +222,7 @@ def _from_datasets(loaded: Mapping[str, Any], origin: str, image: str, label: st
     return _open_each(origin, names, open_split)
 
 
-# torchvision.
+# Datasets of torchvision.
 
 
 def _from_torchvision(name: str, download: bool) -> Splits:

@@ -1,4 +1,4 @@
-"""TransformConfig and EvalTransform: image options, and the transform of evaluation and inference.
+"""Options of image transforms, and the deterministic transform of evaluation and inference.
 
 Shapes: B images, C channels, H height, W width.
 """
@@ -103,13 +103,19 @@ class TransformConfig:
 
     @property
     def rand_augment(self) -> tuple[int, float] | None:
-        """RandAugment's number of operations and magnitude (0 to 10); None if it is not used."""
+        """Pair of the number of operations and the magnitude (0 to 10) of RandAugment.
+
+        The value is None if `aa` does not select RandAugment.
+        """
         match = re.fullmatch(r"rand-m(10|\d(?:\.\d+)?)-n([1-9]\d*)", self.aa or "")
         return (int(match[2]), float(match[1])) if match else None
 
     @property
     def effective_crop_pct(self) -> float:
-        """Value of `crop_pct`; if it is None, the default, which depends on `train_crop`."""
+        """Value of `crop_pct`, or its default if `crop_pct` is None.
+
+        The default is 0.875 if `train_crop` is "random_resized_crop", otherwise 1.
+        """
         default = 0.875 if self.train_crop == "random_resized_crop" else 1.0
         return default if self.crop_pct is None else self.crop_pct
 
@@ -144,7 +150,7 @@ class Normalize:
         self._shift = (-self.mean / deviation)[:, None, None]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Return the normalized pixels as float32, from `pixels` (..., C, H, W) uint8."""
+        """Normalize pixels (..., C, H, W) uint8, and return them as float32 of the same shape."""
         return pixels.to(torch.float32, copy=True).mul_(self._scale).add_(self._shift)
 
 
@@ -164,14 +170,14 @@ def resize_and_crop(
     """Resize images, and crop the center of each.
 
     Args:
-        pixels: (B, C, H, W) uint8, or a list of (C, H, W) with any sizes.
-        resized: Height and width to which the images are resized, in pixels. A single number is the
-            length of the shorter side; the aspect ratio is then kept.
+        pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
+        resized: List [height, width] in pixels to which the images are resized. A list with one
+            number gives the length of the shorter side, and the aspect ratio is then kept.
         size: Height and width of the result in pixels.
         interpolation: "bilinear" or "bicubic".
 
     Returns:
-        (B, C, size, size) uint8.
+        Resized and cropped images (B, C, size, size) uint8.
     """
     if isinstance(pixels, list):
         options = (resized, size, interpolation)
@@ -189,9 +195,9 @@ class EvalTransform:
     """Deterministic transform from pixels to model input, for evaluation and inference.
 
     Args:
-        config: Transform options; those of random transforms are not used.
-        size: Height and width of the input in pixels.
-        n_channels: Number of channels.
+        config: Transform options. The options of random transforms are not used.
+        size: Height and width of the model input in pixels.
+        n_channels: Number of channels C of the model input, 1 or 3.
     """
 
     config: TransformConfig
@@ -212,7 +218,7 @@ class EvalTransform:
             rows: Unused; `Augmentation` has the same argument.
 
         Returns:
-            (B, C, size, size) float32.
+            Normalized images (B, C, size, size) float32.
         """
         side = resized_side(self.size, self.config.effective_crop_pct)
         resized = [side] * (2 if self.config.crop_mode == "squash" else 1)
@@ -222,13 +228,14 @@ class EvalTransform:
     def artifacts(self) -> dict[str, Any]:
         """Return the settings from which `eval_transform` builds this transform again.
 
-        Checkpoints store the settings for inference.
+        Checkpoints store the settings for inference. The keys are image_size, n_channels, mean,
+        std, crop_pct, crop_mode and interpolation.
         """
         config = self.config
         return {
             "image_size": self.size,
             "n_channels": self.n_channels,
-            # The option's floats, since those of the float32 tensors would have other digits.
+            # The floats of the options. The float32 tensors would have other digits.
             "mean": [float(x) for x in config.mean] * (self.n_channels // len(config.mean)),
             "std": [float(x) for x in config.std] * (self.n_channels // len(config.std)),
             "crop_pct": config.effective_crop_pct,
