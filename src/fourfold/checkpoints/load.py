@@ -185,18 +185,20 @@ def model_from_checkpoint(
 
 
 def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor]) -> None:
-    """Check that a state dict has enough tensors for the model of a config, before it is built.
+    """Check that a state dict has at least as many elements as the model that a config describes.
 
-    Models of the user are not checked, because their constructors may need real tensors.
+    The model is built on the meta device, so that a config with very large sizes takes no memory. A
+    model class outside of fourfold is not checked, because its constructor may need real tensors.
 
     Args:
         model_class: Class of the model.
         config: Config of the model.
-        state: State dict of the model or of its task; it may hold further tensors.
+        state: State dict of the model or of its task. Further tensors, such as those of the loss,
+            are allowed.
 
     Raises:
-        InputError: The config describes more layers, elements or computed tables than the state
-            dict can fill.
+        InputError: The tensors of the model have more elements in total than those of the state
+            dict, or the config has too many layers for the state dict.
     """
     if not model_class.__module__.startswith("fourfold."):
         return

@@ -19,7 +19,7 @@ from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
-N_ROWS = 2000
+N_ROWS = 2000  # sequences
 LENGTH = 512  # T
 
 
@@ -33,7 +33,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _masking(config: Mapping[str, Any], n: int) -> tuple[Masking, np.ndarray]:
-    """Return a `Masking`, and random token ids (n, T) without special tokens.
+    """Return a `Masking` with seed 0, and random int token ids (n, T) without special tokens.
 
     Args:
         config: Fields of `MaskingConfig`.
@@ -69,9 +69,9 @@ def shares(masking: Mapping[str, Any]) -> dict[str, float]:
 
 
 def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
-    """Count the distinct masks of one sequence over some epochs.
+    """Count the distinct masks of one sequence of `LENGTH` tokens over some epochs.
 
-    A mask is the set of positions that are selected for prediction.
+    A mask is the set of positions that are selected for prediction in one epoch.
 
     Args:
         masking: Fields of `MaskingConfig`.

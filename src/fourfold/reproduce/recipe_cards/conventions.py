@@ -41,7 +41,14 @@ class Resolution:
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
-        """Compute the quantity from the values of a card; None if it cannot be computed."""
+        """Compute the quantity from the values of a card.
+
+        Args:
+            values: Hyperparameters of the card by key.
+
+        Returns:
+            One or more numbers; None if the quantity cannot be computed.
+        """
         try:
             return self.value(values)
         except KeyError:
@@ -50,6 +57,9 @@ class Resolution:
 
 def length_penalty_divisors(values: Values) -> tuple[float, ...]:
     """Compute the numbers by which the length penalty divides log-probabilities of translations.
+
+    Args:
+        values: Values of a card, with the keys `length_penalty` and `length_penalty_type`.
 
     Returns:
         The divisors for translations of 10, 20 and 40 tokens (`LENGTHS`), and the divisor for 20
@@ -77,10 +87,14 @@ def smoothed(values: Values) -> tuple[float, ...]:
 
 
 def peak(values: Values) -> tuple[float, ...]:
-    """Compute the peak learning rate.
+    """Compute the peak learning rate of a card, a tuple of one number.
 
     The peak is `lr` of the card, except for the schedule noam, which multiplies `lr` by a function
     of width and warm-up steps.
+
+    Args:
+        values: Values of a card, with the keys `lr` and `schedule` and, for noam, `d_model` and
+            `warmup_steps`.
     """
     lr = float(values["lr"])
     if values["schedule"] != "noam":
@@ -112,8 +126,12 @@ def decay(values: Values) -> tuple[float, ...] | None:
     is "own", the decay is not multiplied by the peak learning rate. It is then divided by the peak
     learning rate here.
 
+    Args:
+        values: Values of a card, with the key `weight_decay`. If the decay is not 0, the card also
+            states `weight_decay_form`.
+
     Returns:
-        One number, or None if the decay is an L2 penalty, which cannot be converted.
+        A tuple of one number, or None if the decay is an L2 penalty, which cannot be converted.
     """
     given = float(values["weight_decay"])
     if not given or values["weight_decay_form"] == "times_lr":
@@ -125,11 +143,11 @@ def tokens(values: Values) -> tuple[float, ...]:
     """Compute the number of tokens per optimizer step over all devices.
 
     Of a sentence pair, only the longer side is counted. Padding tokens are counted. The number per
-    device and accumulation step is `batch_tokens`. If the card does not state this value, it is
-    `batch_rows` (samples) times `length`.
+    device and accumulation step is `batch_tokens`. If the card does not state this value, the
+    number is `batch_rows` (samples) times `length`.
 
     Returns:
-        One number.
+        A tuple of one number.
     """
     keys = ("batch_tokens",) if "batch_tokens" in values else ("batch_rows", "length")
     return _per_step(values, *keys)
@@ -138,8 +156,10 @@ def tokens(values: Values) -> tuple[float, ...]:
 def rows(values: Values) -> tuple[float, ...]:
     """Compute the number of samples per optimizer step over all devices.
 
+    The number is the product of `batch_rows`, `devices` and `accumulation` of the card.
+
     Returns:
-        One number.
+        A tuple of one number.
     """
     return _per_step(values, "batch_rows")
 
