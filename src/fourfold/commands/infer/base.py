@@ -18,7 +18,9 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class LoadedModel:
-    """Model of a checkpoint with the attributes of its task that a line processor may read.
+    """Model with the attributes of a task (LightningModule) that a `LineProcessor` reads.
+
+    A line processor accepts this object in place of the task, so that Lightning is not imported.
 
     Args:
         model: Model that `fourfold.load` returned.
@@ -69,7 +71,11 @@ class LineProcessor:
         raise NotImplementedError
 
     def run(self, items: list[Item]) -> list[str]:
-        """Run the model on a batch of prepared lines, and return one line of output for each."""
+        """Run the model on a batch of items, and return one line of output for each item.
+
+        Args:
+            items: Results of `prepare`, at most one batch.
+        """
         raise NotImplementedError
 
 

@@ -83,7 +83,14 @@ class TextClassifier(TextProcessor):
         return self.prepare_texts(line.split("\t"))
 
     def prepare_texts(self, texts: Sequence[str]) -> Item:
-        """Return the item of `prepare` for one or two texts."""
+        """Return an item with the pair (token ids, number of tokens of segment A) as content.
+
+        Args:
+            texts: One sentence, or the two sentences of a pair.
+
+        Raises:
+            InputError: See `prepare`.
+        """
         wanted = self.task.artifacts.get("n_texts")  # unknown for an imported checkpoint
         if len(texts) > 2 or len(texts) != (wanted or len(texts)):
             raise InputError(
@@ -105,7 +112,7 @@ class TextClassifier(TextProcessor):
         return self.answers(self.logits(items))
 
     def logits(self, items: list[Item]) -> Tensor:
-        """Return logits (B, K) of prepared texts."""
+        """Return class logits (B, K) of B items that `prepare_texts` returned."""
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
@@ -147,7 +154,7 @@ class DocumentClassifier(TextClassifier):
         return Item(rows, len(rows))
 
     def logits(self, items: list[Item]) -> Tensor:
-        """Return logits (B, K) of prepared documents."""
+        """Return class logits (B, K) of B items that `prepare_texts` returned."""
         ids, mask = self.pad([row for item in items for row in item.content])  # (N, T)
         n_sentences = tuple(len(item.content) for item in items)
         unused = torch.zeros(len(items), dtype=torch.long)
