@@ -31,9 +31,9 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGUSR1", signal.SIGI
 class StopOnSignal(Callback):
     """Callback that stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
-    If any process receives the signal, all processes stop after the same step: the all-reduce that
-    sums the numbers of targets in each optimizer step also sums the requests to stop. A second
-    Ctrl-C stops immediately. The LightningModule must have an attribute
+    If any process receives the signal, all processes stop after the same step. The reason is that
+    the all-reduce that sums the numbers of targets in each optimizer step also sums the requests to
+    stop. A second Ctrl-C stops immediately. The LightningModule must have an attribute
     `loss_normalizer` (a `LossNormalizer`), as every task has.
 
     Args:
@@ -54,7 +54,7 @@ class StopOnSignal(Callback):
         self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install signal handlers; Lightning restores the original handlers after training."""
+        """Install the signal handlers; Lightning restores the original handlers after training."""
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for number in SIGNALS:
                 signal.signal(number, self._handle)

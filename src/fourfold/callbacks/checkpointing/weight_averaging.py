@@ -41,14 +41,14 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete the snapshots that are newer than the step from which the run resumes."""
+        """Delete the snapshots of steps after the step from which the run resumes."""
         if trainer.is_global_zero:
             for file in self._snapshot_files():
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save a snapshot every `every_n_steps` steps, or after each epoch if that is None.
+        """Save a snapshot every `every_n_steps` steps, or after each epoch if the option is None.
 
         The end of an epoch is also handled here, since Lightning does not call `on_train_epoch_end`
         if a callback stops the run after this batch.
@@ -102,11 +102,13 @@ class CheckpointAveraging(Checkpoint):
 
 
 def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of the state dicts in several snapshot files.
+    """Return the mean of the state dicts in several snapshot files, with the dtypes of the files.
 
-    Each file has its state dict under the key `state_dict`. Floating-point tensors are averaged.
-    All other tensors are those of the last file. Tensors are summed in float64, one file at a time,
-    so that at most two sets of weights are in memory.
+    Floating-point tensors are averaged. All other tensors are those of the last file. Tensors are
+    summed in float64, one file at a time, so that at most two sets of weights are in memory.
+
+    Args:
+        files: Paths of the snapshots, each of which holds a state dict under the key `state_dict`.
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}

@@ -36,9 +36,10 @@ class SaveNonfiniteBatch(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Remember the batch until its backward pass, after which it is stored with its seed.
+        """Keep a reference to the current batch.
 
-        At the first batch of an optimizer step, all batches of the previous step are forgotten.
+        At the first micro-batch of an optimizer step, the batches of the previous step are
+        discarded.
         """
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._micro_batches = []

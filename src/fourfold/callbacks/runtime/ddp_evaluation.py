@@ -8,9 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 class DDPUnevenEvaluation(Callback):
     """Callback that broadcasts buffers once per validation instead of before each batch.
 
-    DDP broadcasts the buffers of rank 0 before every forward pass, also in evaluation. If a rank
-    had one batch more than the others, the other ranks would take the broadcast before this batch
-    for the broadcast of the next training step.
+    DDP broadcasts the buffers of rank 0 before every forward pass, also in evaluation. A rank may
+    have one batch more than the other ranks. Without this callback, the other ranks would match the
+    broadcast before this batch with their broadcast of the next training step.
     """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
