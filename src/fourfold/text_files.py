@@ -93,6 +93,9 @@ def iterate_lines(path: str) -> Iterator[bytes]:
 def _opened(path: str) -> Iterator[tuple[Any, int | None]]:
     """Open a file as a stream of decompressed bytes.
 
+    Args:
+        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
+
     Yields:
         The stream, and the number of compressed bytes; None if the file is not compressed.
     """
@@ -196,7 +199,7 @@ def parse_json(text: str, file: str, line: int | None = None) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
+    """Read a JSON file whose content is an object, and return the object as a dict.
 
     Raises:
         InputError: The file is missing or not a JSON object.
