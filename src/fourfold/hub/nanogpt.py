@@ -40,7 +40,7 @@ _MINGPT_HEADS = {
 
 
 def is_nanogpt(content: Mapping[str, Any]) -> bool:
-    """Return True if the content of a file is a checkpoint of nanoGPT."""
+    """Return True if the content of a file, a dict, is a checkpoint of nanoGPT."""
     return isinstance(content.get("model"), dict) and isinstance(content.get("model_args"), dict)
 
 
