@@ -117,7 +117,7 @@ class EpochProgressBar(RichProgressBar):
     """
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
-        """Return the metrics that the bar shows."""
+        """Return the metrics that the bar shows, by name, without the version of the logger."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics

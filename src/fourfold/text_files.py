@@ -64,8 +64,8 @@ def read_bytes(path: str) -> bytes:
             file with the suffix .gz, .xz or .bz2 is decompressed.
 
     Raises:
-        InputError: The file is missing or corrupted; `path` is a folder or an archive without a
-            member; or the data are more than `MAX_RATIO` times as large as the compressed data.
+        InputError: The file is missing or corrupted, `path` is a folder or an archive without a
+            member, or the data are more than `MAX_RATIO` times as large as the compressed data.
     """
     with _opened(path) as (stream, n_packed):
         return stream.read() if n_packed is None else _read_bounded(stream, n_packed, path)

@@ -69,7 +69,7 @@ def check_allowed(config: Json, allowed: Mapping[str, Collection[Any]]) -> None:
     """Check that keys of a JSON object have allowed values.
 
     Args:
-        config: The JSON object.
+        config: JSON object, such as the content of config.json.
         allowed: Dictionary from a dotted key to its allowed values. A key may also be absent.
 
     Raises:
@@ -299,5 +299,10 @@ def differing_fields(config: Any, imported: Any) -> list[str]:
 
 
 def norm_eps_note(before: float, after: float) -> str:
-    """Return a note for the user that an export changes `norm_eps`; "" if it does not change."""
+    """Return a note such as " (norm_eps changes from 1e-06 to 1e-05)"; "" if both are equal.
+
+    Args:
+        before: `norm_eps` of the exported model.
+        after: `norm_eps` that the library of the export will use.
+    """
     return "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"

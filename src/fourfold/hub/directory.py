@@ -191,7 +191,7 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     """Write config.json and model.safetensors to a directory, which is created if necessary.
 
     Args:
-        path: The directory.
+        path: Directory to write.
         config: Content of config.json.
         tensors: Tensors by their names in the library that will read the directory.
     """

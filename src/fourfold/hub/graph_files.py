@@ -126,7 +126,7 @@ def _compare(model: Any, graph_set: GraphSet, files: Mapping[str, Path]) -> floa
     The sizes of the inputs differ from the sizes with which the graphs were traced.
 
     Args:
-        model: The model.
+        model: Model that the graphs were made from.
         graph_set: Graphs of the model.
         files: Path of the file of each graph, by name of the graph.
 
@@ -163,7 +163,7 @@ def _describe(
     """Return the content of export.json: sizes of the model, and inputs and outputs of the graphs.
 
     Args:
-        model: The model.
+        model: Model that the graphs were made from.
         graph_set: Graphs of the model.
         files: Name of the file of each graph, by name of the graph.
         file_format: "torch-export" or "onnx".

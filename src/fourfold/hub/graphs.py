@@ -140,12 +140,12 @@ def _image_input(config: Any) -> Input:
 
 
 def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) -> list[Tensor]:
-    """Return random inputs of a graph, in which the last sequence of the batch has padding.
+    """Return random inputs of a graph; the last of several sequences has one token of padding.
 
     Args:
-        graph: Graph.
+        graph: Graph that the inputs are for.
         sizes: Sizes of the dynamic dimensions by name.
-        pad_left: True if the padding is the first token of the sequence, False if it is the last.
+        pad_left: True for padding on the left, False for padding on the right.
     """
     inputs = [x.sample(sizes) for x in graph.inputs]
     for x, spec in zip(inputs, graph.inputs, strict=True):

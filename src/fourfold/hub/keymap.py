@@ -105,15 +105,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Extra:
-    """External tensor that a checkpoint may contain although the model has no parameter for it.
+    """Tensor of another library that a checkpoint may contain without a parameter in the model.
 
     Args:
-        name: External name; may have placeholders.
-        tied_to: Name of another external tensor that must be equal (tied weights); "" if there is
-            none.
+        name: Name in the other library, which may have placeholders such as {i}.
+        tied_to: Name of another tensor of the library that must be equal (tied weights); "" if
+            there is none.
         is_kept: True for a tensor that an export writes again, such as the pooler of a BERT that is
-            used as a language model; False for a tensor that an export leaves out, such as a causal
-            mask or position ids.
+            used as a language model. False for a tensor that an export leaves out, such as a causal
+            mask.
     """
 
     name: str

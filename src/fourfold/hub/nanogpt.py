@@ -81,7 +81,7 @@ def read_mingpt_model(content: Mapping[str, Any], settings: Json) -> CausalLM:
     """Build the model of a minGPT state dict, in fp32 and in eval mode.
 
     Args:
-        content: State dict.
+        content: State dict by minGPT's names.
         settings: Content of the config.json beside the state dict; empty if there is none.
 
     Raises:

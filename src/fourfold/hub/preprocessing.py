@@ -62,7 +62,7 @@ def default_class_names(n_classes: int) -> list[str]:
 
 
 def label_mappings(names: Sequence[str]) -> dict[str, Any]:
-    """Return the entries `id2label` and `label2id` of config.json for classes with these names."""
+    """Return a dict with `id2label` and `label2id` of config.json for classes with these names."""
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
@@ -70,7 +70,11 @@ def label_mappings(names: Sequence[str]) -> dict[str, Any]:
 
 
 def label_entries(config: Any) -> dict[str, Any]:
-    """Return `id2label` and `label2id` of config.json for a model whose classes have no names."""
+    """Return a dict with `id2label` and `label2id` of config.json for classes without names.
+
+    Args:
+        config: Config of the model, with the field `n_classes`.
+    """
     return label_mappings(default_class_names(config.n_classes))
 
 

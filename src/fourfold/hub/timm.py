@@ -152,7 +152,7 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
     """Write a directory for `timm.create_model("local-dir:...", pretrained=True)`.
 
     Args:
-        model: A ViT.
+        model: Model to export, which must be a ViT.
         path: Directory, which is created if it does not exist.
         artifacts: Class names and settings of the evaluation transform, as
             `read_image_preprocessing` returns them; may be empty.
@@ -190,7 +190,7 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
     """
     d_model = config.d_model
     mlp_ratio = config.d_ff / d_model
-    if int(d_model * mlp_ratio) != config.d_ff:  # timm computes d_ff so
+    if int(d_model * mlp_ratio) != config.d_ff:  # the formula of timm
         mlp_ratio = (config.d_ff + 0.5) / d_model
     pretrained = {
         "input_size": [config.n_channels, config.image_size, config.image_size],

@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def numbers(self) -> list[float]:
-        """Entries of `values` that are numbers, in printed units."""
+        """Our values of the cell that are numbers, in printed units; formulas are left out."""
         return [v for v in self.values if not isinstance(v, str)]
 
     @property
@@ -66,12 +66,12 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Mean of `numbers` over seeds or rounds, in printed units; None if there are none."""
+        """Mean of our values over seeds or rounds, in printed units; None if there are none."""
         return statistics.fmean(self.numbers) if self.numbers else None
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation of `numbers`, in printed units; None for fewer than two."""
+        """Sample standard deviation of our values, in printed units; None for fewer than two."""
         return standard_deviation(self.numbers) if len(self.numbers) > 1 else None
 
     @property

@@ -65,9 +65,9 @@ def parameters(setup: Setup) -> int:
     """Count the parameters of a model.
 
     Args:
-        setup: Mapping with `model` and `config` (see `_model`), and optionally `leave_out`. The
-            latter lists the parts of the model that are not counted: "embeddings", "blocks" or
-            "head".
+        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
+            config) and optionally `leave_out`. The latter lists parts of the model that are not
+            counted: "embeddings", "blocks" or "head".
     """
     parts: CostBreakdown = count(_model(setup))
     return parts.total - sum(getattr(parts, part) for part in setup.get("leave_out", ()))
@@ -77,9 +77,9 @@ def forward(setup: Setup) -> int:
     """Count the FLOPs of a forward pass of a model for one image or one sequence.
 
     Args:
-        setup: Mapping with `model` and `config` (see `_model`) and, except for images, `length`.
-            `length` is the number of tokens of the sequence. The source and the target of an
-            encoder-decoder each have that length.
+        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
+            config) and, except for images, `length` (number of tokens of the sequence). The source
+            and the target of an encoder-decoder each have that length.
     """
     return forward_flops(_model(setup), setup.get("length")).total
 
@@ -100,8 +100,9 @@ def training_flops(setup: Setup) -> float:
     """Compute the training FLOPs of a model: three times the FLOPs of all forward passes.
 
     Args:
-        setup: Mapping with the keys of `forward` and the number of training sequences or images.
-            The number is either `samples`, or `steps` times `batch` (sequences or images per step).
+        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
+            config) and, except for images, `length` (tokens of a sequence). The number of training
+            sequences or images is either `samples`, or `steps` times `batch` (number per step).
     """
     samples = setup.get("samples") or setup["steps"] * setup["batch"]
     return TRAINING_TO_FORWARD * float(forward(setup)) * samples
@@ -111,8 +112,9 @@ def six_n_d(setup: Setup) -> float:
     """Estimate the training FLOPs as 6 x parameters x tokens.
 
     Args:
-        setup: Mapping with the number of training `tokens`, and with the keys of `parameters`. If
-            the key `rounded` is present, its value is used as the number of parameters.
+        setup: Mapping with the number of training `tokens`, and the keys `model` and `config` of
+            `parameters`. If the key `rounded` is present, its value replaces the number of
+            parameters of the model.
     """
     return 6.0 * setup.get("rounded", parameters(setup)) * setup["tokens"]
 
@@ -180,7 +182,8 @@ def layer_property(name: str, setup: Setup) -> float:
 
     Args:
         name: Field of `LayerProperties`, such as equivariance.
-        setup: Mapping with `model` and `config` (see `_model`). The model has an attribute `stack`.
+        setup: Mapping with `model` (name of a class of `fourfold.models` with the attribute
+            `stack`) and `config` (fields of its config).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -114,7 +114,10 @@ def sequential(layer: Layer, size: Size) -> int:
 
 
 def longest_chain(result: Tensor) -> int:
-    """Return the maximum number of matrix products on a path through autograd's graph."""
+    """Return the maximum number of matrix products on a path from `result` to an input.
+
+    The paths are those in the graph that autograd has recorded for `result`.
+    """
     output: Any = result.grad_fn
     lengths: dict[Any, int] = {}  # products on the longest path from each node to the input
     stack = [output]
@@ -180,7 +183,7 @@ def growth(count: Callable[[Layer, Size], int], layer: Layer) -> str:
 
     Args:
         count: Function that counts something in a layer of given sizes: `sequential` or `path`.
-        layer: Layer.
+        layer: Layer to examine, one of `LAYERS`.
 
     Returns:
         A key of `GROWTHS`. The count divided by the value of this formula is most nearly constant

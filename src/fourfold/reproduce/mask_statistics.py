@@ -25,7 +25,10 @@ LENGTH = 512  # T
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens."""
+    """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens.
+
+    Each letter has two tokens, one at the beginning of a word and one inside a word.
+    """
     words = [" ".join(a + b for b in ascii_lowercase) for a in ascii_lowercase]
     return train_tokenizer(
         TokenizerConfig("wordpiece", 2 * len(ascii_lowercase) + 5), words, mask=True

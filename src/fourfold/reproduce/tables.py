@@ -206,7 +206,7 @@ class Tier(Recipe):
 
     @property
     def parts(self) -> dict[str, Recipe]:
-        """Recipes of all parts, the trainings other than the first training, by name."""
+        """Recipes of all trainings except for the first training of a row, by name of the part."""
         return self.then | self.also
 
     @property
@@ -333,7 +333,7 @@ def make(cls: type[T], where: str, given: Any, **more: Any) -> T:
     """Create an instance of a dataclass from a mapping that was read from a file.
 
     Args:
-        cls: Dataclass.
+        cls: Dataclass to create.
         where: Location of the mapping in its file, for error messages.
         given: The mapping, with the names of fields as keys.
         more: Values of further fields, which the mapping must not contain.

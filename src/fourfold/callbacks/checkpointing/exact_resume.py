@@ -49,7 +49,7 @@ class ExactResume(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Pass the epoch and position of the batch to the DataModule, which saves them."""
+        """Pass epoch and position of the batch to the DataModule, for its state in checkpoints."""
         data = resumable_data(trainer)
         if data is not None:
             data.mark_trained(batch.epoch, batch.position)
@@ -78,13 +78,16 @@ class FixEpochEndResume(Callback):
     """Callback that starts the next epoch in a run that resumes from the end of an epoch.
 
     With `max_steps`, Lightning's FitLoop resumes the epoch that is already complete, runs no batch
-    and counts this epoch a second time. The data of the next epoch would be skipped, and the logged
-    step numbers would be too high by one. With `max_epochs`, Lightning starts the next epoch
-    itself.
+    and counts this epoch a second time. Without this callback, the data of the next epoch would be
+    skipped, and the logged step numbers would be too high by one. With `max_epochs`, Lightning
+    starts the next epoch itself.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the resumed epoch as complete, so that the run begins with the next epoch."""
+        """If the run resumes from the end of an epoch, count this epoch as complete.
+
+        The run then begins with the next epoch.
+        """
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             loop.epoch_progress.increment_completed()

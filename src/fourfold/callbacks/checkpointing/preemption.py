@@ -3,7 +3,7 @@
 On SIGTERM, Lightning ends with exit code 0, as if training were complete, and saves no checkpoint.
 Lightning's handler for SLURM saves in the middle of a batch. Both of Lightning's handlers
 communicate with the other processes, which may not be ready to communicate at that moment. The
-handlers of this module only note the signal, and the callbacks act on the signal between two steps.
+handlers of this module only store the signal. The callbacks act on the signal between two steps.
 """
 
 import signal
@@ -50,7 +50,7 @@ class StopOnSignal(Callback):
         self.signal = 0  # number of the received signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget a signal that was received in an earlier training."""
+        """Discard a signal that was received in an earlier training."""
         self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

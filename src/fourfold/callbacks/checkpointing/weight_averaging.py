@@ -24,7 +24,7 @@ class CheckpointAveraging(Checkpoint):
 
     During training, the callback saves snapshots: files with the weights alone. When training ends,
     it writes average.ckpt. A resumed run also averages the snapshots of the interrupted run. The
-    class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all others.
+    class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
 
     Args:
         n: Number of snapshots to average, the last n of the run (the paper: 5 for the base model,
@@ -41,7 +41,7 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete the snapshots of steps after the step from which the run resumes."""
+        """Delete snapshot files of steps after the step from which the run resumes."""
         if trainer.is_global_zero:
             for file in self._snapshot_files():
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
@@ -62,7 +62,7 @@ class CheckpointAveraging(Checkpoint):
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a snapshot if `every_n_steps` is None, unless `on_train_batch_end` has saved one."""
+        """Save a snapshot if `every_n_steps` is None and `on_train_batch_end` has saved none."""
         if not self.every_n_steps and self._last_step != trainer.global_step:
             self._save_snapshot(trainer)
 
@@ -137,6 +137,6 @@ class ExponentialMovingAverage(EMAWeightAveraging):
         super().__init__(decay=decay, use_buffers=False)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Create the average on the device to which the model will be moved."""
+        """Create the averaged weights on the device to which the model will be moved."""
         set_average_device(self, trainer.strategy.root_device)
         super().setup(trainer, pl_module, stage)

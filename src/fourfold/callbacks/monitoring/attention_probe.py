@@ -1,4 +1,8 @@
-"""AttentionProbe: statistics of attention by layer during training, and a warning of collapse."""
+"""AttentionProbe: callback that logs statistics of the attention of each layer during training.
+
+The callback also warns if the attention of a layer collapses, which means that nearly all weight of
+a query is on few keys.
+"""
 
 import warnings
 from collections import Counter, defaultdict
@@ -62,7 +66,7 @@ class AttentionProbe(Callback):
         self.n_validations, self.n_low = state_dict["n_validations"], dict(state_dict["n_low"])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure and log the statistics after every N-th validation of a training."""
+        """Measure and log the statistics of attention after every N-th validation of a training."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.n_validations += 1

@@ -20,7 +20,7 @@ class GradientNorms(Callback):
 
     Args:
         distances: Distances in tokens.
-        n_sequences: Number of sequences, the first ones of the test split.
+        n_sequences: Number of sequences, taken from the beginning of the test split.
 
     Raises:
         InputError: In the test, if the model is not a causal LM, or if a distance is not below the

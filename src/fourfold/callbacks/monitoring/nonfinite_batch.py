@@ -53,7 +53,11 @@ class SaveNonfiniteBatch(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """If a nonfinite loss stopped the training, write a file on each rank with such a loss."""
+        """If a NaN or infinite loss stopped the training, write nonfinite_step=N.pt.
+
+        Each rank with such a loss writes a file. If there are several ranks, the name also contains
+        the rank.
+        """
         if not isinstance(exception, TrainingStopped):
             return
         weights = trainer.strategy.lightning_module_state_dict()

@@ -54,7 +54,7 @@ class PredictionWriter(Callback):
             self.rows.append(rows.tolist())
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather the outputs of all ranks, and write the file on the first rank."""
+        """Gather the outputs of all ranks, and write the predictions file on the first rank."""
         outputs = interleave(gather_objects(self.outputs))
         rows = list(chain.from_iterable(interleave(gather_objects(self.rows))))
         if not trainer.is_global_zero or not outputs:

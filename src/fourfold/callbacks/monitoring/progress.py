@@ -61,7 +61,7 @@ class Progress(Callback):
     # Training.
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the model, the device and the size of an optimizer step, and start the clock."""
+        """Print the model, device and size of an optimizer step, and start to measure the time."""
         self._trained = True
         self._first_step = trainer.global_step
         self._total: int | None = pl_module.total_steps()  # type: ignore[operator]

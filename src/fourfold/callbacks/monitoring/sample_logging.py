@@ -39,13 +39,13 @@ class LogSamples(Callback):
         self.folder = folder
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save samples of the validation split, with the final weights."""
+        """Save sample outputs of the model with its final weights for the validation split."""
         data = resumable_data(trainer)
         if data is not None and "val" in data.splits:
             self._save(trainer, pl_module, "val")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save samples of the test split."""
+        """Save sample outputs of the model for the test split."""
         self._save(trainer, pl_module, "test")
 
     def _save(self, trainer: Trainer, module: LightningModule, split: str) -> None:

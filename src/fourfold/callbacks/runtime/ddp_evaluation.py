@@ -14,7 +14,7 @@ class DDPUnevenEvaluation(Callback):
     """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Broadcast the buffers, and disable further broadcasts."""
+        """Broadcast the buffers of rank 0, and disable the broadcasts of DDP."""
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             for buffer in model.buffers():
@@ -22,7 +22,7 @@ class DDPUnevenEvaluation(Callback):
             model.require_forward_param_sync = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Enable the broadcasts again for training."""
+        """Enable the broadcasts of DDP again for training."""
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             model.require_forward_param_sync = True

@@ -32,6 +32,6 @@ class DisableMallocTrim(Callback):
     """Callback that calls `disable_malloc_trim` if the model runs on a CPU."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Change the settings before large tensors are allocated."""
+        """Call `disable_malloc_trim` before large tensors are allocated, if the device is a CPU."""
         if trainer.strategy.root_device.type == "cpu":
             disable_malloc_trim()

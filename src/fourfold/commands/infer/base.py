@@ -159,7 +159,7 @@ class TextProcessor(LineProcessor):
         """Search for the N best outputs of each line, where N is the value of `--n-best`.
 
         Args:
-            ids: Token ids (B, T) of sentences to translate, or of prompts; or images (B, C, H, W).
+            ids: Token ids (B, T) of sentences to translate or of prompts, or images (B, C, H, W).
             mask: Mask (B, T), True for real tokens; None for images.
             **defaults: Further arguments of `fourfold.generation.beam_search`. If the user gives
                 --beam, --length-penalty or --length-penalty-type, the option replaces the argument

@@ -51,7 +51,10 @@ class ImageClassifier(LineProcessor):
         return Item((line, self.load(line)), 0)
 
     def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each image: path, `--top-k` most probable classes, probabilities."""
+        """Return a line for each image, with tabs between its parts.
+
+        The parts are the path, and the `--top-k` most probable classes with their probabilities.
+        """
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
         images = images.to(self.device, next(self.model.parameters()).dtype)
         classes = _format_classes(self.model(images), self.names, self.options.top_k)
@@ -121,7 +124,11 @@ class TextClassifier(TextProcessor):
         return logits
 
     def answers(self, logits: Tensor) -> list[str]:
-        """Return a line for each row of logits (B, K): classes and probabilities, or the value."""
+        """Convert logits (B, K) to B lines of output.
+
+        A line has the most probable classes with their probabilities. If K is 1, as in a regression
+        model, a line has the predicted value.
+        """
         if logits.shape[-1] == 1:
             return [f"{number:.4f}" for number in logits.float().squeeze(-1).tolist()]
         return _format_classes(logits, self.names, self.options.top_k)

@@ -151,7 +151,7 @@ def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
     """Check that each file is a YAML mapping without unknown sections and repeated keys.
 
     Args:
-        files: Config files.
+        files: Paths of the config files.
         sections: Names of the known top-level keys, such as model and trainer.
 
     Raises:

@@ -176,7 +176,7 @@ class FourfoldCLI(LightningCLI):
         return directory.find_checkpoint(ckpt_path)
 
     def instantiate_classes(self) -> None:
-        """Build model, data and Trainer. If this fails in `fit`, remove a new run directory."""
+        """Build model, data and Trainer; if `fit` fails here, remove a new run directory."""
         try:
             super().instantiate_classes()
         except Exception:
@@ -383,7 +383,7 @@ def run(command: str, options: list[str]) -> int:
 
     Args:
         command: fit, validate, test or predict.
-        options: Its options, as `expand_arguments` returned them.
+        options: Options of the command, as `expand_arguments` returned them.
 
     Raises:
         InputError: An option, a config, the data or the checkpoint is invalid.

@@ -68,9 +68,9 @@ class RunDirectory:
                 newest checkpoint of this directory.
 
         Raises:
-            InputError: The directory contradicts `resume`; all its checkpoints are corrupted;
-                `ckpt_path` is not a checkpoint; or `ckpt_path` differs from the newest checkpoint
-                of the directory.
+            InputError: The directory contradicts `resume`, all checkpoints of the directory are
+                corrupted, `ckpt_path` is not a checkpoint, or `ckpt_path` is another file than the
+                newest checkpoint of the directory.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")

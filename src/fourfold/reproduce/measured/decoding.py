@@ -54,7 +54,7 @@ def cache_bytes(setup: Mapping[str, Any], position: int) -> int:
     The unused part of a buffer that was allocated for later tokens is not counted.
 
     Args:
-        setup: Class and config of the model (see `build`).
+        setup: Mapping with the class `model` and the fields `config` of its config (see `build`).
         position: Number of tokens before the generated token.
     """
     model = build(setup)
@@ -71,7 +71,7 @@ def measure_decoding(
     """Time the greedy decoding of one sequence at several positions.
 
     Args:
-        setup: Class and config of the model (see `build`).
+        setup: Mapping with the class `model` and the fields `config` of its config (see `build`).
         rounds: Number of rounds. Each position is timed once per round, in random order.
         positions: Positions of the first decoded token. `N_TOKENS` tokens are decoded from there.
 

@@ -105,7 +105,7 @@ class RowPlan:
 
     @property
     def _place(self) -> str:
-        """Names of the table, the row and the tier as text, for error messages."""
+        """Text with the names of the table, the row and the tier, for error messages."""
         return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
 
     def _teacher_and_first(self, recipe: Tier, changes: Changes) -> dict[str, Run]:

@@ -131,7 +131,7 @@ class Run:
 
     @cached_property
     def configs(self) -> dict[str, str]:
-        """Hash of the content of each config file of the run as hexadecimal text, by path."""
+        """SHA-256 of the content of each config file, as hexadecimal text, by path of the file."""
         return fingerprints(self.test)
 
     @cached_property
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def _note_file(self) -> Path:
-        """Path of the JSON file that holds the property `note`, next to the run directory."""
+        """Path of the JSON file that describes the training, next to the run directory."""
         return self.folder.with_name(f".{self.folder.name}.json")
 
     @property
@@ -235,7 +235,7 @@ class Run:
 
     @property
     def commands(self) -> list[str]:
-        """Command lines of the run as a user would type them."""
+        """Command lines of the training and the test, as a user would type them in a shell."""
         return [shlex.join(["fourfold", name, *given]) for name, given in self.options.items()]
 
     def execute(self, limit: float | None, data: Mapping[str, str]) -> int:

@@ -94,7 +94,7 @@ def _attempt(
         run: Run to execute.
         expected: Expected duration of the run in seconds; None if it is unknown.
         record: Results of the finished runs.
-        budget: Time budget.
+        budget: Time budget, which all runs share.
         title: Message to print when the run starts.
 
     Returns:
