@@ -186,6 +186,7 @@ class KeyMap:
     ) -> dict[str, Tensor]:
         """Convert the unmapped tensors of an imported model to parameters of another model class.
 
+        Unmapped tensors are those of a checkpoint for which the imported model has no parameter.
         An example is BERT's pooler: a masked LM has no pooler, but a classifier has one.
 
         Args:
@@ -210,8 +211,9 @@ class KeyMap:
 
         Args:
             native: Tensors by native name.
-            unmapped: Unmapped tensors by external name, the second result of `to_native`. Empty for
-                a model that was not imported.
+            unmapped: Tensors of the original checkpoint without a parameter in the model, by
+                external name (second result of `to_native`). Empty for a model that was not
+                imported.
 
         Returns:
             A tuple of two values. The first is a dictionary of tensors by external name, including

@@ -128,7 +128,7 @@ def in_units(value: Value, column: Column) -> Value:
 def run_cell(
     table: Table, row: Row, name: str, metric: str, metrics: Mapping[int, Mapping[str, float]]
 ) -> Cell:
-    """Create a cell from the results of `fourfold test` with several seeds.
+    """Create a cell (number of a table) from the results of `fourfold test` with several seeds.
 
     Args:
         table: Published table that the cell belongs to.
@@ -147,7 +147,7 @@ def run_cell(
 
 
 def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:
-    """Create a cell with the verdict "measured", or "not run" if there are no values.
+    """Create a cell (number of a table) with the verdict "measured" or, without values, "not run".
 
     Args:
         row: Row of the table, which also holds the printed number.

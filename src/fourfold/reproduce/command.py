@@ -112,7 +112,9 @@ def parse_budget(text: str) -> float:
 
 
 def _with_tier(options: Namespace) -> list[Table]:
-    """Return the tables on the command line that have cells (numbers) for the tier `--tier`.
+    """Return the tables on the command line that have cells (numbers) for the option `--tier`.
+
+    A tier is a way to obtain cells, such as exact or laptop.
 
     Args:
         options: Parsed options of `fourfold reproduce`.
@@ -130,7 +132,8 @@ def _with_tier(options: Namespace) -> list[Table]:
 def _rows(table: Table, options: Namespace) -> list[Row]:
     """Return the rows of a table that `--rows` names, in the order of the table.
 
-    Without `--rows`, all rows that have cells (numbers) for the tier `--tier` are returned.
+    Without `--rows`, all rows that have cells (numbers) for the tier `--tier` are returned. A tier
+    is a way to obtain cells, such as exact or laptop.
 
     Args:
         table: Published table.

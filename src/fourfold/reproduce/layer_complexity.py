@@ -1,10 +1,13 @@
 """Complexity, sequential operations and path length of four layer types, obtained by running them.
 
 The module reproduces Vaswani et al. 2017, Table 1. Each layer consists of its matrix products only,
-without projections, and maps (T, D) to (T, D). Three numbers are measured: the operations (by
-torch's FLOP counter), the longest chain of dependent operations (in autograd's graph), and the path
-length, which is the number of layers that connect two tokens (by gradients). The formula of each
-number, such as O(n^2 * d), is derived from its values for several sizes.
+without projections, and maps (T, D) to (T, D). Three numbers are measured:
+
+- Operations: multiply-adds of the matrix products, counted by torch's FLOP counter.
+- Sequential operations: longest chain of dependent matrix products in autograd's graph.
+- Path length: number of layers that are needed to connect two tokens, found by gradients.
+
+The formula of each number, such as O(n^2 * d), is derived from the values for several sizes.
 
 Shapes:
     T tokens (n in the table), D width (d), K kernel width (k), R tokens of a neighbourhood (r).

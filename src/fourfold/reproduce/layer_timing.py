@@ -191,7 +191,7 @@ def time_rows(
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
     """Time the layers or the decoding of some rows of a table, and compute the cells (numbers).
 
-    There are two kinds of rows:
+    There are two kinds of rows, which differ in their inputs (`Row.setup`):
 
     - The setup of the row has a width. The cell is the length in tokens from which self-attention
       of this width is slower than the layer of the column.

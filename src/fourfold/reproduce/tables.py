@@ -220,7 +220,7 @@ class Tier(Recipe):
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
     def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
-        """Return the names of the columns that the tier fills for one row of the table.
+        """Return the names of the columns that this tier (kind of training) fills for one row.
 
         Args:
             changes: Changes of the recipe for this row and tier, a value of `Row.runs`.

@@ -110,8 +110,9 @@ class StopOnSignal(Callback):
 
 
 class SaveOnSignal(StopOnSignal, Checkpoint):
-    """`StopOnSignal` that Lightning calls after all other callbacks, for runs with checkpoints.
+    """Callback that saves last.ckpt and stops on a signal, for runs with checkpoints.
 
+    Lightning calls this callback after all other callbacks, but `StopOnSignal` in the given order.
     The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
     """
 

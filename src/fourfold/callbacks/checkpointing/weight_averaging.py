@@ -41,14 +41,14 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete snapshot files of steps after the step from which the run resumes."""
+        """Delete saved weights (snapshots) of steps after the step from which the run resumes."""
         if trainer.is_global_zero:
             for file in self._snapshot_files():
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save a snapshot every `every_n_steps` steps, or after each epoch if the option is None.
+        """Save the weights every `every_n_steps` steps, or after each epoch if that number is None.
 
         The end of an epoch is also handled here, since Lightning does not call `on_train_epoch_end`
         if a callback stops the run after this batch.
@@ -62,7 +62,10 @@ class CheckpointAveraging(Checkpoint):
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a snapshot if `every_n_steps` is None and `on_train_batch_end` has saved none."""
+        """Save the weights if `every_n_steps` is None.
+
+        Nothing is done if `on_train_batch_end` has already saved the weights of this step.
+        """
         if not self.every_n_steps and self._last_step != trainer.global_step:
             self._save_snapshot(trainer)
 
@@ -76,7 +79,9 @@ class CheckpointAveraging(Checkpoint):
                 old.unlink()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write average.ckpt if it is missing or older than the newest snapshot.
+        """Write the mean of the saved weights (snapshots) to average.ckpt.
+
+        Nothing is done if average.ckpt is newer than all snapshots.
 
         If a run was killed between its last step and this hook, the file is written when the run
         is started again.

@@ -50,7 +50,7 @@ class StepMetrics(Callback):
         return Reading(self._units, time.monotonic() - self._started_at)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Store the time at which the validation starts."""
+        """Store the time at which the validation starts, to exclude its duration later."""
         self._stopped_at = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

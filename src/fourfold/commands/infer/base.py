@@ -20,7 +20,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 class LoadedModel:
     """Model with the attributes of a task (LightningModule) that a `LineProcessor` reads.
 
-    A line processor accepts this object in place of the task, so that Lightning is not imported.
+    `LineProcessor` accepts this object in place of the task, so that Lightning is not imported.
 
     Args:
         model: Model that `fourfold.load` returned.
@@ -80,9 +80,9 @@ class LineProcessor:
 
 
 class TextProcessor(LineProcessor):
-    """Base class of the line processors for text.
+    """Base class of objects that turn each line of text into a line of output by a model.
 
-    It provides truncation, padding and beam search with the tokenizer of the checkpoint.
+    The class provides truncation, padding and beam search with the tokenizer of the checkpoint.
 
     Raises:
         InputError: The tokenizer has more entries than the model has embeddings.

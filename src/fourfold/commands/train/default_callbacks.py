@@ -1,4 +1,4 @@
-"""Callbacks and plugins that a command adds to those of the config."""
+"""Callbacks and plugins that a command such as `fit` adds to those of the config."""
 
 import sys
 from collections.abc import Sequence

@@ -98,10 +98,11 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Return True if a hyperparameter does not apply to the card.
+        """Return True if a hyperparameter does not apply to this recipe card.
 
-        There are two cases: the hyperparameter belongs to another task, or it is the convention of
-        a number that is 0 in the card. An example is `label_smoothing_type` without smoothing.
+        There are two cases. The hyperparameter may belong to another task than the card. It may
+        also be the convention of a number that is 0 in the card, such as `label_smoothing_type` if
+        `label_smoothing` is 0.
 
         Args:
             key: Key of the hyperparameter, one of `KEYS`.

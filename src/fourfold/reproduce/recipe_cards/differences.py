@@ -56,7 +56,7 @@ def compare(recipes: Sequence[Card]) -> list[str]:
 
 
 def _text(card: Card, key: str) -> str:
-    """Format the hyperparameter of a card with a given key.
+    """Format the hyperparameter of a recipe card with a given key as text.
 
     The result is ABSENT if the key does not apply to the card, and OPEN if no value is stated.
     """
@@ -67,7 +67,7 @@ def _text(card: Card, key: str) -> str:
 
 
 def _noted(card: Card, key: str) -> str:
-    """Format the hyperparameter of a card, followed by * if the card has a note on `key`."""
+    """Format a hyperparameter of a recipe card, followed by * if the card has a note on `key`."""
     return _text(card, key) + "*" * (key in card.notes)
 
 
@@ -75,8 +75,8 @@ def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
     """Iterate over the lines to print about derived quantities, such as the peak learning rate.
 
     The quantities are those in `RESOLVED`. A quantity is left out if it cannot be computed for any
-    card. It is also left out if its value and the hyperparameters behind the value are equal in all
-    cards.
+    recipe card. It is also left out if its value, and the hyperparameters from which the value is
+    computed, are equal in all cards.
 
     Args:
         lettered: Cards by label (A, B and so on).

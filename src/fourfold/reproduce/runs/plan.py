@@ -96,9 +96,9 @@ class RowPlan:
         """Raise InputError if a key of the changes of the row is not in `known`.
 
         Args:
-            changes: Keys to check.
+            changes: Keys of the changes, by which the row differs from the recipe.
             known: Allowed keys.
-            part: Text that names the part of the row in the error message; "" for the row itself.
+            part: Text for the error message that names a later training of the row; "" for the row.
         """
         for key in changes:
             check_choice(f"{self._place}{part}: key", key, known)
@@ -109,10 +109,10 @@ class RowPlan:
         return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
 
     def _teacher_and_first(self, recipe: Tier, changes: Changes) -> dict[str, Run]:
-        """Return the runs that come before the parts of the row, in the order of execution.
+        """Return the runs that come before the later trainings of the row, in order of execution.
 
         Args:
-            recipe: Tier, whose own fields describe the first training.
+            recipe: Tier (kind of training). The fields of a tier describe the first training.
             changes: Changes of the recipe for the row. Three keys name rows: "teacher" the row of
                 the teacher for distillation, "words" the row that provides the tokenizer, and
                 "start" the row that provides the initial weights of the parts.
@@ -149,7 +149,8 @@ class RowPlan:
             name: Name of the other row: ROW in this table, or PAPER/TABLE/ROW.
 
         Raises:
-            InputError: There is no such row in the tier, or the other row has a `start` itself.
+            InputError: The tier (kind of training) has no such row, or the other row has a `start`
+                itself.
         """
         table_name, _, row = name.rpartition("/")
         table = find_tables([table_name])[0] if table_name else self.table

@@ -66,8 +66,9 @@ class Record:
     def in_directory(self, run: Run) -> Entry | None:
         """Return the result in the directory of a run.
 
-        None if the run is not finished, or if the directory contains a training with other options,
-        with other data, or with other initial weights, another tokenizer or another teacher.
+        The result is None if the run is not finished, or if the directory contains a training with
+        other options, with other data, or with other initial weights, another tokenizer or another
+        teacher.
 
         Args:
             run: Run whose directory is read.
@@ -81,9 +82,9 @@ class Record:
         return None if self._change(run) else run.result
 
     def find(self, run: Run) -> Entry | None:
-        """Return the result of a run from its directory, or else from a provenance file.
+        """Return the result of a run from its directory, or else from a file provenance.json.
 
-        None if the run was never finished with its present options and data.
+        The result is None if the run was never finished with its present options and data.
 
         Args:
             run: Run to find.
@@ -213,8 +214,8 @@ def collect_results(
 
     Returns:
         A list of the cells of the table, and a list with one dict per finished run. The dict has
-        the keys of `Run.result` and of `Run.names`, the key `stamp` with the value of `Run.stamp`,
-        and the key `used_by` with the names of the rows whose cells are computed from the run.
+        the keys of `Run.result` and of `Run.names`, the key `stamp` with the hash `Run.stamp`, and
+        the key `used_by` with the names of the rows whose cells are computed from the run.
     """
     n_seeds = max(n_seeds, record.n_seeds(table.name))
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)

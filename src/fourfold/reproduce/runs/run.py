@@ -104,7 +104,7 @@ class Run:
         start: Run that provides the initial weights, the tokenizer or the teacher of this run; None
             if no other run is needed.
         minutes: Duration of the run in minutes, measured or estimated; None if it is unknown.
-        machine: Devices for the training. The stamp of the run does not depend on them.
+        machine: Devices for the training. The hash `stamp` does not depend on the devices.
     """
 
     table: str
@@ -155,9 +155,10 @@ class Run:
     def note(self) -> dict[str, Any]:
         """Description of the training in the run directory, as written by `execute`.
 
-        The keys are `stamp`, `data` (SHA-256 of each data file by name), `commands`, `cut` (options
-        that split the batch for the machine) and `seconds` (duration so far). The dict is empty if
-        there is no run directory, or if the directory was not created by `execute`.
+        The keys are `stamp` (hash of options and configs), `data` (SHA-256 of each data file by
+        name), `commands`, `cut` (options that split the batch for the machine) and `seconds`
+        (duration so far). The dict is empty if there is no run directory, or if the directory was
+        not created by `execute`.
         """
         if not (self.folder.is_dir() and self._note_file.is_file()):
             return {}
@@ -167,8 +168,9 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """Result of the finished run.
 
-        The keys are `seconds` (duration), `metrics` (values by name), `commands`, and the keys of
-        the provenance. None if the run is not finished or its directory does not exist.
+        The keys are `seconds` (duration), `metrics` (values by name), `commands`, and the keys that
+        `fourfold test` writes about its origin, such as commit and hardware. The result is None if
+        the run is not finished or its directory does not exist.
 
         Raises:
             InputError: The directory was not created by `execute`, and it holds the metrics of a
@@ -292,7 +294,7 @@ def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]
 
     - The options `--config` and `--run_dir` are skipped.
     - If a value is a path in the directory of `start`, the directory is replaced by the stamp of
-      `start`.
+      `start`, a hash.
     - The precision "auto" is replaced by `RECORDED_AS`, the value that the recipes had before the
       value "auto" was introduced. Recorded stamps therefore remain valid.
 
