@@ -33,9 +33,9 @@ directory has to be removed first. A failed run only prevents the runs that star
 def main(argv: Sequence[str]) -> int:
     """Compute, time or train the numbers of published tables, then print and write the tables.
 
-    The tier (option `--tier`) is the way to obtain the numbers, such as exact or laptop.
-    With `--list`, only a list of the tables is printed. With `--commands`, only the commands of the
-    runs are printed.
+    The tier (option `--tier`) is the way to obtain the numbers, such as exact or laptop. With
+    `--list`, only a list of the tables is printed. With `--commands`, only the commands of the
+    trainings and tests are printed.
 
     Args:
         argv: Arguments after `fourfold reproduce`.

@@ -31,7 +31,7 @@ Save = Callable[..., str]  # function that writes the files of a table and retur
 
 
 def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> None:
-    """Print the commands of all runs of the selected rows in the order of execution.
+    """Print the commands of the trainings and tests behind some rows, in the order of execution.
 
     The commands are not executed.
 

@@ -105,7 +105,8 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Seque
         longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
 
     Returns:
-        One mapping per round, from the length as text to the seconds by key of LAYERS.
+        One mapping per round. The key is the length as text, and the value is a mapping from the
+        name of each layer in LAYERS to its seconds.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}

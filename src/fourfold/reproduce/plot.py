@@ -55,7 +55,7 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
 
 
 def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
-    """Draw one column: our means with standard deviations, and the printed values.
+    """Draw a panel for one column of a table: our means with error bars, and the printed values.
 
     Args:
         axis: Axes of matplotlib.
