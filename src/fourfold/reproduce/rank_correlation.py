@@ -26,7 +26,7 @@ class RankCorrelation:
         rows: Number of compared rows of the table.
         rho: Spearman's rank correlation; nan if all printed or all measured numbers are equal.
         low: Lower end of the 95 % bootstrap interval of `rho`, for rows drawn with replacement.
-        high: Upper end of that interval.
+        high: Upper end of the same interval.
         p: One-sided p-value of a permutation test: share of random permutations of our numbers
             whose rank correlation with the printed numbers is at least `rho`.
     """

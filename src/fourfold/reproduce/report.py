@@ -111,7 +111,8 @@ def deviation(cell: Cell) -> str:
     - "measured": the deviation, such as "+6.4 %".
     - Any other verdict: both, such as "+6.4 %, explained".
 
-    The last two show only the verdict if there is no deviation, for example for a formula.
+    In the last two cases, the result is the verdict alone if there is no deviation, for example for
+    a formula.
     """
     if cell.verdict in ("not run", "not printed"):
         return ""

@@ -74,7 +74,7 @@ def length_penalty_divisors(values: Values) -> tuple[float, ...]:
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Compute the smoothed label: the distribution over tokens that label smoothing trains for.
+    """Compute the smoothed label, the target distribution over tokens under label smoothing.
 
     Args:
         values: Values of a recipe card (hyperparameters by key), with the keys `label_smoothing`,
@@ -124,9 +124,9 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 def decay(values: Values) -> tuple[float, ...] | None:
     """Convert the weight decay of a recipe card to the convention of torch's AdamW.
 
-    AdamW multiplies the decay by the learning rate in each step. If the card's `weight_decay_form`
-    is "own", the decay is not multiplied by the peak learning rate. It is then divided by the peak
-    learning rate here.
+    AdamW multiplies the decay by the learning rate in each step. With `weight_decay_form` "own", the
+    decay of the card is not multiplied by the peak learning rate. The decay is then divided by the
+    peak learning rate here.
 
     Args:
         values: Values of a recipe card (hyperparameters by key), with the key `weight_decay`. If

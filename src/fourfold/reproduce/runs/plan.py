@@ -164,7 +164,7 @@ class RowPlan:
         """Return the run of one training of the row.
 
         Args:
-            part: Name of the part; "" for the first training.
+            part: Name of the part (later training of the row); "" for the first training.
             recipe: Recipe of the training.
             changes: Changes of the recipe for this training of the row.
             links: Command-line options and values with paths in the directory of `start`, such as

@@ -74,7 +74,7 @@ class Record:
             run: Run whose directory is read.
 
         Returns:
-            The dict `Run.result` with duration, metrics, commands and provenance.
+            The dict `Run.result` with duration, metrics, commands, commit and hardware.
 
         Raises:
             InputError: The directory was not created by `Run.execute` and does not match the run.
@@ -87,10 +87,10 @@ class Record:
         The result is None if the run was never finished with its present options and data.
 
         Args:
-            run: Run to find.
+            run: Run whose result is needed.
 
         Returns:
-            A dict with duration, metrics, commands and provenance.
+            A dict with duration, metrics, commands, commit and hardware (see `Run.result`).
 
         Raises:
             InputError: The directory was not created by `Run.execute` and does not match the run.
