@@ -124,9 +124,9 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 def decay(values: Values) -> tuple[float, ...] | None:
     """Convert the weight decay of a recipe card to the convention of torch's AdamW.
 
-    AdamW multiplies the decay by the learning rate in each step. With `weight_decay_form` "own", the
-    decay of the card is not multiplied by the peak learning rate. The decay is then divided by the
-    peak learning rate here.
+    AdamW multiplies the decay by the learning rate in each step. With `weight_decay_form` "own",
+    the decay of the card is not multiplied by the peak learning rate. The decay is then divided by
+    the peak learning rate here.
 
     Args:
         values: Values of a recipe card (hyperparameters by key), with the key `weight_decay`. If
