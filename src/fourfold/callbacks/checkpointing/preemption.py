@@ -112,8 +112,8 @@ class StopOnSignal(Callback):
 class SaveOnSignal(StopOnSignal, Checkpoint):
     """Callback that saves last.ckpt and stops on a signal, for runs with checkpoints.
 
-    Lightning calls this callback after all other callbacks, but `StopOnSignal` in the given order.
-    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
+    The class differs from `StopOnSignal` only in the order of calls. It derives from `Checkpoint`,
+    because Lightning calls `Checkpoint` callbacks after all other callbacks.
     """
 
 

@@ -65,7 +65,7 @@ class TextClassifier(TextProcessor):
     """Line processor that classifies sentences or pairs of sentences.
 
     Each line of input is a sentence, or two sentences separated by a tab. A model with one output
-    is a regression model. For it, the output is the predicted value instead of classes.
+    is a regression model, for which a line of output is the predicted value instead of classes.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:

@@ -258,10 +258,10 @@ class RunDirectory:
         return dict(content)
 
     def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
-        """Return the content of metrics.json, which must come from a test with certain options.
+        """Return the content of metrics.json, and check that a test with given options wrote it.
 
         Args:
-            options: Options of `fourfold test`.
+            options: Options of `fourfold test` that the test must have had.
 
         Returns:
             The content, or None if there is no readable metrics.json.
