@@ -202,7 +202,7 @@ class Run:
 
     @cached_property
     def options(self) -> dict[str, list[str]]:
-        """Lists of command-line options by command, with those that split the batch for the machine.
+        """Lists of command-line options by command, with those that split the batch.
 
         The keys are "test" and, if the run trains a model, "fit".
 
