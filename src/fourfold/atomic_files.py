@@ -1,6 +1,7 @@
-"""Atomic writing of files, and renaming of damaged ones.
+"""Atomic writing of files, renaming of damaged files, and errors of full or failing disks.
 
-A killed process, or a machine that loses power, leaves the complete new file or the old one.
+If a process is killed or a machine loses power while a file is written, the complete new file or
+the unchanged old file remains.
 """
 
 import errno
@@ -18,7 +19,7 @@ from fourfold.errors import DiskError
 # Errors of a full disk, of a quota or another limit, and of a failing disk.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DISK_ERRORS = {*FULL, errno.EIO, errno.EROFS}
-# Packages that only write what other code gives them.
+# Packages that write files on behalf of other packages.
 WRITERS = {*sys.stdlib_module_names, "fsspec", "tensorboard", "torch"}
 
 
@@ -26,11 +27,10 @@ WRITERS = {*sys.stdlib_module_names, "fsspec", "tensorboard", "torch"}
 def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
     """Context that yields the path of a temporary file, which is renamed to `file` at the end.
 
-    The file and the new name are flushed to the disk.
-
     The block under the `with` statement writes the temporary file. If the block raises an error,
-    the temporary file is deleted. The temporary file is in the folder of `file` and not in $TMPDIR,
-    because a rename is atomic within one file system only.
+    the temporary file is deleted. The content and the new name are flushed to the disk. The
+    temporary file is in the folder of `file` and not in $TMPDIR, because a rename is atomic within
+    one file system only.
 
     Args:
         file: Final path.
@@ -54,7 +54,11 @@ def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write `text` to a UTF-8 file, completely or not at all."""
+    """Write `text` to the UTF-8 file `file`; if writing fails, an earlier file is unchanged.
+
+    Raises:
+        DiskError: The disk is full or fails.
+    """
     content = text.encode()
     suffix = f".{os.getpid()}"  # all ranks may write the same file
     with disk_errors(file, len(content)), atomic_path(file, suffix) as temporary:
@@ -62,7 +66,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the list of files in a folder, to the disk."""
+    """Flush the content of a file, or the list of files in a folder, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -71,7 +75,7 @@ def sync(path: Path) -> None:
 
 
 def set_aside(path: Path, reason: str, outcome: str = "") -> None:
-    """Rename a damaged file or directory to NAME.corrupted, and print one line about it.
+    """Rename a damaged file or directory to NAME.corrupted, and print one line on stderr.
 
     If that name is taken, a number is appended. Nothing happens if another process has already
     renamed the file.
@@ -96,11 +100,13 @@ def set_aside(path: Path, reason: str, outcome: str = "") -> None:
 
 @contextmanager
 def disk_errors(file: Path, size: int | None = None) -> Iterator[None]:
-    """Context that converts errors of a full or failing disk to a DiskError, also those of torch.
+    """Context that converts errors of a full or failing disk to a DiskError.
+
+    torch raises a RuntimeError in this case, which is converted, too.
 
     Args:
-        file: The file or directory that is written inside.
-        size: Number of bytes that it needs; None if the number is not known.
+        file: The file or directory that the block under the `with` statement writes.
+        size: Number of bytes that the file needs; None if the number is not known.
 
     Raises:
         DiskError: The disk is full or fails.
@@ -121,9 +127,10 @@ def disk_errors(file: Path, size: int | None = None) -> Iterator[None]:
 
 
 def disk_error(error: OSError) -> DiskError | None:
-    """Return the DiskError for an error of fourfold or Lightning on a full or failing disk.
+    """Convert an OSError of a full or failing disk to a DiskError, or return None.
 
-    The result is None for all other errors, and for errors that the user's own code raised.
+    The result is None for an error with another cause, and for an error that was raised by code
+    outside of fourfold and Lightning, such as the user's own code.
     """
     if isinstance(error, DiskError):
         return error
@@ -140,7 +147,10 @@ def disk_error(error: OSError) -> DiskError | None:
 
 
 def _error_code(error: BaseException | None) -> int | None:
-    """Return the errno of an error of the system, also of one that a library in Rust reports."""
+    """Return the errno of an OSError, or of an error of a Rust library with "os error" in its text.
+
+    The result is None for other errors and for None.
+    """
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error))

@@ -28,7 +28,7 @@ BROKEN_PIPE = 141
 
 MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be long
 
-# Modules that run several commands: `main` gets the name of the command as the first argument.
+# Modules that run several commands. Their `main` gets the command as the first argument.
 TRAIN = "commands.train.main"
 INFER = "commands.infer.main"
 CONVERT = "commands.convert"
@@ -56,7 +56,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `fourfold` and return its exit code.
+    """Run the command line `fourfold COMMAND ...` and return its exit code.
 
     The current directory becomes importable, as with `python -m`, so that configs can name classes
     of the user's own modules.

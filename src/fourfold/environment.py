@@ -78,7 +78,7 @@ def hardware() -> str:
 
 
 def processor() -> str:
-    """Return the name of the CPU."""
+    """Return the name of the CPU, or the name of its architecture if the name is not known."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:(.*)", text, re.MULTILINE)
@@ -117,7 +117,16 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def _cgroup_limit(folder: Path, limit: str, usage: str, reclaimable: str) -> list[int]:
-    """Return a list with the bytes that are left in a cgroup, or an empty list without a limit."""
+    """Return a list with the number of bytes that a control group (cgroup) still allows.
+
+    The list has one entry. It is empty if the group has no limit or its files cannot be read.
+
+    Args:
+        folder: Folder of the group under sys/fs/cgroup.
+        limit: Name of the file with the maximum number of bytes.
+        usage: Name of the file with the number of used bytes.
+        reclaimable: Key in the file memory.stat of the used bytes that the kernel can drop.
+    """
     try:
         maximum, used = ((folder / name).read_text().strip() for name in (limit, usage))
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -51,7 +51,7 @@ class InputError(ValueError):
 
 @contextmanager
 def errors_in(file: str | PathLike[str]) -> Iterator[None]:
-    """Context that adds `file` to an InputError raised inside, if the error has no file yet."""
+    """Context that adds `file` to an InputError of its block, if the error names no file yet."""
     try:
         yield
     except InputError as error:
@@ -61,7 +61,7 @@ def errors_in(file: str | PathLike[str]) -> Iterator[None]:
 
 
 class DiskError(OSError):
-    """Failed write of fourfold on a full or failing disk.
+    """Error of fourfold or Lightning while writing to a full or failing disk.
 
     The command line prints the message in one line, and exits with the code `exit_code`.
     """

@@ -44,12 +44,12 @@ def will_validate(trainer: Trainer) -> bool:
 
 
 def can_stop_early(trainer: Trainer) -> bool:
-    """Return True if `min_epochs` and `min_steps` allow the training to end now."""
+    """Return True if the training has reached `min_epochs` and `min_steps` and so may end now."""
     return trainer.fit_loop._can_stop_early
 
 
 def clear_restart_flags(trainer: Trainer) -> None:
-    """Clear the flags by which Lightning's training loops know that training was resumed.
+    """Clear the flags in Lightning's training loops that mark a resumed training.
 
     The next epoch then starts as in training without an interruption. The public setter of
     `FitLoop.restarting` cannot clear the flag if `max_steps` limits the training.
@@ -117,7 +117,7 @@ class EpochProgressBar(RichProgressBar):
     """
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
-        """Return the metrics that the bar shows."""
+        """Return the metrics that the bar shows, by name, without the version of the logger."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics

@@ -64,8 +64,8 @@ def read_bytes(path: str) -> bytes:
             file with the suffix .gz, .xz or .bz2 is decompressed.
 
     Raises:
-        InputError: The file is missing or corrupted; `path` is a folder or an archive without a
-            member; or the data are more than `MAX_RATIO` times as large as the compressed data.
+        InputError: The file is missing or corrupted, `path` is a folder or an archive without a
+            member, or the data are more than `MAX_RATIO` times as large as the compressed data.
     """
     with _opened(path) as (stream, n_packed):
         return stream.read() if n_packed is None else _read_bounded(stream, n_packed, path)
@@ -92,6 +92,9 @@ def iterate_lines(path: str) -> Iterator[bytes]:
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[Any, int | None]]:
     """Open a file as a stream of decompressed bytes.
+
+    Args:
+        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
 
     Yields:
         The stream, and the number of compressed bytes; None if the file is not compressed.
@@ -196,7 +199,7 @@ def parse_json(text: str, file: str, line: int | None = None) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
+    """Read a JSON file whose content is an object, and return the object as a dict.
 
     Raises:
         InputError: The file is missing or not a JSON object.

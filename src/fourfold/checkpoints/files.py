@@ -136,15 +136,16 @@ def _check_archive(path: Path) -> None:
 
 
 def _problem_of_machine(error: Exception) -> str:
-    """Return the reason for an error during reading if the file itself may be intact.
+    """Return the cause of a read error if the cause is the machine and not the file.
 
-    torch has no exception class of its own for a lack of memory, so its message is searched.
+    The possible causes are missing permission and lack of memory. For lack of memory, torch raises
+    a RuntimeError, which is recognized by the text of its message.
 
     Args:
-        error: Exception that was raised while a checkpoint was read.
+        error: Error that was raised while a checkpoint was read.
 
     Returns:
-        "permission denied", a text about too little memory, or "" for any other error.
+        The cause, such as "permission denied"; "" if the file itself may be corrupted.
     """
     if isinstance(error, PermissionError):
         return "permission denied"

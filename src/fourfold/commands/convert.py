@@ -1,4 +1,8 @@
-"""`fourfold import` and `fourfold export`: transformers, timm, nanoGPT, ONNX, torch.export."""
+"""Commands `fourfold import` and `fourfold export`: conversion of checkpoints.
+
+Checkpoints of transformers, timm, nanoGPT and minGPT are imported. Models are exported to
+transformers, timm, ONNX and torch.export.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +37,7 @@ COMMANDS = {
 
 
 def make_parser(command: str) -> OptionParser:
-    """Return the parser of `command`, which is "import" or "export"."""
+    """Return the parser of the options of `command`, which is "import" or "export"."""
     description, source, target = COMMANDS[command]
     parser = OptionParser(prog=f"fourfold {command}", description=description)
     parser.add_argument("source", type=Path, metavar=source)

@@ -56,7 +56,10 @@ def make_parser() -> OptionParser:
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
-    """Return the indices of a list of layers such as "0,3,last", where -1 is the last layer.
+    """Convert a list of layers such as "0,3,last" to indices such as (0, 3, -1).
+
+    Args:
+        text: Numbers from 0, and "last", separated by commas; None is returned unchanged.
 
     Raises:
         InputError: An item is neither a number from 0 nor "last".
@@ -72,10 +75,12 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page, print its path, size and content in one line, and return the exit code 0.
+    """Write an HTML page that shows the attention of a checkpoint, and return the exit code 0.
+
+    One line with the path, size and content of the page is printed.
 
     Args:
-        argv: Options of the command.
+        argv: Arguments after `fourfold look`.
 
     Raises:
         InputError: An option, the checkpoint or an input is invalid, or the output file exists.
@@ -142,7 +147,13 @@ def page_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any], by
 
 
 def shown_command(argv: Sequence[str]) -> str:
-    """Return the command for the page, in which each path is replaced by the name of its file."""
+    """Return the command line `fourfold look ...` as text that the page shows.
+
+    Each path is replaced by the name of its file, so that the page names no folder of this machine.
+
+    Args:
+        argv: Arguments after `fourfold look`.
+    """
     shown = []
     for item in argv:
         option, equals, value = item.rpartition("=") if item.startswith("--") else ("", "", item)
@@ -152,7 +163,13 @@ def shown_command(argv: Sequence[str]) -> str:
 
 
 def examples_of_run(view: Any, checkpoint: Path, n_rows: int) -> list[Any]:
-    """Return the examples of the first rows of the test data of a checkpoint's run directory.
+    """Return examples for the page: the first rows of the test data of a checkpoint's training.
+
+    Args:
+        view: Result of `fourfold.explorer.document.make_view`, which converts rows to examples.
+        checkpoint: Checkpoint file RUN/checkpoints/NAME.ckpt. The data are those that
+            RUN/config.yaml names.
+        n_rows: Maximum number of examples.
 
     Raises:
         InputError: The checkpoint is in no run directory, or its data have no test split.

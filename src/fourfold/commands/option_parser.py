@@ -39,7 +39,11 @@ class OptionParser(ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse options like `ArgumentParser`, but accept both `--max_new` and `--max-new`."""
+        """Parse options like `ArgumentParser`, but accept both `--max_new` and `--max-new`.
+
+        Returns:
+            The namespace of the known options, and a list of the remaining arguments.
+        """
         spellings = {option.replace("_", "-"): option for option in self._option_string_actions}
         known = []
         for argument in args:
@@ -48,7 +52,7 @@ class OptionParser(ArgumentParser):
         return super().parse_known_args(known, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise an InputError with argparse's message, and a suggestion for a misspelt option."""
+        """Raise an InputError with a message of argparse and a suggestion for a misspelt option."""
         if match := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
             raise InputError(match[2], option=f"{match[1]}:")
         if match := re.match(r"the following arguments are required: (.*)", message):

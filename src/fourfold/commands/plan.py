@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     """Print parameters, FLOPs, memory and batch sizes of a training, computed from its config.
 
     Args:
-        argv: Options of `fourfold fit`; or `--run_dir DIR`, which reads DIR/config.yaml. Further
+        argv: Options of `fourfold fit`, or `--run_dir DIR`, which reads DIR/config.yaml. Further
             options are `--devices` (number on all nodes together) and `--memory` (GiB of one
             device).
 
@@ -89,7 +89,7 @@ def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, 
         option needs to change, because there is one device and the configured micro-batch fits.
 
     Raises:
-        InputError: The devices cannot share the batch equally; no micro-batch fits; or the model
+        InputError: The devices cannot share the batch equally, no micro-batch fits, or the model
             has batch norms, whose statistics would change with a smaller micro-batch.
     """
     parser = make_parser("fourfold fit")
@@ -151,7 +151,7 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
     """Estimate the memory in bytes that training with a micro-batch takes on each device.
 
     Args:
-        recipe: The recipe.
+        recipe: Parsed config of the training, with its model.
         length: Number of tokens of a training example, from `row_length`.
         batch: Size of the micro-batch, in tokens if `recipe.counts_tokens`, otherwise in examples.
             The source and the target of an encoder-decoder of text each have this size.
@@ -177,7 +177,7 @@ def _compute_lines(recipe: Recipe, length: int) -> list[str]:
     """Return lines of text with the FLOPs of a forward pass, an optimizer step and all steps.
 
     Args:
-        recipe: The recipe.
+        recipe: Parsed config of the training, with its model.
         length: Number of tokens of a training example, from `row_length`.
     """
     config = recipe.config
@@ -217,7 +217,7 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
     steps, and the options of `fit` that set these values.
 
     Args:
-        recipe: The recipe.
+        recipe: Parsed config of the training, with its model.
         length: Number of tokens of a training example, from `row_length`.
         devices: Number of devices on all nodes together.
         memory: Memory of one device in GiB; None means unlimited.
@@ -262,7 +262,7 @@ def _split(
     """Divide the global batch of a recipe into the largest micro-batches that fit into memory.
 
     Args:
-        recipe: The recipe.
+        recipe: Parsed config of the training, with its model.
         devices: Number of devices on all nodes together.
         memory: Memory of one device in GiB; None means unlimited.
         length: Number of tokens of a training example, from `row_length`; None if the memory is

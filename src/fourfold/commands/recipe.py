@@ -57,7 +57,7 @@ class Recipe:
 
     @property
     def config(self) -> TransformerConfig:
-        """Config of the model."""
+        """Config of the model, in which sizes such as `vocab_size` are filled in from the data."""
         return cast(TransformerConfig, self.task.config)
 
     @property
@@ -187,7 +187,7 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
 
     Args:
         parser: Parser that parsed the config.
-        config: The config that `parse` returned. Its section `trainer` is removed from it.
+        config: Config that `parse` returned. Its section `trainer` is removed in place.
 
     Raises:
         InputError: A value is invalid for the model or the data, a size depends on data that are

@@ -1,4 +1,4 @@
-"""Rerun of a batch that stopped a training: the first module whose output was not finite."""
+"""Rerun of a batch that stopped a training, to find the first module with Inf or NaN outputs."""
 
 import math
 from argparse import Namespace

@@ -32,7 +32,7 @@ def run(
 
     Args:
         command: Name of the command, fit or test.
-        options: Command-line options.
+        options: Command-line options of the command.
         environment: Environment variables of the subprocess.
         limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
 

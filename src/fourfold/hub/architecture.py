@@ -19,10 +19,11 @@ Json = Mapping[str, Any]
 # Two values of norm_eps up to this value are treated as equal, because some architectures have a
 # fixed value. LayerNorm adds norm_eps to a variance of about 1, so logits differ by rounding only.
 MAX_NEGLIGIBLE_EPS = 1e-5
-# Config fields that no config.json has: initialization, and dropout that only training applies.
+# Config fields that have no key in config.json: initialization, and some kinds of dropout.
 UNSAVED_FIELDS = ("init", "ff_dropout", "drop_path", "head_dropout")
 
-# Native name of each activation in config.json. The first name of a function is used for export.
+# Name of each activation in fourfold, by its name in config.json. If several names in config.json
+# mean the same activation, the first of them is used for export.
 HF_ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -37,7 +38,13 @@ HF_ACTIVATIONS = {
 
 
 def get_key(config: Json, key: str, default: Any = None) -> Any:
-    """Return the value of a dotted key such as `text_config.hidden_size`; `default` if absent."""
+    """Return the value of a dotted key such as `text_config.hidden_size` in a config.json.
+
+    Args:
+        config: Content of config.json.
+        key: Names of nested keys, joined by dots.
+        default: Result if the key is absent.
+    """
     value: Any = config
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -62,7 +69,7 @@ def check_allowed(config: Json, allowed: Mapping[str, Collection[Any]]) -> None:
     """Check that keys of a JSON object have allowed values.
 
     Args:
-        config: The JSON object.
+        config: JSON object, such as the content of config.json.
         allowed: Dictionary from a dotted key to its allowed values. A key may also be absent.
 
     Raises:
@@ -95,7 +102,10 @@ class Field:
     to_hf: Callable[[Any], Any] = lambda value: value
 
     def read(self, config: Json) -> Any:
-        """Return the native value of the field, read from the content of a config.json.
+        """Return the value of the field in fourfold's config, read from a config.json.
+
+        Args:
+            config: Content of config.json.
 
         Raises:
             InputError: The keys have different values, or a value of a wrong type.
@@ -115,9 +125,12 @@ class Field:
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
-    """Create a `Field` without conversion: both configs contain the same value.
+    """Create a `Field` whose value is the same in the configs of fourfold and of transformers.
 
-    The arguments are those of `Field`.
+    Args:
+        name: Name of the field in fourfold's config.
+        hf_keys: Dotted keys in config.json.
+        default: Value that config.json implies if all keys are absent.
     """
     return Field(name, hf_keys, default)
 
@@ -189,7 +202,7 @@ class Architecture:
     model_options: Callable[[Collection[str]], dict[str, Any]] = lambda names: {}
 
     def read_config(self, config: Json, names: Collection[str]) -> TransformerConfig:
-        """Convert config.json to a native config.
+        """Convert config.json to a config of fourfold, an instance of `config_class`.
 
         Args:
             config: Content of config.json.
@@ -210,7 +223,11 @@ class Architecture:
         return native
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        """Convert a native config to the content of config.json."""
+        """Convert a config of fourfold to the content of config.json, a dict.
+
+        Args:
+            config: Instance of `config_class`.
+        """
         resolved = resolve_defaults(config)
         entries = {**self.extra_config(config), **self.required}
         for field in self.fields:
@@ -223,10 +240,10 @@ class Architecture:
         return content
 
     def unrepresentable(self, config: Any, names: Collection[str]) -> list[str]:
-        """List the settings of a native config that an export to config.json would lose or change.
+        """List the settings of a config that an export to config.json would lose or change.
 
         Args:
-            config: Native config.
+            config: Config of fourfold, an instance of `config_class`.
             names: Names of the model's tensors in transformers.
 
         Returns:
@@ -282,5 +299,10 @@ def differing_fields(config: Any, imported: Any) -> list[str]:
 
 
 def norm_eps_note(before: float, after: float) -> str:
-    """Return a note for the user that an export changes `norm_eps`; "" if it does not change."""
+    """Return a note such as " (norm_eps changes from 1e-06 to 1e-05)"; "" if both are equal.
+
+    Args:
+        before: `norm_eps` of the exported model.
+        after: `norm_eps` that the library of the export will use.
+    """
     return "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"

@@ -18,9 +18,9 @@ from fourfold.text_files import read_json
 from fourfold.tokenization import pretrained
 
 _MINGPT_WEIGHTS = "model.pt"
-# sentencepiece applies the longest matching normalization rule, across combining characters;
-# `tokenizers` applies the shortest rule within a character. Decomposed accents would give other
-# tokens.
+# sentencepiece applies the longest matching normalization rule, also across combining characters.
+# The library `tokenizers` applies the shortest rule within a character. The two libraries would
+# therefore divide decomposed accents into different tokens.
 _SENTENCEPIECE = (
     "not read, since the `tokenizers` library normalizes text differently from sentencepiece"
 )
@@ -29,11 +29,13 @@ _SENTENCEPIECE = (
 def read_model(
     path: Path, content: Mapping[str, Any] | None, *, allow_missing_heads: bool = False
 ) -> SourceModel:
-    """Import a model and its tokenizer from a directory or a file of weights; convert to fp32.
+    """Import a model of another library, with its tokenizer, from a directory or a file of weights.
+
+    The weights are converted to fp32.
 
     Args:
         path: Directory or file.
-        content: Content of the file; None for a directory.
+        content: Content of the file, as `torch.load` returns it; None for a directory.
         allow_missing_heads: Allow an image model that lacks classification heads, for example
             because new heads will be trained.
 
@@ -66,7 +68,10 @@ def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
 
     Args:
         path: Directory or file.
-        content: Content of the file; None for a directory.
+        content: Content of the file, as `torch.load` returns it; None for a directory.
+
+    Raises:
+        InputError: The files are corrupted, or contain a model that is not supported.
     """
     if content is not None and nanogpt.is_nanogpt(content):
         return SourceModel(path, nanogpt.read_nanogpt_model(content), "nanoGPT")

@@ -23,10 +23,10 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_FILE = "pytorch_model.bin"
-# Files that are downloaded from the Hugging Face hub; weights of other frameworks are not.
+# Files that are downloaded from the Hugging Face hub. Weights of other frameworks are left out.
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", PICKLE_FILE)
-# Elements of computed tables, such as sinusoidal positions, that no file holds: 256 MiB in fp32.
-# The bound of a model with more parameters is their number.
+# Maximum number of elements (256 MiB in fp32) of tables that a model computes, such as sinusoidal
+# positions, and that are in no file. A model with more parameters may have as many elements.
 MIN_TABLE_LIMIT = 1 << 26
 _LAYER_COUNTS = ("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -43,11 +43,10 @@ class SourceModel:
             if the model was imported from a transformers directory.
         format_name: Name of the format of another library, for messages: timm, nanoGPT, minGPT, or
             the `model_type` of a transformers directory. "" for a checkpoint of fourfold.
-        notes: Sentences for the user about assumptions of the import and about files that were not
-            read.
+        notes: Sentences for the user about assumptions of the import and about ignored files.
         tokenizer: The tokenizer as JSON; None if none is stored.
-        artifacts: Plain values that inference needs, such as class names and image preprocessing.
-            For transformers, only those of `read_class_artifacts`.
+        artifacts: Values that inference needs, such as class names and image preprocessing, by
+            name. For transformers, only those of `read_class_artifacts`.
         defaults: Special tokens and options of beam search that are stored with the model.
     """
 
@@ -121,9 +120,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def check_layers(config: Any, tensors: Mapping[str, Any]) -> None:
-    """Check that a config has no more layers than the weights have tensors.
+    """Check that a config has at most as many layers as the weights have tensors.
 
-    The check precedes the construction of the model, whose time grows with the number of layers.
+    The check precedes the construction of the model, whose duration grows with the number of
+    layers.
 
     Args:
         config: Config of a model, a dataclass. Configs of its parts are checked, too.
@@ -143,16 +143,18 @@ def check_layers(config: Any, tensors: Mapping[str, Any]) -> None:
 def build_on_meta(
     build: Callable[[], ModelT], config: Any, tensors: Mapping[str, Tensor]
 ) -> ModelT:
-    """Build a model on the meta device, whose tensors need no memory, after checks of its counts.
+    """Build a model on the meta device, and check its size against the size of the weights.
+
+    Tensors on the meta device need no memory, so a config with very large sizes does no harm.
 
     Args:
-        build: Function that builds the model.
+        build: Function without arguments that builds the model.
         config: Config of the model.
         tensors: Tensors of the weights by name; the names may be those of another library.
 
     Raises:
-        InputError: The config has more layers than there are tensors, describes tensors that torch
-            cannot count, or needs computed tables that are much larger than the weights.
+        InputError: The config has more layers than there are tensors, describes tensors with too
+            many elements for torch, or needs computed tables that are larger than the weights.
     """
     check_layers(config, tensors)
     try:
@@ -189,7 +191,7 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     """Write config.json and model.safetensors to a directory, which is created if necessary.
 
     Args:
-        path: The directory.
+        path: Directory to write.
         config: Content of config.json.
         tensors: Tensors by their names in the library that will read the directory.
     """
@@ -206,7 +208,7 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of one safetensors file.
+    """Read all tensors of one safetensors file to the CPU, by name.
 
     Raises:
         InputError: The file is missing or corrupted.
@@ -220,10 +222,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a state dict that was written by `torch.save`.
+    """Read a state dict, a dict of tensors on the CPU, that was written by `torch.save`.
 
     Raises:
-        InputError: The file is corrupted, or contains other objects than tensors. Such objects
+        InputError: The file is corrupted, or contains objects other than tensors. Such objects
             could run code.
     """
     try:

@@ -16,12 +16,12 @@ from fourfold.errors import InputError
 from fourfold.hub.directory import write_json
 from fourfold.hub.graphs import Graph, GraphSet, make_graphs
 
-# Extension of the files, and attention backend: ONNX has no operator that is defined for a query
-# without allowed keys, which the naive backend sets to 0.
+# Extension of the files, and attention backend. The output of attention for a query without allowed
+# keys is 0. ONNX has no attention operator with this output, so the naive backend is used.
 FORMATS = {"torch-export": ("pt2", "sdpa"), "onnx": ("onnx", "naive")}
 METADATA = "export.json"
-TOLERANCE = 1e-5  # largest difference, relative to the largest logit if that exceeds 1
-# Sizes while a graph is traced, and sizes for which it is compared with the model.
+TOLERANCE = 1e-5  # maximum difference, divided by the largest logit if the logit exceeds 1
+# Sizes of the dynamic dimensions when a graph is traced, and when it is compared with the model.
 TRACED = {"batch": 2, "length": 3, "past": 4, "past + length": 7, "source": 5}
 COMPARED = (
     {"batch": 3, "length": 5, "past": 2, "source": 4},
@@ -30,16 +30,18 @@ COMPARED = (
 
 
 def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str, Any]) -> list[str]:
-    """Write the graphs of a model with a description, export.json, and compare them with the model.
+    """Write the graphs of a model and their description, export.json, to a folder.
+
+    The graphs are loaded from the files, run on random inputs, and compared with the model.
 
     Args:
         model: The model, in fp32 on the CPU and in eval mode.
         folder: An existing directory.
-        file_format: torch-export or onnx.
-        facts: Entries that the description also holds, such as special token ids.
+        file_format: "torch-export" or "onnx".
+        facts: Further entries of export.json, such as special token ids.
 
     Returns:
-        Lines to print that name the files and the largest difference found.
+        Lines to print, with the names of the files and the largest difference.
 
     Raises:
         InputError: The format is unknown, packages are missing, the model has no graphs or cannot
@@ -73,7 +75,13 @@ def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str,
 
 
 def _write_graph(graph: Graph, file: Path, file_format: str) -> None:
-    """Trace a graph with dynamic dimensions, and write it to a file."""
+    """Trace a graph with dynamic dimensions, and write the traced program to a file.
+
+    Args:
+        graph: Graph to trace.
+        file: Path of the file to write.
+        file_format: "torch-export" or "onnx".
+    """
     inputs = tuple(spec.sample(TRACED) for spec in graph.inputs)
     shapes = tuple(
         {i: torch.export.Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)}
@@ -94,7 +102,11 @@ def _write_graph(graph: Graph, file: Path, file_format: str) -> None:
 
 
 def load_graph(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Load a graph from a file, as a function from the list of inputs to the list of outputs."""
+    """Load a graph from a .pt2 or .onnx file.
+
+    Returns:
+        A function from the list of input tensors to the list of output tensors, on the CPU.
+    """
     if file.suffix == ".pt2":
         module = torch.export.load(file).module(check_guards=False)
         return lambda inputs: list(module(*inputs))
@@ -109,10 +121,18 @@ def load_graph(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
 
 
 def _compare(model: Any, graph_set: GraphSet, files: Mapping[str, Path]) -> float:
-    """Compare the graphs in files with the model, for other sizes than the traced ones.
+    """Compare the outputs of graphs in files with the outputs of the model.
+
+    The sizes of the inputs differ from the sizes with which the graphs were traced.
+
+    Args:
+        model: Model that the graphs were made from.
+        graph_set: Graphs of the model.
+        files: Path of the file of each graph, by name of the graph.
 
     Returns:
-        The largest difference, relative to the largest entry of a tensor if that exceeds 1.
+        The largest absolute difference between two tensors, divided by the largest absolute entry
+        of the model's tensor if this entry exceeds 1.
 
     Raises:
         InputError: The difference exceeds `TOLERANCE`.
@@ -140,7 +160,15 @@ def _describe(
     file_format: str,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of export.json."""
+    """Return the content of export.json: sizes of the model, and inputs and outputs of the graphs.
+
+    Args:
+        model: Model that the graphs were made from.
+        graph_set: Graphs of the model.
+        files: Name of the file of each graph, by name of the graph.
+        file_format: "torch-export" or "onnx".
+        facts: Further entries, such as special token ids.
+    """
     artifacts = {k: v for k, v in getattr(model, "artifacts", {}).items() if k != "tokenizer"}
     scale = {"logit_scale": float(model.scale)} if hasattr(model, "scale") else {}
     return {

@@ -18,19 +18,20 @@ from fourfold.models.baselines.ladder import WITH_ATTENTION
 from fourfold.models.classifiers import EncoderWithHead
 from fourfold.models.encoder_decoder import Seq2Seq
 
-# Function that runs the graph of a name on inputs in the order of `Graph.inputs`.
+# Function that runs a graph, given its name and its inputs in the order of `Graph.inputs`.
 Run = Callable[[str, list[Tensor]], list[Tensor]]
 # Tensor of an exported graph, and the tensor of the model that it must be equal to.
 Comparison = tuple[Tensor, Tensor]
 
 
 class Input(NamedTuple):
-    """Input of a graph.
+    """Description of an input tensor of an exported graph.
 
     Args:
         name: Name in an ONNX file.
-        shape: Shape, in which a dynamic dimension has a name.
-        n_values: Number of values, 0 and above, of an int64 input; None for a floating-point input.
+        shape: Size of each dimension. A dynamic dimension has a name, such as "batch", instead.
+        n_values: For an int64 input, the number n of its possible values 0 to n - 1; None for a
+            floating-point input.
     """
 
     name: str
@@ -38,7 +39,11 @@ class Input(NamedTuple):
     n_values: int | None = None
 
     def sample(self, sizes: Mapping[str, int]) -> Tensor:
-        """Return a random tensor with these sizes of the dynamic dimensions; a mask is all ones."""
+        """Return a random tensor for this input; an attention mask is all ones.
+
+        Args:
+            sizes: Sizes of the dynamic dimensions by name.
+        """
         shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
         if self.name.endswith("attention_mask"):
             return torch.ones(shape, dtype=torch.int64)
@@ -46,13 +51,13 @@ class Input(NamedTuple):
 
 
 class Graph(nn.Module):
-    """Module that is exported as one graph.
+    """Module that is exported as one graph, such as the encoder of an encoder-decoder.
 
     Args:
-        model: The model.
+        model: The model, whose parameters the graph uses.
         inputs: Inputs in the order of the arguments of `forward`.
         outputs: Names of the outputs, in the order in which `forward` returns them.
-        function: Function of the inputs that computes the outputs.
+        function: Function from the input tensors to a tuple of the output tensors.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Graph(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Compute the outputs."""
+        """Compute the outputs, in the order of `outputs`, from inputs in the order of `inputs`."""
         return self.function(*inputs)
 
 
@@ -77,9 +82,10 @@ class GraphSet(NamedTuple):
     """All graphs of a model.
 
     Args:
-        graphs: Graphs by name; the name is that of the file.
-        compare: Function that runs the graphs for given sizes of the dynamic dimensions, and
-            yields pairs of a tensor of a graph and the tensor that the model computes.
+        graphs: Graphs by name. The name is also the name of the file, without extension.
+        compare: Function `compare(run, sizes)` that yields pairs of tensors: an output that
+            `run(name, inputs)` returns for a graph, and the tensor that the model computes. `sizes`
+            are the sizes of the dynamic dimensions by name.
     """
 
     graphs: dict[str, Graph]
@@ -87,11 +93,14 @@ class GraphSet(NamedTuple):
 
 
 def make_graphs(model: Any) -> GraphSet:
-    """Build the graphs of a model.
+    """Build the graphs of a model for export.
+
+    Args:
+        model: The model, in eval mode.
 
     Raises:
-        InputError: The model has a recurrent layer, is a language model on a rung of the ladder
-            without `Attention`, or is of a class without graphs.
+        InputError: The model has a recurrent layer, is a `LadderLM` without `Attention` layers, or
+            belongs to a class that cannot be exported as graphs.
     """
     if isinstance(model, LadderLM) and model.config.rung not in WITH_ATTENTION:
         message = f"must be one of {', '.join(WITH_ATTENTION)} for a graph with a cache, got"
@@ -131,7 +140,13 @@ def _image_input(config: Any) -> Input:
 
 
 def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) -> list[Tensor]:
-    """Return random inputs of a graph, with padding in the last element of a batch."""
+    """Return random inputs of a graph; the last of several sequences has one token of padding.
+
+    Args:
+        graph: Graph that the inputs are for.
+        sizes: Sizes of the dynamic dimensions by name.
+        pad_left: True for padding on the left, False for padding on the right.
+    """
     inputs = [x.sample(sizes) for x in graph.inputs]
     for x, spec in zip(inputs, graph.inputs, strict=True):
         if spec.name.endswith("attention_mask") and len(x) > 1 and x.shape[1] > 2:
@@ -140,7 +155,11 @@ def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) 
 
 
 def _encoder_graphs(model: Any) -> GraphSet:
-    """Build the graph of an encoder with its heads, or of a classifier on a causal LM."""
+    """Build the graph of an encoder with its heads, or of a classifier on a causal LM.
+
+    The inputs are token ids (B, T), a mask (B, T) and, if the model has segments, segment ids
+    (B, T). The first output is the logits or, without a head, the hidden states (B, T, D).
+    """
     inputs, outputs = _text_inputs(model.config.vocab_size), ["logits"]
     if getattr(model.config, "n_segments", 0) > 1:
         inputs.append(Input("token_type_ids", ("batch", "length"), model.config.n_segments))
@@ -202,10 +221,21 @@ def _clip_graphs(model: CLIP) -> GraphSet:
 
 
 class _ConcatenatedLayer(LayerCache):
-    """Cache of one layer without preallocated memory, whose tensors are inputs of a graph."""
+    """Key-value cache of one layer that concatenates tensors and preallocates no memory.
+
+    The cached tensors are inputs of a graph, and the extended tensors are outputs.
+    """
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens; return those of all tokens."""
+        """Append keys and values of new tokens; return the keys and values of all tokens.
+
+        Args:
+            k: Keys (B, H, T, Dh) of the new tokens.
+            v: Values (B, H, T, Dv) of the new tokens.
+
+        Returns:
+            Keys (B, H, P + T, Dh) and values (B, H, P + T, Dv).
+        """
         if self.buffers is not None:
             k, v = torch.cat([self.buffers[0], k], 2), torch.cat([self.buffers[1], v], 2)
         self.buffers = k, v
@@ -213,7 +243,13 @@ class _ConcatenatedLayer(LayerCache):
 
 
 class _GraphCache(KVCache):
-    """Key-value cache whose padding mask `keys` (B, P + T) already covers the new tokens."""
+    """Key-value cache of a graph, for P earlier tokens and T new tokens.
+
+    Args:
+        keys: Padding mask (B, P + T) bool of the earlier and the new tokens, True for real tokens.
+        n_new: Number of new tokens T.
+        past: Keys (B, H, P, Dh) and values (B, H, P, Dv) of each layer.
+    """
 
     layer_class = _ConcatenatedLayer
 
@@ -228,7 +264,7 @@ class _GraphCache(KVCache):
         """Do nothing, because the constructor has counted the new tokens."""
 
     def outputs(self) -> list[Tensor]:
-        """Return the keys and values of all layers, in the order of the inputs."""
+        """Return the keys and values of all layers in a list: keys, values, keys, values, ..."""
         return [x for layer in self.layers for x in layer.buffers or ()]
 
 
@@ -250,7 +286,12 @@ def _pairs(tensors: tuple[Tensor, ...] | list[Tensor]) -> list[tuple[Tensor, Ten
 
 
 def _causal_graphs(model: CausalLM) -> GraphSet:
-    """Build the graph of a causal LM with its key-value cache, which may be empty (P = 0)."""
+    """Build the graph of a causal LM with a key-value cache.
+
+    The inputs are token ids (B, T), a mask (B, P + T), and the cached keys and values of each layer
+    for P earlier tokens. P may be 0. The outputs are logits (B, T, V), and the keys and values of
+    all P + T tokens.
+    """
     config, n_layers = model.config, model.config.n_layers
     ids, mask = _text_inputs(config.vocab_size or 0)
     mask = mask._replace(shape=("batch", "past + length"))
@@ -280,9 +321,11 @@ def _causal_graphs(model: CausalLM) -> GraphSet:
 
 
 def _seq2seq_graphs(model: Any) -> GraphSet:
-    """Build the graphs of an encoder-decoder: the encoder, and a step of the decoder.
+    """Build two graphs of an encoder-decoder: the encoder, and a decoding step.
 
-    The encoder returns keys and values of cross-attention, which stay the same in each step.
+    The encoder returns the keys and values of cross-attention, which are the same for each step.
+    The decoder takes the ids of T new tokens, these keys and values, and the cached keys and values
+    of P earlier tokens. It returns logits (B, T, V), and the keys and values of P + T tokens.
     """
     config, n_layers = model.config, len(model.decoder.blocks)
     source = [_image_input(config.encoder)] if model.accepts_images else []

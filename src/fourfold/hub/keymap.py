@@ -48,12 +48,12 @@ class TensorOp:
 
 
 def _transpose(x: Tensor) -> Tensor:
-    """Transpose a matrix; return a vector unchanged."""
+    """Return the transpose of a matrix as a contiguous tensor; return a vector unchanged."""
     return x.mT.contiguous() if x.ndim == 2 else x
 
 
 def _split_in_three(x: Tensor) -> tuple[Tensor, ...]:
-    """Split (3 * n, ...) into three tensors (n, ...)."""
+    """Split a tensor (3 * n, ...) into three tensors (n, ...) along the first dimension."""
     if len(x) % 3:
         raise ValueError(f"the first dimension must be divisible by 3, got {len(x)}")
     return tuple(chunk.clone() for chunk in x.chunk(3))
@@ -105,15 +105,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Extra:
-    """External tensor that a checkpoint may contain although the model has no parameter for it.
+    """Tensor of another library that a checkpoint may contain without a parameter in the model.
 
     Args:
-        name: External name; may have placeholders.
-        tied_to: Name of another external tensor that must be equal (tied weights); "" if there is
-            none.
+        name: Name in the other library, which may have placeholders such as {i}.
+        tied_to: Name of another tensor of the library that must be equal (tied weights); "" if
+            there is none.
         is_kept: True for a tensor that an export writes again, such as the pooler of a BERT that is
-            used as a language model; False for a tensor that an export leaves out, such as a causal
-            mask or position ids.
+            used as a language model. False for a tensor that an export leaves out, such as a causal
+            mask.
     """
 
     name: str
@@ -141,16 +141,16 @@ class KeyMap:
     def to_native(
         self, external: Mapping[str, Tensor], expected: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Convert the tensors of another library (external) to a complete native state dict.
+        """Convert the tensors of another library (external) to a state dict of fourfold (native).
 
         Args:
             external: Tensors by external name.
             expected: State dict of the model, for the required names and shapes.
 
         Returns:
-            Two dictionaries: the native state dict; and the unmapped tensors by external name,
-            which an export writes again. Unmapped tensors are those of an `Extra` with `is_kept`,
-            and the rows that a `TensorOp` drops.
+            A tuple of two dictionaries. The first is the native state dict, which is complete. The
+            second holds the unmapped tensors by external name, which an export writes again: those
+            of an `Extra` with `is_kept`, and the rows that a `TensorOp` drops.
 
         Raises:
             InputError: A name is unknown or missing, a shape does not match, or a tied tensor
@@ -186,6 +186,7 @@ class KeyMap:
     ) -> dict[str, Tensor]:
         """Convert the unmapped tensors of an imported model to parameters of another model class.
 
+        Unmapped tensors are those of a checkpoint for which the imported model has no parameter.
         An example is BERT's pooler: a masked LM has no pooler, but a classifier has one.
 
         Args:
@@ -206,22 +207,23 @@ class KeyMap:
     def to_external(
         self, native: Mapping[str, Tensor], unmapped: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], list[str]]:
-        """Convert a native state dict to the tensors of the other library (external).
+        """Convert a state dict of fourfold (native) to tensors of the other library (external).
 
         Args:
             native: Tensors by native name.
-            unmapped: Unmapped tensors by external name, the second result of `to_native`. Empty for
-                a model that was not imported.
+            unmapped: Tensors of the original checkpoint without a parameter in the model, by
+                external name (second result of `to_native`). Empty for a model that was not
+                imported.
 
         Returns:
-            Tensors by external name, including `unmapped`; and the sorted list of native names that
-            no rule matches.
+            A tuple of two values. The first is a dictionary of tensors by external name, including
+            `unmapped`. The second is the sorted list of native names that no rule matches.
         """
         external: dict[str, Tensor] = {}
         unmatched = set(native)
         for op, names, keys in self._rules_for(native):
             outputs = op.to_external(*(native[name] for name in names))
-            # The numbers differ for a rule that is made for another number of prefix tokens.
+            # The lengths differ for a rule with another number of prefix tokens than the model.
             for key, tensor in zip(keys, outputs, strict=False):
                 external[key] = tensor.contiguous()
                 if op.n_unmapped and key in unmapped:
@@ -234,8 +236,10 @@ class KeyMap:
     ) -> Iterator[tuple[TensorOp, list[str], list[str]]]:
         """Yield (conversion, native names, external names) for each rule that is applied.
 
+        Native names are those of fourfold, external names are those of the other library.
+
         Args:
-            native: Names of all parameters of the model.
+            native: Native names of all parameters of the model.
             external: Names of the external tensors in a checkpoint; None for an export.
         """
         for name in native:
@@ -257,13 +261,18 @@ class KeyMap:
 def _check_complete(
     native: Mapping[str, Tensor], expected: Mapping[str, Tensor], unknown: Collection[str]
 ) -> None:
-    """Raise InputError for unknown external names, missing native names and wrong shapes.
+    """Check that converted tensors have exactly the names and shapes of the model's state dict.
+
+    Native names are those of fourfold, external names are those of the other library.
 
     Args:
         native: Converted tensors by native name.
         expected: State dict of the model.
         unknown: External names of tensors in the checkpoint that no `Rule` converts and that no
             `Extra` lists.
+
+    Raises:
+        InputError: A native name is missing, a shape is wrong, or `unknown` is not empty.
     """
     missing = [name for name in expected if name not in native]
     problems = [f"no tensor for {name} {tuple(expected[name].shape)}" for name in missing[:1]]
@@ -284,5 +293,8 @@ def _tuple(names: Names) -> tuple[str, ...]:
 
 @cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Compile a name with placeholders to a regular expression, with one named group for each."""
+    """Compile a name with placeholders, such as "norm.{p}", to a regular expression.
+
+    Each placeholder becomes a named group, which matches one component of a dotted name.
+    """
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(template)))

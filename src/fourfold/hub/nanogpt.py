@@ -40,7 +40,7 @@ _MINGPT_HEADS = {
 
 
 def is_nanogpt(content: Mapping[str, Any]) -> bool:
-    """Return True if the content of a file is a checkpoint of nanoGPT."""
+    """Return True if the content of a file, a dict, is a checkpoint of nanoGPT."""
     return isinstance(content.get("model"), dict) and isinstance(content.get("model_args"), dict)
 
 
@@ -81,7 +81,7 @@ def read_mingpt_model(content: Mapping[str, Any], settings: Json) -> CausalLM:
     """Build the model of a minGPT state dict, in fp32 and in eval mode.
 
     Args:
-        content: State dict.
+        content: State dict by minGPT's names.
         settings: Content of the config.json beside the state dict; empty if there is none.
 
     Raises:

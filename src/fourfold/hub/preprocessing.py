@@ -57,12 +57,12 @@ _TEMPLATES: dict[type[Model], tuple[str, str | None]] = {
 
 
 def default_class_names(n_classes: int) -> list[str]:
-    """Return the names that transformers gives to unnamed classes."""
+    """Return the names that transformers gives to unnamed classes: "LABEL_0", "LABEL_1", ..."""
     return [f"LABEL_{i}" for i in range(n_classes)]
 
 
 def label_mappings(names: Sequence[str]) -> dict[str, Any]:
-    """Return the entries `id2label` and `label2id` of config.json for classes with these names."""
+    """Return a dict with `id2label` and `label2id` of config.json for classes with these names."""
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
@@ -70,7 +70,11 @@ def label_mappings(names: Sequence[str]) -> dict[str, Any]:
 
 
 def label_entries(config: Any) -> dict[str, Any]:
-    """Return `id2label` and `label2id` of config.json for a model whose classes have no names."""
+    """Return a dict with `id2label` and `label2id` of config.json for classes without names.
+
+    Args:
+        config: Config of the model, with the field `n_classes`.
+    """
     return label_mappings(default_class_names(config.n_classes))
 
 
@@ -105,14 +109,19 @@ def class_names(config: Json) -> list[str]:
 
 
 def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
-    """Return the artifacts of a model of a transformers directory that it has no file for.
-
-    These are the class names of a classifier; of a text classifier also `max_len`; and, if a
-    tokenizer is stored, the number of separators of an encoder for sentence pairs.
+    """Return values that inference needs and that a transformers directory has no file for.
 
     Args:
-        model: The imported model.
+        model: Model that was imported from a transformers directory.
         tokenizer: Tokenizer as JSON; None if none is stored.
+
+    Returns:
+        A dict with up to three keys:
+
+        - "class_names": list of the names, for a classifier.
+        - "max_len": maximum number of tokens, for a text classifier.
+        - "n_separators": number of end-of-text tokens between two texts, for an encoder of sentence
+          pairs with a tokenizer.
     """
     artifacts: dict[str, Any] = {}
     n_classes = getattr(model.config, "n_classes", None)
@@ -273,7 +282,7 @@ def read_image_preprocessing(
         path: Directory with a preprocessor_config.json or processor_config.json; without these
             files the defaults of transformers apply.
         config: Content of config.json.
-        image_size: Height and width of the model's input.
+        image_size: Height and width of the model's input in pixels.
         n_channels: Number of channels of the model's input.
 
     Returns:
@@ -293,7 +302,19 @@ def read_image_preprocessing(
 
 
 def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str, Any]:
-    """Convert the content of a preprocessor_config.json to settings of the evaluation transform."""
+    """Convert the content of a preprocessor_config.json to settings of the evaluation transform.
+
+    Args:
+        settings: Content of the file, a JSON object.
+        image_size: Height and width of the model's input in pixels.
+        n_channels: Number of channels of the model's input.
+
+    Returns:
+        Dictionary with the keys mean, std, crop_pct, crop_mode and interpolation.
+
+    Raises:
+        InputError: A setting is not supported.
+    """
     settings = settings.get("image_processor", settings)
     if not isinstance(settings, Mapping):
         raise InputError("must be a JSON object", option="image_processor")
@@ -338,7 +359,7 @@ def _read_side(settings: Json, key: str, default: int) -> int:
         settings: Content of preprocessor_config.json. The value of `key` is a number, or a JSON
             object such as {"height": 224, "width": 224} or {"shortest_edge": 224}.
         key: size or crop_size.
-        default: Side if the key is absent.
+        default: Length in pixels if the key is absent.
 
     Raises:
         InputError: The sides differ, or are not positive integers.

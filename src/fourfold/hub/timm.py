@@ -53,7 +53,7 @@ _MAX_HEADS = 16
 
 
 def _keymap(n_prefix: int) -> KeyMap:
-    """Return the key map of a ViT.
+    """Return the table of tensor names of a ViT in fourfold and in timm.
 
     Args:
         n_prefix: Number of tokens before the patches: 0, 1 (class token) or 2 (class token and
@@ -82,6 +82,9 @@ def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
     DeiT's releases have the state dict in the entry `model`.
 
+    Args:
+        content: Content of the file, as `torch.load` returns it.
+
     Returns:
         The state dict, or None if there is none.
     """
@@ -93,14 +96,14 @@ def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def read_model(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViT, list[str]]:
     """Build a ViT from the tensors of a timm checkpoint, in fp32 and in eval mode.
 
-    A checkpoint without a classifier (`num_classes: 0`) gives a model whose `heads` are empty.
+    If the checkpoint has no classifier (`num_classes: 0`), `heads` of the model is empty.
 
     Args:
         tensors: Tensors by timm's names.
         settings: Content of timm's config.json, empty if there is none.
 
     Returns:
-        The model; and a list of sentences for the user, one for each assumption about the config.
+        The model, and a list of sentences for the user, one for each assumption about the config.
 
     Raises:
         InputError: The tensors are not those of a supported ViT.
@@ -123,8 +126,9 @@ def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[st
         config: Config of the model.
 
     Returns:
-        Dictionary with the key `class_names` and a key for each setting, such as `crop_pct`; and a
-        list of sentences for the user, one for each default that replaces a missing setting.
+        A tuple of a dictionary and a list. The dictionary has the key `class_names` and a key for
+        each setting, such as `crop_pct`. The list has a sentence for the user for each default that
+        replaces a missing setting.
 
     Raises:
         InputError: A setting is not supported.
@@ -148,7 +152,7 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
     """Write a directory for `timm.create_model("local-dir:...", pretrained=True)`.
 
     Args:
-        model: A ViT.
+        model: Model to export, which must be a ViT.
         path: Directory, which is created if it does not exist.
         artifacts: Class names and settings of the evaluation transform, as
             `read_image_preprocessing` returns them; may be empty.
@@ -186,7 +190,7 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
     """
     d_model = config.d_model
     mlp_ratio = config.d_ff / d_model
-    if int(d_model * mlp_ratio) != config.d_ff:  # timm computes d_ff so
+    if int(d_model * mlp_ratio) != config.d_ff:  # the formula of timm
         mlp_ratio = (config.d_ff + 0.5) / d_model
     pretrained = {
         "input_size": [config.n_channels, config.image_size, config.image_size],
@@ -224,10 +228,15 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
 def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConfig, list[str]]:
     """Infer the config from the names and shapes of the tensors, and from timm's config.json.
 
-    The arguments are those of `read_model`.
+    Args:
+        tensors: Tensors by timm's names.
+        settings: Content of timm's config.json, empty if there is none.
 
     Returns:
-        The config; and a list of sentences for the user, one for each assumption.
+        The config, and a list of sentences for the user, one for each assumption.
+
+    Raises:
+        InputError: The tensors or settings are not those of a supported ViT.
     """
     d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4)
     n_rows = tensor_shape(tensors, "pos_embed", 3)[1]

@@ -41,8 +41,8 @@ class SourceCheckpoint:
 
     Args:
         config: Content of config.json.
-        unmapped_tensors: Tensors, or first rows of tensors, without a parameter in the model. The
-            keys are their names in transformers.
+        unmapped_tensors: Tensors of the checkpoint, or first rows of tensors, for which the model
+            has no parameter, by name in transformers.
         is_base_model: True if the tensors had the names of a model without a head.
     """
 
@@ -96,7 +96,7 @@ def read_model(path: Path) -> Model:
 
 
 def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
-    """Return tensors that the import of `source` left unused and that `target` has parameters for.
+    """Return tensors that the import of one model left unused and that fit another model.
 
     For example, a checkpoint of BERT may contain a pooler. A masked language model (`source`) has
     no pooler, but a classifier (`target`) has one.
@@ -107,7 +107,7 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
         target: Model of another class.
 
     Returns:
-        Tensors by the native names of `target`, in fp32.
+        Tensors in fp32, by parameter name of `target`.
     """
     result: dict[str, Tensor] = {}
     if source.source is not None:
@@ -169,7 +169,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
 
 
 def export_problem(model: Model) -> str | None:
-    """Return why no architecture of transformers represents a model; None if one does.
+    """Return the reason for which a model cannot be exported to transformers; None if it can.
 
     Args:
         model: The model, which may be on the meta device.
@@ -189,7 +189,7 @@ def _choose_architecture(model: Model) -> Architecture:
     """Return the first architecture to which a model can be exported without loss of a setting.
 
     Raises:
-        InputError: No architecture represents every setting.
+        InputError: No architecture of transformers represents every setting of the model.
     """
     config: Any = model.config
     reasons = []
@@ -270,8 +270,8 @@ def _check_constants(
 
     Args:
         architecture: Architecture of the checkpoint.
-        stored: Unmapped tensors of the checkpoint by external name. Buffers may be absent.
-        computed: Buffers of the model by native name.
+        stored: Tensors of the checkpoint by name in transformers. Buffers may be absent.
+        computed: Buffers of the model by name in fourfold.
 
     Raises:
         InputError: A stored buffer has other values.

@@ -17,12 +17,14 @@ from fourfold.commands.seeds import standard_deviation
 from fourfold.reproduce.tables import Column, Row, Table, printed_number, printed_step
 
 Value = float | str
-TOLERANCE = 1e-6  # of a rounding step, for floating-point errors
+TOLERANCE = 1e-6  # in rounding steps; allows for floating-point errors
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a table in one tier: our values and the printed value.
+    """Number in one row and one column of a table: our values and the printed value.
+
+    Printed units are the units of the paper, such as millions of parameters.
 
     Args:
         row: Name of the row of the table.
@@ -54,7 +56,7 @@ class Cell:
 
     @property
     def numbers(self) -> list[float]:
-        """Entries of `values` that are numbers, in printed units."""
+        """Our values of the cell that are numbers, in printed units; formulas are left out."""
         return [v for v in self.values if not isinstance(v, str)]
 
     @property
@@ -64,12 +66,12 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Mean of `numbers` over seeds or rounds, in printed units; None if there are none."""
+        """Mean of our values over seeds or rounds, in printed units; None if there are none."""
         return statistics.fmean(self.numbers) if self.numbers else None
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation of `numbers`, in printed units; None for fewer than two."""
+        """Sample standard deviation of our values, in printed units; None for fewer than two."""
         return standard_deviation(self.numbers) if len(self.numbers) > 1 else None
 
     @property
@@ -83,9 +85,9 @@ class Cell:
         return self.mean / self.printed_number - 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields of the cell by name, for JSON and CSV, with three further entries.
+        """Return a dict with the fields of the cell and the keys `mean`, `std` and `deviation`.
 
-        The further entries are `mean`, `std` (the property `spread`) and `deviation`.
+        The value of `std` is the property `spread`. The dict is written to JSON and CSV files.
         """
         statistics = {"mean": self.mean, "std": self.spread, "deviation": self.deviation}
         return {**asdict(self), **statistics}
@@ -113,22 +115,31 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
 
 
 def in_units(value: Value, column: Column) -> Value:
-    """Convert a number from base units to printed units; return a formula unchanged."""
+    """Convert a number from base units to printed units; return a formula unchanged.
+
+    Args:
+        value: Number in base units, such as parameters, or a formula as text.
+        column: Column of the value. Its `scale` is the value of one printed unit in base units,
+            such as 1e6 for millions of parameters.
+    """
     return value if isinstance(value, str) else value / column.scale
 
 
 def run_cell(
     table: Table, row: Row, name: str, metric: str, metrics: Mapping[int, Mapping[str, float]]
 ) -> Cell:
-    """Create a cell from the results of tests with several seeds.
+    """Create a cell (number of a table) from the results of `fourfold test` with several seeds.
 
     Args:
-        table: Table.
-        row: Row of the table.
+        table: Published table that the cell belongs to.
+        row: Row of the table, such as one model.
         name: Name of the column.
         metric: Metric of `fourfold test` that fills the column.
         metrics: For each seed with a finished test, the values of its metrics by name, in base
             units. Seeds without `metric` are ignored.
+
+    Returns:
+        A cell with one value in printed units per seed, and the verdict "measured" or "not run".
     """
     column = table.columns[name]
     known = {seed: float(m[metric]) for seed, m in metrics.items() if metric in m}
@@ -136,10 +147,10 @@ def run_cell(
 
 
 def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:
-    """Create a cell with the verdict "measured", or "not run" if there are no values.
+    """Create a cell (number of a table) with the verdict "measured" or, without values, "not run".
 
     Args:
-        row: Row of the table.
+        row: Row of the table, which also holds the printed number.
         name: Name of the column.
         values: One value in printed units per seed or per round of a timing. A single string such
             as "over 1024" replaces the values of all rounds.
@@ -176,6 +187,6 @@ def format_value(value: Value | None, column: Column) -> str:
 
 
 def count_verdicts(cells: Sequence[Cell]) -> str:
-    """Return the number of cells with each verdict as text, such as "3 agrees, 1 differs"."""
+    """Return the number of cells with each verdict, such as "3 agrees, 1 differs", as text."""
     counts = Counter(cell.verdict for cell in cells)
     return ", ".join(f"{n} {verdict}" for verdict, n in counts.items())

@@ -31,16 +31,17 @@ directory has to be removed first. A failed run only prevents the runs that star
 
 
 def main(argv: Sequence[str]) -> int:
-    """Obtain our numbers for some tables in one tier, and print and write the tables.
+    """Compute, time or train the numbers of published tables, then print and write the tables.
 
-    With `--list`, only a list of the tables is printed. With `--commands`, only the commands of the
-    runs are printed.
+    The tier (option `--tier`) is the way to obtain the numbers, such as exact or laptop. With
+    `--list`, only a list of the tables is printed. With `--commands`, only the commands of the
+    trainings and tests are printed.
 
     Args:
         argv: Arguments after `fourfold reproduce`.
 
     Returns:
-        0, or the exit code of a run that failed or was stopped.
+        The exit code: 0, or that of a training or test that failed or was stopped.
 
     Raises:
         InputError: A table, tier or row is unknown, or data files are missing.
@@ -111,10 +112,15 @@ def parse_budget(text: str) -> float:
 
 
 def _with_tier(options: Namespace) -> list[Table]:
-    """Return the tables given on the command line, without those in which the tier fills no cell.
+    """Return the tables on the command line that have cells (numbers) for the option `--tier`.
+
+    A tier is a way to obtain cells, such as exact or laptop.
+
+    Args:
+        options: Parsed options of `fourfold reproduce`.
 
     Raises:
-        InputError: A given name is unknown, or the tier fills no cell of any table of that name.
+        InputError: A given name is unknown, or no table of that name has cells for the tier.
     """
     for name in options.tables:
         tiers = {tier for table in find_tables([name]) for tier in table.obtainable}
@@ -124,13 +130,17 @@ def _with_tier(options: Namespace) -> list[Table]:
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """Return the rows of a table that are given by `--rows`, in the order of the table.
+    """Return the rows of a table that `--rows` names, in the order of the table.
 
-    Without `--rows`, all rows that the tier fills are returned.
+    Without `--rows`, all rows that have cells (numbers) for the tier `--tier` are returned. A tier
+    is a way to obtain cells, such as exact or laptop.
+
+    Args:
+        table: Published table.
+        options: Parsed options of `fourfold reproduce`.
 
     Raises:
-        InputError: `--rows` is empty, or contains an unknown row or a row that the tier does not
-            fill.
+        InputError: `--rows` is empty, or names an unknown row or a row without cells for the tier.
     """
     available = {row.name: row for row, _ in table.cells(options.tier)}
     wanted = [name for word in options.rows or available for name in word.split(",") if name]

@@ -47,7 +47,13 @@ DISTANCES = (1, 5, 10, 20, 50, 100)  # between two tokens, for gradient norms
 
 
 def _model(setup: Setup, device: str = "meta") -> models.Model:
-    """Build the model of a setup, by default on the meta device, without values of the weights."""
+    """Build the model of a row of a table, by default on the meta device, without weight values.
+
+    Args:
+        setup: Mapping with `model`, the name of a class of `fourfold.models`, and `config`, the
+            fields of its config.
+        device: Device of the weights.
+    """
     name = setup["model"]
     config = getattr(models, f"{name}Config")(**setup["config"])
     with torch.device(device):
@@ -56,19 +62,24 @@ def _model(setup: Setup, device: str = "meta") -> models.Model:
 
 
 def parameters(setup: Setup) -> int:
-    """Count the parameters of the setup's model, except for the parts in `setup["leave_out"]`.
+    """Count the parameters of a model.
 
-    Possible parts are "embeddings", "blocks" and "head", the fields of `CostBreakdown`.
+    Args:
+        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
+            config) and optionally `leave_out`. The latter lists parts of the model that are not
+            counted: "embeddings", "blocks" or "head".
     """
     parts: CostBreakdown = count(_model(setup))
     return parts.total - sum(getattr(parts, part) for part in setup.get("leave_out", ()))
 
 
 def forward(setup: Setup) -> int:
-    """Count the FLOPs of a forward pass of the setup's model.
+    """Count the FLOPs of a forward pass of a model for one image or one sequence.
 
-    The input is one image or one sequence of `setup["length"]` tokens; for an encoder-decoder,
-    source and target have that length.
+    Args:
+        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
+            config) and, except for images, `length` (number of tokens of the sequence). The source
+            and the target of an encoder-decoder each have that length.
     """
     return forward_flops(_model(setup), setup.get("length")).total
 
@@ -76,17 +87,22 @@ def forward(setup: Setup) -> int:
 def device_flops(setup: Setup) -> float:
     """Estimate the training FLOPs as time x devices x sustained FLOP/s of one device.
 
-    Vaswani et al. 2017, Table 2, prints this estimate. The setup contains the `hours` of training,
-    the number of `devices`, and `tflops` (10^12 FLOP/s) of one device.
+    Vaswani et al. 2017, Table 2, prints this estimate.
+
+    Args:
+        setup: Mapping with the `hours` of training, the number of `devices`, and `tflops`, the
+            sustained speed of one device in 10^12 FLOP/s.
     """
     return float(setup["hours"] * 3600 * setup["devices"] * setup["tflops"] * 1e12)
 
 
 def training_flops(setup: Setup) -> float:
-    """Compute the training FLOPs of the setup's model: three times the FLOPs of all forward passes.
+    """Compute the training FLOPs of a model: three times the FLOPs of all forward passes.
 
-    The setup contains either `samples`, the number of training sequences or images, or `steps` and
-    `batch`, the number of steps and the number of sequences or images per step.
+    Args:
+        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
+            config) and, except for images, `length` (tokens of a sequence). The number of training
+            sequences or images is either `samples`, or `steps` times `batch` (number per step).
     """
     samples = setup.get("samples") or setup["steps"] * setup["batch"]
     return TRAINING_TO_FORWARD * float(forward(setup)) * samples
@@ -95,8 +111,10 @@ def training_flops(setup: Setup) -> float:
 def six_n_d(setup: Setup) -> float:
     """Estimate the training FLOPs as 6 x parameters x tokens.
 
-    The setup contains the number of `tokens`. The number of parameters is `setup["rounded"]`, if
-    given, or else that of the setup's model.
+    Args:
+        setup: Mapping with the number of training `tokens`, and the keys `model` and `config` of
+            `parameters`. If the key `rounded` is present, its value replaces the number of
+            parameters of the model.
     """
     return 6.0 * setup.get("rounded", parameters(setup)) * setup["tokens"]
 
@@ -104,8 +122,10 @@ def six_n_d(setup: Setup) -> float:
 def peak_rate(setup: Setup) -> float:
     """Compute the maximum learning rate of a training.
 
-    The setup contains the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` before
-    the schedule is applied, the number of optimizer `steps` and the width `d_model`.
+    Args:
+        setup: Mapping with the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` that
+            the schedule multiplies by a factor, the number of optimizer `steps`, and the width
+            `d_model` of the model.
     """
     schedule = ScheduleConfig(**setup["schedule"])
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
@@ -113,7 +133,15 @@ def peak_rate(setup: Setup) -> float:
 
 @cache
 def _gradient_norms(of: Any, setup: str) -> list[float]:
-    """Compute the gradient norms at all DISTANCES for a setup in JSON."""
+    """Compute the gradient norms of newly initialized layers for all DISTANCES between tokens.
+
+    Args:
+        of: Earlier tensor to differentiate by, "state" or "input".
+        setup: Keyword arguments of `initial_gradient_norms` as JSON text.
+
+    Returns:
+        One spectral norm of a Jacobian matrix per distance.
+    """
     options = json.loads(setup)
     if "config" in options:
         options["config"] = TransformerConfig(**options["config"])
@@ -121,15 +149,15 @@ def _gradient_norms(of: Any, setup: str) -> list[float]:
 
 
 def gradient_norm(of: str, distance: int, setup: Setup) -> float:
-    """Compute a gradient norm of newly initialized layers.
+    """Compute the norm of the gradient of the last state with respect to an earlier token.
 
-    The setup contains the options of `initial_gradient_norms`: the recurrent `cell`, or the
-    `config` of a transformer.
+    The layers are newly initialized. The norm is the spectral norm of the Jacobian matrix.
 
     Args:
-        of: Earlier tensor to differentiate by, "state" or "input".
-        distance: Number of steps, one of DISTANCES.
-        setup: Setup of the row.
+        of: Tensor of the earlier token to differentiate by, "state" or "input".
+        distance: Number of tokens from the earlier to the last token, one of DISTANCES.
+        setup: Keyword arguments of `initial_gradient_norms`, such as the recurrent `cell`, or the
+            `config` of a transformer as a mapping.
     """
     # The state of a transformer is its input, so both norms are computed once.
     norms = _gradient_norms("input" if "config" in setup else of, json.dumps(setup, sort_keys=True))
@@ -137,10 +165,12 @@ def gradient_norm(of: str, distance: int, setup: Setup) -> float:
 
 
 def score_statistic(name: str, setup: Setup) -> float:
-    """Measure a statistic of random attention scores, a field of `ScoreStatistics`.
+    """Measure a statistic of the attention scores of random queries and keys.
 
-    The setup contains the `width` of queries and keys, and `scaled`, which is True for a factor of
-    1 / sqrt(width) on the scores.
+    Args:
+        name: Field of `ScoreStatistics`, such as variance or entropy.
+        setup: Mapping with the `width` of queries and keys, and `scaled`, which is True if the
+            scores are multiplied by 1 / sqrt(width).
     """
     width = setup["width"]
     scale = width**-0.5 if setup["scaled"] else 1.0
@@ -148,9 +178,12 @@ def score_statistic(name: str, setup: Setup) -> float:
 
 
 def layer_property(name: str, setup: Setup) -> float:
-    """Measure a property of the layers of the setup's model, a field of `LayerProperties`.
+    """Measure a property of the layers of a model that was initialized with seed 0.
 
-    The model, which has the attribute `stack`, is initialized with seed 0.
+    Args:
+        name: Field of `LayerProperties`, such as equivariance.
+        setup: Mapping with `model` (name of a class of `fourfold.models` with the attribute
+            `stack`) and `config` (fields of its config).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -158,6 +191,7 @@ def layer_property(name: str, setup: Setup) -> float:
     return float(getattr(layer_properties(model.stack, model.config.d_model), name))
 
 
+# Functions from the setup of a row to a number or formula, by the name that `Column.exact` holds.
 EXACT: dict[str, Callable[[Setup], float | str]] = {
     "parameters": parameters,
     "forward": forward,
@@ -198,9 +232,12 @@ def exact_cell(table: Table, row: Row, name: str) -> Cell:
     the printed number.
 
     Args:
-        table: Table.
+        table: Published table.
         row: Row of the table with a `setup`, the inputs of the computation.
         name: Name of a column that is computed without training (`Column.exact` is not None).
+
+    Returns:
+        The cell with our value in printed units, and a verdict such as "agrees" or "explained".
     """
     column, printed = table.columns[name], row.printed.get(name)
     compute = EXACT[str(column.exact)]

@@ -31,14 +31,14 @@ Save = Callable[..., str]  # function that writes the files of a table and retur
 
 
 def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> None:
-    """Print the commands of all runs of the selected rows in the order of execution.
+    """Print the commands of the trainings and tests behind some rows, in the order of execution.
 
     The commands are not executed.
 
     Args:
-        tables: Tables.
+        tables: Published tables.
         rows: Selected rows by name of the table.
-        options: Options of `fourfold reproduce`.
+        options: Parsed options of `fourfold reproduce`.
     """
     tier, folder, machine = options.tier, Path(options.runs), _machine(options)
     commands: list[str] = []
@@ -46,13 +46,13 @@ def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> No
         for run in plan_runs(table, tier, rows[table.name], options.seeds, folder, machine):
             try:
                 commands += run.commands
-            except InputError as error:  # the size of the model depends on weights to be trained
+            except InputError as error:  # the model size depends on untrained weights
                 commands.append(f"# {run.title}: the batch cannot be split yet: {error}")
-    print("\n".join(dict.fromkeys(commands)))  # without repetition: tables share runs
+    print("\n".join(dict.fromkeys(commands)))  # duplicates removed: tables share runs
 
 
 def _machine(options: Namespace) -> Machine:
-    """Return the devices that the options `--machine` and `--memory` describe."""
+    """Return the devices for the trainings, which `--machine` and `--memory` describe."""
     return Machine(options.machine and find_config(options.machine), options.memory)
 
 
@@ -62,16 +62,18 @@ def fill_tables(
     """Compute, time or train the cells of some tables, print the tables, and write their files.
 
     Args:
-        tables: Tables.
+        tables: Published tables.
         rows: Selected rows by name of the table. The tier `exact` ignores the selection and
             computes all rows.
-        options: Options of `fourfold reproduce`, among them the tier.
+        options: Parsed options of `fourfold reproduce`. The option `tier` is the way to obtain the
+            cells: exact (computed), measured (timed), or the name of a kind of training.
         command: Command line of this process, to be recorded in provenance.json.
         seconds: Time budget of all tables together in seconds; None for no limit.
 
     Returns:
-        0 if no run failed. If a signal stopped a run, the exit code of that run. Otherwise the
-        exit code of the first run that failed.
+        The exit code of the command. It is 0 if all trainings and tests succeeded. If a signal
+        stopped one of them, the exit code is that of the stopped training or test. Otherwise it is
+        that of the first one that failed.
 
     Raises:
         InputError: Data files are missing, an output directory cannot be written, or a
@@ -101,14 +103,14 @@ def _fill(
     """Compute, time or train the cells of one table, and write its files.
 
     Args:
-        table: Table.
+        table: Published table.
         rows: Selected rows of the table.
-        options: Options of `fourfold reproduce`.
+        options: Parsed options of `fourfold reproduce`.
         command: Command line of this process, to be recorded in provenance.json.
-        budget: Time budget of the runs.
+        budget: Time budget of the trainings and tests.
 
     Returns:
-        The exit code (see `fill_tables`), and the text to print.
+        The exit code (see `fill_tables`), and the page of the table to print.
     """
     start = time.monotonic()
     out = Path(options.out)
@@ -129,16 +131,16 @@ def _fill(
 def _train(
     table: Table, rows: list[Row], options: Namespace, budget: scheduler.Budget, save: Save
 ) -> tuple[int, str]:
-    """Execute the unfinished runs of a table within the budget, and save the table.
+    """Execute the unfinished runs (trainings with their tests) of a table, and save the table.
 
     The table contains the results of all finished runs. It is also saved after each run, so that no
     finished training is lost.
 
     Args:
-        table: Table.
+        table: Published table.
         rows: Selected rows of the table.
-        options: Options of `fourfold reproduce`.
-        budget: Time budget of the runs.
+        options: Parsed options of `fourfold reproduce`.
+        budget: Time budget of the runs. Runs that do not fit into the budget are not started.
         save: Function `save(cells, **entries)` that writes the files of the table and returns the
             text to print. The entries are added to provenance.json.
 

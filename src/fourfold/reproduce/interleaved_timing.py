@@ -28,7 +28,7 @@ def interleave(
     """Measure the duration of several functions in interleaved rounds.
 
     Args:
-        functions: Functions to measure, by name.
+        functions: Functions without arguments to measure, by name.
         rounds: Number of measured rounds. Each function is called once per round, in random order.
         warm: Number of unmeasured rounds before the measured rounds.
         device: Device of the functions. A CUDA device is synchronized before and after each call.

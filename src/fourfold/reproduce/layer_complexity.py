@@ -1,10 +1,13 @@
 """Complexity, sequential operations and path length of four layer types, obtained by running them.
 
 The module reproduces Vaswani et al. 2017, Table 1. Each layer consists of its matrix products only,
-without projections, and maps (T, D) to (T, D). Three numbers are measured: the operations (by
-torch's FLOP counter), the longest chain of dependent operations (in autograd's graph), and the path
-length, which is the number of layers that connect two tokens (by gradients). The formula of each
-number, such as O(n^2 * d), is derived from its values for several sizes.
+without projections, and maps (T, D) to (T, D). Three numbers are measured:
+
+- Operations: multiply-adds of the matrix products, counted by torch's FLOP counter.
+- Sequential operations: longest chain of dependent matrix products in autograd's graph.
+- Path length: number of layers that are needed to connect two tokens, found by gradients.
+
+The formula of each number, such as O(n^2 * d), is derived from the values for several sizes.
 
 Shapes:
     T tokens (n in the table), D width (d), K kernel width (k), R tokens of a neighbourhood (r).
@@ -26,7 +29,7 @@ PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward",
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes that the formulas of the table contain.
+    """Sizes of the layers, by their names in the formulas of Vaswani et al. 2017, Table 1.
 
     Args:
         n: Number of tokens.
@@ -58,7 +61,7 @@ def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply a causal convolution of width K with dilation K^depth to x (T, D).
+    """Apply a causal convolution of kernel width K with dilation K^depth to x (T, D).
 
     Args:
         x: (T, D) input.
@@ -72,7 +75,7 @@ def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention to x (T, D), restricted to the R nearest tokens of each token.
+    """Apply self-attention over the R = `size.r` nearest tokens of each token to x (T, D).
 
     The R tokens include the token itself. `depth` is ignored.
     """
@@ -105,12 +108,19 @@ def operations(layer: Layer, size: Size) -> int:
 
 @cache
 def sequential(layer: Layer, size: Size) -> int:
-    """Count the sequential operations of a layer: matrix products that must follow one another."""
+    """Count the sequential operations in one forward pass of a layer.
+
+    They are the matrix products on the longest chain in which each product needs the result of the
+    preceding product.
+    """
     return longest_chain(layer(_input(size), size, 0))
 
 
 def longest_chain(result: Tensor) -> int:
-    """Return the maximum number of matrix products on a path through autograd's graph."""
+    """Return the maximum number of matrix products on a path from `result` to an input.
+
+    The paths are those in the graph that autograd has recorded for `result`.
+    """
     output: Any = result.grad_fn
     lengths: dict[Any, int] = {}  # products on the longest path from each node to the input
     stack = [output]
@@ -139,16 +149,17 @@ def path(layer: Layer, size: Size) -> int:
     while not torch.autograd.grad(h[-1].sum(), x, retain_graph=True)[0][0].any():
         h = layer(h, size, depth)
         depth += 1
-    # In a recurrent layer the chain of dependent products grows with the number of tokens.
+    # In a recurrent layer, the chain of dependent products grows with the number of tokens.
     steps = sequential(layer, size)
     is_recurrent = sequential(layer, replace(size, n=2 * size.n)) > steps
     return depth * steps if is_recurrent else depth
 
 
 def cost_formula(layer: Layer) -> str:
-    """Derive the formula of the multiply-adds of a layer, such as O(n^2 * d).
+    """Derive the formula of the number of multiply-adds of a layer, such as O(n^2 * d).
 
-    Each size is doubled in turn. The increase of `operations` yields the exponent of the size.
+    Each of the sizes k, r, n and d is doubled in turn. The factor by which the number of
+    multiply-adds grows yields the exponent of the size.
     """
     base = Size()
     factors = []
@@ -175,7 +186,7 @@ def growth(count: Callable[[Layer, Size], int], layer: Layer) -> str:
 
     Args:
         count: Function that counts something in a layer of given sizes: `sequential` or `path`.
-        layer: Layer.
+        layer: Layer to examine, one of `LAYERS`.
 
     Returns:
         A key of `GROWTHS`. The count divided by the value of this formula is most nearly constant

@@ -21,7 +21,15 @@ CELLS = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
 
 
 def cell_loop(name: str, width: int) -> layer_timing.Layer:
-    """Return a recurrent layer in fp64 as a loop over tokens, a map from (1, n, d) to (1, n, d)."""
+    """Return a recurrent layer in fp64 that calls a cell of torch once per token.
+
+    Args:
+        name: Key of `CELLS`: rnn, gru or lstm.
+        width: Width d of inputs and outputs.
+
+    Returns:
+        A function from (1, n, d) to (1, n, d).
+    """
     cell: Any = CELLS[name](width, width, dtype=torch.float64)
 
     def layer(x: Tensor) -> Tensor:
@@ -35,7 +43,14 @@ def cell_loop(name: str, width: int) -> layer_timing.Layer:
 
 
 def _run(name: str, n: int, d: int, backend: str = "naive") -> tuple[Tensor, Tensor, int]:
-    """Run a layer; return input and output, (1, n, d) each, and the number of FLOPs."""
+    """Run a layer on random input; return input (1, n, d), output (1, n, d) and number of FLOPs.
+
+    Args:
+        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        n: Number of tokens.
+        d: Width of the layer.
+        backend: Attention backend.
+    """
     torch.manual_seed(0)
     is_recurrent = name in CELLS
     layer = cell_loop(name, d) if is_recurrent else layer_timing.LAYERS[name](d)
@@ -49,21 +64,39 @@ def _run(name: str, n: int, d: int, backend: str = "naive") -> tuple[Tensor, Ten
 
 @cache
 def layer_flops(name: str, n: int, d: int) -> int:
-    """Count the FLOPs of the products in a forward pass."""
-    # Only the kernel of the backend auto skips the keys outside a window, but torch's FLOP counter
-    # does not support the kernel that this backend uses without a window.
+    """Count the FLOPs of the matrix products in a forward pass of a layer.
+
+    Args:
+        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        n: Number of tokens of the only sequence.
+        d: Width of the layer.
+    """
+    # The backend auto has a kernel that skips the keys outside a window. Without a window, the
+    # backend has another kernel, which torch's FLOP counter does not support.
     return _run(name, n, d, "auto" if name == "windowed" else "naive")[2]
 
 
 def layer_chain(name: str, n: int, d: int) -> int:
-    """Count the products that must follow one another."""
+    """Count the matrix products on the longest chain of dependent products in a forward pass.
+
+    Args:
+        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        n: Number of tokens of the only sequence.
+        d: Width of the layer.
+    """
     return longest_chain(_run(name, n, d)[1])
 
 
 def layer_reach(name: str, n: int, d: int) -> int:
-    """Count the tokens that an output depends on, by the support of its gradient.
+    """Count the input tokens that the output of one token depends on.
 
-    The result is the larger count of two outputs, those of the middle and the last token.
+    An output depends on an input token if its gradient with respect to the token is not 0. The
+    count is computed for the middle and for the last token, and the larger count is returned.
+
+    Args:
+        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        n: Number of tokens of the only sequence.
+        d: Width of the layer.
     """
     x, y, _ = _run(name, n, d)
     counts = []
@@ -74,9 +107,15 @@ def layer_reach(name: str, n: int, d: int) -> int:
 
 
 def layer_bytes(name: str, n: int, d: int) -> float:
-    """Count the bytes that a layer in fp32 stores for the gradient, per token from n to 2 n tokens.
+    """Count the bytes per token that autograd stores in the forward pass of a layer in fp32.
 
-    Recurrent layers are those of torch, and attention has the backend auto, as in `layer_timing`.
+    The bytes are counted for n and for 2 n tokens, and their difference is divided by n. Recurrent
+    layers are those of torch, and attention has the backend auto, as in `layer_timing`.
+
+    Args:
+        name: Key of `layer_timing.LAYERS`.
+        n: Number of tokens of the shorter sequence.
+        d: Width of the layer.
     """
     layer = layer_timing.LAYERS[name](d)
     counts = []
@@ -98,8 +137,13 @@ def layer_bytes(name: str, n: int, d: int) -> float:
 def equal_length(name: str, n: int, d: int) -> float | str:
     """Compute the number of tokens from which self-attention takes more FLOPs than another layer.
 
-    FLOPs are counted for n and 2 n tokens. Those of the other layer are proportional to the number
-    of tokens.
+    FLOPs are counted for n and 2 n tokens. FLOPs of other lengths are extrapolated. The FLOPs of
+    the other layer are assumed to be proportional to the number of tokens.
+
+    Args:
+        name: Other layer, a key of `layer_timing.LAYERS` or `CELLS`.
+        n: Number of tokens of the shorter counted sequence.
+        d: Width of both layers.
 
     Returns:
         The number of tokens; "always" if self-attention takes more FLOPs at any length, and

@@ -33,7 +33,7 @@ from fourfold.reproduce.tables import Row, Table
 TIER = "measured"
 BATCH = 4  # B
 BLOCK = 64  # r in the table
-WINDOW = 32  # of self-attention with a window, in which r is 2 * WINDOW - 1
+WINDOW = 32  # tokens of the window on each side with the token itself; r is 2 * WINDOW - 1
 KERNEL = 3  # k in the table
 MAX_HEAD_WIDTH = 64
 MIN_LENGTH = 16
@@ -45,34 +45,46 @@ Round = Mapping[str, Mapping[str, float]]  # seconds by length in tokens (as tex
 
 
 def self_attention(width: int) -> Attention:
-    """Return self-attention of width D over all tokens, a map from (B, T, D) to (B, T, D)."""
+    """Return a self-attention layer over all tokens, a map from (B, T, D) to (B, T, D).
+
+    Args:
+        width: Width D. The number of heads is D / `MAX_HEAD_WIDTH`, rounded down, but at least 1.
+    """
     return Attention(width, max(1, width // MAX_HEAD_WIDTH))
 
 
 def restricted(width: int) -> Layer:
-    """Return self-attention within blocks of R tokens, a map from (B, T, D) to (B, T, D)."""
+    """Return self-attention of width D within blocks, a map from (B, T, D) to (B, T, D).
+
+    A sequence is divided into blocks of `BLOCK` tokens, so T must be a multiple of `BLOCK`. A
+    shorter sequence is one block.
+    """
     attend = self_attention(width)
     return lambda x: attend(x.reshape(-1, min(BLOCK, x.shape[1]), width)).reshape(x.shape)
 
 
 def windowed(width: int) -> Layer:
-    """Return self-attention with a window, a map from (B, T, D) to (B, T, D)."""
+    """Return self-attention of width D with a window, a map from (B, T, D) to (B, T, D).
+
+    A token attends to itself and to the `WINDOW` - 1 nearest tokens on each side.
+    """
     attend, mask = self_attention(width), Mask(window=WINDOW)
     return lambda x: attend(x, mask=lower_mask(mask, x.shape[1], x.shape[1], x))
 
 
 def recurrent(kind: type[nn.RNN | nn.LSTM | nn.GRU], width: int) -> Layer:
-    """Return an RNN, LSTM or GRU of one layer, a map from (B, T, D) to (B, T, D)."""
+    """Return an RNN, LSTM or GRU with one layer of width D, a map from (B, T, D) to (B, T, D)."""
     layer = kind(width, width, batch_first=True)
     return lambda x: layer(x)[0]
 
 
 def convolutional(width: int) -> Layer:
-    """Return a convolution over KERNEL neighbouring tokens, a map from (B, T, D) to (B, T, D)."""
+    """Return a convolution of width D over `KERNEL` tokens, a map from (B, T, D) to (B, T, D)."""
     layer = nn.Conv1d(width, width, KERNEL, padding="same")
     return lambda x: layer(x.mT).mT
 
 
+# Functions from the width D to a layer, by name of the layer.
 LAYERS: dict[str, Callable[[int], Layer]] = {
     SELF: self_attention,
     "restricted": restricted,
@@ -93,7 +105,8 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Seque
         longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
 
     Returns:
-        One mapping per round, from the length as text to the seconds by key of LAYERS.
+        One mapping per round. The key is the length as text, and the value is a mapping from the
+        name of each layer in LAYERS to its seconds.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}
@@ -109,7 +122,13 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Seque
 
 
 def _pass(layer: Layer, length: int, width: int) -> Call:
-    """Return a function that performs a forward and backward pass over a random batch (B, T, D)."""
+    """Return a function that performs a forward and backward pass of a layer over a random batch.
+
+    Args:
+        layer: Function from (B, T, D) to (B, T, D), where B is `BATCH`.
+        length: Number of tokens T.
+        width: Width D.
+    """
     x = torch.randn(BATCH, length, width, requires_grad=True)  # (B, T, D)
     return lambda: layer(x).sum().backward()
 
@@ -130,7 +149,7 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
         - Otherwise, the crossover of each round in tokens. Rounds without a crossover are left out.
           If no round has one, the only entry is the crossover of the medians.
     """
-    # A block or a window that reaches all tokens makes no difference.
+    # A layer whose block or window reaches all tokens is equal to self-attention.
     same = {"restricted": BLOCK, "windowed": WINDOW}.get(layer, 0)
     curves = [
         # The logarithm is positive where self-attention is slower.
@@ -171,15 +190,17 @@ def _crossing(curve: Mapping[int, float]) -> list[float]:
 def time_rows(
     table: Table, rows: Sequence[Row], rounds: int, out: Path
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """Time the layers or the decoding of some rows of a table and compute the cells.
+    """Time the layers or the decoding of some rows of a table, and compute the cells (numbers).
 
-    A row (line) of the table is one width of the layers, and a cell is the length in tokens from
-    which self-attention is slower than the layer of the column. If the setup of a row has a model,
-    its decoding is timed instead (see `fourfold.reproduce.measured.decoding`), and a cell is the
-    time of a token at the position `Column.at`, relative to the first position.
+    There are two kinds of rows, which differ in their inputs (`Row.setup`):
+
+    - The setup of the row has a width. The cell is the length in tokens from which self-attention
+      of this width is slower than the layer of the column.
+    - The setup of the row has a model, whose decoding is timed (`measured.decoding`). The cell is
+      the time of a token at the position `Column.at`, divided by that at the first position.
 
     Args:
-        table: Table.
+        table: Published table.
         rows: Rows to time. The new timings replace recorded timings of these rows. The timings of
             the other rows are read from provenance.json.
         rounds: Number of rounds. Each layer of a row is timed once per round and length, and a cell
@@ -187,8 +208,8 @@ def time_rows(
         out: Directory of the results, which contains PAPER/TABLE/TIER/provenance.json.
 
     Returns:
-        All cells of the table in the tier `measured`; and the timings of all rows, one entry of
-        provenance.json per row and round.
+        A list of all cells of the table that are obtained by timing, and a list with the timings of
+        all rows. The latter has one dict per row and round, to be stored in provenance.json.
 
     Raises:
         InputError: `rounds` is smaller than the number of recorded rounds of one of the rows.

@@ -39,8 +39,11 @@ def read_paper(file: str, text: str) -> Paper:
         file: Name of the file: the name of the paper followed by .yaml, such as bert2018.yaml.
         text: Content of the file.
 
+    Returns:
+        The paper with its tables.
+
     Raises:
-        InputError: A key is missing or unknown; the message names the file, table and key.
+        InputError: A key is missing or unknown. The message names the file, table and key.
     """
     content = yaml.safe_load(text)
     as_printed = yaml.load(text, Loader=yaml.BaseLoader)  # keeps "5.00" as text
@@ -60,6 +63,9 @@ def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table
         content: Content of the table, with numbers converted by YAML. The dict is changed in place.
         printed: The `rows` of the same content with all numbers as strings, so that "5.00" keeps
             its zeros.
+
+    Raises:
+        InputError: A key is missing or unknown.
     """
     shared = content.pop("setup", {})
 
@@ -92,9 +98,13 @@ def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table
 
 
 def merged(base: Any, change: Any) -> Any:
-    """Merge two nested mappings, so that values of `change` replace those of `base`.
+    """Merge two nested dicts recursively; values of `change` replace those of `base`.
 
-    The arguments are not changed. The result is `change` if one of the arguments is not a mapping.
+    The arguments are not changed. The result is `change` if one of the arguments is not a dict.
+
+    Example:
+        >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+        {'a': {'b': 3, 'c': 2}}
     """
     if not isinstance(base, dict) or not isinstance(change, dict):
         return change
@@ -102,7 +112,7 @@ def merged(base: Any, change: Any) -> Any:
 
 
 def all_tables() -> Iterator[Table]:
-    """Iterate over all tables of all papers."""
+    """Iterate over all tables of all papers of the package."""
     for paper in papers().values():
         yield from paper.tables.values()
 
@@ -114,7 +124,7 @@ def find_tables(names: list[str]) -> list[Table]:
         names: Names, each of which is PAPER/TABLE, PAPER (all tables of the paper) or "all".
 
     Raises:
-        InputError: A name is unknown; the message lists the known names.
+        InputError: A name is unknown. The message lists the known names.
     """
     tables = {table.name: table for table in all_tables()}
     selected: dict[str, Table] = {}
@@ -131,7 +141,9 @@ def find_tables(names: list[str]) -> list[Table]:
 def list_tables(tables: Sequence[Table], out: Path) -> None:
     """Print name, title and number of rows of each table, and the progress of each of its tiers.
 
-    The progress is the number of finished cells and the number of all cells, such as "12/40".
+    A tier is one way to obtain the cells (numbers) of the table, such as exact or laptop. The
+    progress of a tier is the number of cells with a result and the number of all its cells, such as
+    "laptop 12/40".
 
     Args:
         tables: Tables to list.

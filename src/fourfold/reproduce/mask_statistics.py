@@ -19,13 +19,16 @@ from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
-N_ROWS = 2000
+N_ROWS = 2000  # sequences
 LENGTH = 512  # T
 
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens."""
+    """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens.
+
+    Each letter has two tokens, one at the beginning of a word and one inside a word.
+    """
     words = [" ".join(a + b for b in ascii_lowercase) for a in ascii_lowercase]
     return train_tokenizer(
         TokenizerConfig("wordpiece", 2 * len(ascii_lowercase) + 5), words, mask=True
@@ -33,7 +36,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _masking(config: Mapping[str, Any], n: int) -> tuple[Masking, np.ndarray]:
-    """Return a `Masking`, and random token ids (n, T) without special tokens.
+    """Return a `Masking` with seed 0, and random int token ids (n, T) without special tokens.
 
     Args:
         config: Fields of `MaskingConfig`.
@@ -69,9 +72,9 @@ def shares(masking: Mapping[str, Any]) -> dict[str, float]:
 
 
 def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
-    """Count the distinct masks of one sequence over some epochs.
+    """Count the distinct masks of one sequence of `LENGTH` tokens over some epochs.
 
-    A mask is the set of positions that are selected for prediction.
+    A mask is the set of positions that are selected for prediction in one epoch.
 
     Args:
         masking: Fields of `MaskingConfig`.

@@ -19,14 +19,14 @@ CURVE_PANEL_HEIGHT = 3.6  # inches
 
 
 def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
-    """Plot the cells of a table into a PNG file.
+    """Plot our numbers and the printed numbers of a table into a PNG file.
 
     Cells for which we have no number, because they were not run or contain a formula, are left
     out. Nothing is written if all cells are left out.
 
     Args:
-        table: Table.
-        cells: Cells of the table in one tier.
+        table: Published table.
+        cells: Cells (numbers) of the table that were obtained in one way, such as by training.
         file: PNG file to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,11 +55,11 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
 
 
 def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
-    """Draw one column: our means with standard deviations, and the printed values.
+    """Draw a panel for one column of a table: our means with error bars, and the printed values.
 
     Args:
         axis: Axes of matplotlib.
-        table: Table.
+        table: Published table.
         cells: Cells of the column, one per row of the table.
     """
     rows = range(len(cells))
@@ -78,7 +78,7 @@ def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell], title: str) -> 
 
     Args:
         axis: Axes of matplotlib.
-        table: Table.
+        table: Published table.
         cells: Cells of the columns of the panel.
         title: Title of the panel.
     """

@@ -26,7 +26,7 @@ class RankCorrelation:
         rows: Number of compared rows of the table.
         rho: Spearman's rank correlation; nan if all printed or all measured numbers are equal.
         low: Lower end of the 95 % bootstrap interval of `rho`, for rows drawn with replacement.
-        high: Upper end of that interval.
+        high: Upper end of the same interval.
         p: One-sided p-value of a permutation test: share of random permutations of our numbers
             whose rank correlation with the printed numbers is at least `rho`.
     """
@@ -54,8 +54,8 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
     measured numbers are equal.
 
     Args:
-        table: Table.
-        cells: Cells (numbers) of the table in one tier (one way to obtain cells).
+        table: Published table.
+        cells: Cells (numbers) of the table that were obtained in one way, such as by training.
 
     Returns:
         One correlation for each column that is not left out.
@@ -93,9 +93,9 @@ def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the ranks (N,) of numbers (N,). The smallest number has rank 1.
+    """Return the ranks (N,) of numbers (N,) as float64.
 
-    Equal numbers get the mean of their ranks.
+    The smallest number has rank 1. Equal numbers get the mean of their ranks.
     """
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
@@ -103,7 +103,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Return Pearson's correlation of two arrays (N,); nan if one of the arrays is constant."""
+    """Return Pearson's correlation of two arrays of shape (N,); nan if an array is constant."""
     a, b = a - a.mean(), b - b.mean()
     norm = math.sqrt(float((a @ a) * (b @ b)))
     return float(a @ b) / norm if norm else math.nan

@@ -27,9 +27,9 @@ def markdown(
     """Format the page of a table as Markdown, without the command and commit of the results.
 
     Args:
-        paper: Paper of the table.
-        table: Table.
-        tier: Tier that the cells were obtained in, such as exact, laptop or paper.
+        paper: Paper that contains the table.
+        table: Published table.
+        tier: Tier (way to obtain the cells), such as exact, laptop or paper.
         cells: Cells of the table.
         order: Rank correlations between the printed numbers and ours, one for each column that
             `compare_orders` compares.
@@ -54,7 +54,7 @@ def markdown(
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
-    """Format the cells as a Markdown table with one line per cell, and with footnotes.
+    """Format cells as a Markdown table with one line per cell, and their explanations as footnotes.
 
     Returns:
         Paragraphs: the Markdown table, followed by one paragraph for each numbered footnote.
@@ -77,9 +77,9 @@ def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[
 
 
 def ours(cell: Cell, column: Column) -> str:
-    """Format our value: the only value, or the mean ± standard deviation of several values.
+    """Format our value of a cell: the only value, or mean ± standard deviation of several values.
 
-    The result is "not run" if the cell has no value.
+    The result is "not run" if the cell has no value. `column` is the column of the cell.
     """
     if not cell.values:
         return "not run"
@@ -89,7 +89,12 @@ def ours(cell: Cell, column: Column) -> str:
 
 
 def method(cell: Cell, tier: str) -> str:
-    """Describe the method that produced a cell, such as "laptop, trained, 3 seeds"."""
+    """Describe the method that produced a cell, such as "laptop, trained, 3 seeds".
+
+    Args:
+        cell: Cell of a table.
+        tier: Name of the tier (way to obtain cells), such as exact or laptop.
+    """
     if not cell.values:
         return f"{tier}, not run"
     n = len(cell.seeds)
@@ -106,7 +111,8 @@ def deviation(cell: Cell) -> str:
     - "measured": the deviation, such as "+6.4 %".
     - Any other verdict: both, such as "+6.4 %, explained".
 
-    The last two show only the verdict if there is no deviation, for example for a formula.
+    In the last two cases, the result is the verdict alone if there is no deviation, for example for
+    a formula.
     """
     if cell.verdict in ("not run", "not printed"):
         return ""
@@ -118,6 +124,10 @@ def deviation(cell: Cell) -> str:
 
 def left_out(table: Table, tier: str) -> str:
     """Count, for each column, the cells with a published value that a tier does not fill.
+
+    Args:
+        table: Published table.
+        tier: Name of the tier (way to obtain cells), such as exact or laptop.
 
     Returns:
         The counts as text, such as "BLEU of 3 rows, parameters of 1 row"; "" if there is no such
@@ -131,7 +141,7 @@ def left_out(table: Table, tier: str) -> str:
 
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
-    """Format the cells as CSV, with a line of headings and one line per cell."""
+    """Format the cells of a table as CSV, with the headings `FIELDS` and one line per cell."""
     out = io.StringIO()
     writer = csv.DictWriter(out, FIELDS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -146,6 +156,13 @@ def as_csv(table: Table, cells: Sequence[Cell]) -> str:
 def content(
     table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> dict[str, Any]:
-    """Return the content of table.json: all cells and rank correlations of a table in one tier."""
+    """Return the content of table.json, a dict with all cells and rank correlations of a table.
+
+    Args:
+        table: Published table.
+        tier: Name of the tier (way to obtain cells), such as exact or laptop.
+        cells: Cells of the table.
+        order: Rank correlations between the printed numbers and ours, one per compared column.
+    """
     about = {"table": table.name, "title": table.title, "tier": tier}
     return about | {"cells": [c.as_dict() for c in cells], "order": [asdict(o) for o in order]}

@@ -26,17 +26,17 @@ from fourfold.reproduce.tables import Table
 def write(
     table: Table, tier: str, cells: Sequence[Cell], provenance: dict[str, Any], out: Path
 ) -> str:
-    """Write all files of a table, each atomically.
+    """Write table.md, table.csv, table.json, table.png and provenance.json, each atomically.
 
     An existing provenance.json with the same runs and data hashes is kept. In this case, table.md
     shows the command and date of the existing file.
 
     Args:
-        table: Table.
-        tier: Tier that the cells were obtained in.
+        table: Published table, named PAPER/TABLE.
+        tier: Tier (way to obtain the cells), such as exact, laptop or paper.
         cells: Cells of the table.
-        provenance: Content of provenance.json.
-        out: Directory of the results.
+        provenance: Content of provenance.json: command, machine and results of the runs.
+        out: Directory of the results. The files are written to OUT/PAPER/TABLE/TIER.
 
     Returns:
         The text to print: the Markdown page without its last line, which names the command and
@@ -49,10 +49,10 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "provenance.json"
     previous = read_provenance(file)
-    current = json.loads(_json(provenance))  # as later commands will read it
+    current = json.loads(_json(provenance))  # the values that later commands will read
     if "runs" in previous and all(previous.get(k) == current.get(k) for k in ("runs", "data")):
         provenance = previous
-    write_atomically(file, _json(provenance))  # first: later commands read finished runs from it
+    write_atomically(file, _json(provenance))  # first, because later commands read it
     write_atomically(folder / "table.md", with_provenance(page, provenance))
     write_atomically(folder / "table.csv", as_csv(table, cells))
     write_atomically(folder / "table.json", _json(content(table, tier, cells, order)))
@@ -65,8 +65,8 @@ def check_folder(out: Path, table: Table, tier: str) -> None:
 
     Args:
         out: Directory of the results, OUT.
-        table: Table, named PAPER/TABLE.
-        tier: Name of the tier.
+        table: Published table, named PAPER/TABLE.
+        tier: Name of the tier (way to obtain the cells), such as exact or laptop.
 
     Raises:
         InputError: The directory, or its closest existing parent, is not a writable directory.
@@ -106,4 +106,5 @@ def with_provenance(page: str, provenance: dict[str, Any]) -> str:
 
 
 def _json(content: Any) -> str:
+    """Format a value as JSON text with a final newline; NaN and infinities become strings."""
     return json.dumps(to_json(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"

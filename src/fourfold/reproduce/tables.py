@@ -27,7 +27,10 @@ RANDOM = "random"  # `start` of a row whose parts begin with random weights
 
 
 def printed_number(text: str) -> float | None:
-    """Convert the text of a printed cell such as "4.92" or "3.3e18"; None for a formula."""
+    """Convert the text of a printed cell, such as "4.92" or "3.3e18", to a number.
+
+    The result is None if the text is a formula.
+    """
     try:
         return float(text)
     except ValueError:
@@ -82,7 +85,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Reason:
-    """Explanation of a difference between a computed and a printed number.
+    """Explanation of a difference between a number that we compute and the printed number.
 
     Args:
         why: Explanation in one or two sentences.
@@ -115,7 +118,8 @@ class Row:
             prints nothing are missing.
         setup: Inputs of the functions of `exact_values.EXACT`, such as the model's config, or of
             the timing, such as the width; None if no cell of the row is computed or timed.
-        runs: Changes of the tier's recipe, by tier; tiers that do not run this row are missing.
+        runs: For each tier (kind of training, such as laptop) that runs this row, the changes of
+            the tier's recipe.
 
     A row may consist of several trainings: the first one, and further ones that are called parts
     (see `Tier`). The changes of one tier are a mapping with these keys:
@@ -151,7 +155,7 @@ class Recipe:
     """Training and test that fill columns of a table.
 
     Args:
-        config: Path of a config file, whose options the rows of the table change.
+        config: Path of a config file of `fourfold fit`. A row of the table changes its options.
         columns: For each column that the recipe fills, by name, the metric of `fourfold test` that
             fills the column, such as test/accuracy.
         options: Changed options that all rows share. The outer keys are sections of the config
@@ -171,7 +175,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier(Recipe):
-    """Tier that fills columns of a table by one or more trainings on one class of hardware.
+    """Way to fill columns of a table: one or more trainings on one class of hardware.
 
     The fields that a tier shares with `Recipe` describe its first training, such as pretraining.
     `then` and `also` add trainings, such as fine-tuning, which are called parts.
@@ -202,7 +206,7 @@ class Tier(Recipe):
 
     @property
     def parts(self) -> dict[str, Recipe]:
-        """Recipes of all parts, the trainings other than the first training, by name."""
+        """Recipes of all trainings except for the first training of a row, by name of the part."""
         return self.then | self.also
 
     @property
@@ -216,7 +220,7 @@ class Tier(Recipe):
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
     def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
-        """Return the names of the columns that the tier fills for one row of the table.
+        """Return the names of the columns that this tier (kind of training) fills for one row.
 
         Args:
             changes: Changes of the recipe for this row and tier, a value of `Row.runs`.
@@ -239,11 +243,12 @@ class Table:
         setting: Description of the experiment.
         source: Keys in `Paper.sources` of the sources in which the numbers were read; empty if the
             table has no source.
-        tiers: Tiers that train or test models, by name. The names are in `RECIPES`.
+        tiers: Tiers (ways to obtain numbers) that train or test models, by name. The names are in
+            `RECIPES`.
         reasons: Explanations of differences between computed and printed numbers.
         note: Remark below the table.
         axis: Label of the horizontal axis on which columns have their coordinates (`Column.at`).
-        log: Curves have a logarithmic vertical axis.
+        log: True if curves have a logarithmic vertical axis.
         derived: True if the numbers follow from printed formulas but are not printed themselves.
     """
 
@@ -262,7 +267,7 @@ class Table:
 
     @property
     def obtainable(self) -> list[str]:
-        """Names of the tiers that fill at least one cell."""
+        """Names of the tiers (ways to obtain numbers) that fill at least one cell."""
         return [tier for tier in TIERS if self.cells(tier)]
 
     def rows_of(self, tier: str) -> list[Row]:
@@ -274,7 +279,11 @@ class Table:
         return [row for row in self.rows.values() if tier in row.runs]
 
     def cells(self, tier: str) -> list[tuple[Row, str]]:
-        """Return the cells that a tier fills, as pairs of a row and the name of a column."""
+        """Return the cells that a tier fills, as pairs of a row and the name of a column.
+
+        Args:
+            tier: Name of the tier (way to obtain numbers), one of `TIERS`.
+        """
         if tier not in RECIPES:
             columns = [name for name, column in self.columns.items() if getattr(column, tier)]
             return [(r, c) for r in self.rows.values() if r.setup is not None for c in columns]
@@ -282,7 +291,7 @@ class Table:
         return [(r, c) for r in rows for c in self.tiers[tier].columns_of(r.runs[tier])]
 
     def reason(self, row: str, column: str) -> Reason | None:
-        """Return the explanation for a computed cell that differs from the paper; None without one.
+        """Return the explanation of a computed cell that differs from the paper; None without one.
 
         Args:
             row: Name of the row.
@@ -324,10 +333,10 @@ def make(cls: type[T], where: str, given: Any, **more: Any) -> T:
     """Create an instance of a dataclass from a mapping that was read from a file.
 
     Args:
-        cls: Dataclass.
-        where: Location of the mapping in its file, for messages.
+        cls: Dataclass to create.
+        where: Location of the mapping in its file, for error messages.
         given: The mapping, with the names of fields as keys.
-        more: Further fields, which the mapping must not contain.
+        more: Values of further fields, which the mapping must not contain.
 
     Raises:
         InputError: A key is missing, unknown or also in `more`, or a value has the wrong type.

@@ -60,7 +60,7 @@ class AtomicCheckpointIO(CheckpointIO):
         return self._read(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the file if it exists."""
+        """Delete a checkpoint file if it exists."""
         Path(path).unlink(missing_ok=True)
 
 

@@ -1,9 +1,9 @@
 """Exact resume, bit for bit: seeds of dropout, position in the data, end of an epoch.
 
 With Lightning alone, a resumed run differs from an uninterrupted run, because Lightning prefetches
-batches and restores random numbers differently. In this package each batch has fields with its
-position in the data: the epoch, and the number of batches that all ranks together have trained in
-this epoch when the step with this batch ends. Dropout is seeded by the index of the batch. See
+batches and restores random numbers differently. In this package each batch has the fields `epoch`
+and `position`. The position is the number of batches that all ranks together have trained in this
+epoch when the step with this batch ends. Dropout is seeded by the index of the batch. See
 "Guarantees of a run" in CONTRIBUTING.md.
 """
 
@@ -43,13 +43,13 @@ class ExactResume(Callback):
                 setattr(counts, name, getattr(counts, name) + difference)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Seed torch's random-number generator, which dropout uses."""
+        """Seed torch's random-number generator, which dropout uses, by `step_seed`."""
         torch.manual_seed(step_seed(trainer))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Pass the batch's position to the DataModule, which saves the position in checkpoints."""
+        """Pass epoch and position of the batch to the DataModule, for its state in checkpoints."""
         data = resumable_data(trainer)
         if data is not None:
             data.mark_trained(batch.epoch, batch.position)
@@ -69,8 +69,8 @@ def step_seed(trainer: Trainer) -> int:
     """
     seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
     number = trainer.fit_loop.total_batch_idx
-    # Three odd multipliers make seeds of different (seed, number, rank) different; torch's
-    # generator mixes their bits.
+    # The odd multipliers give different seeds for different (seed, number, rank). torch's generator
+    # mixes the bits of a seed.
     return (seed * 1_000_003 + number * 7_919 + trainer.global_rank * 104_729) % 2**63
 
 
@@ -78,13 +78,16 @@ class FixEpochEndResume(Callback):
     """Callback that starts the next epoch in a run that resumes from the end of an epoch.
 
     With `max_steps`, Lightning's FitLoop resumes the epoch that is already complete, runs no batch
-    and counts this epoch a second time. The data of the next epoch would be skipped, and the logged
-    step numbers would be too high by one. With `max_epochs`, Lightning starts the next epoch
-    itself.
+    and counts this epoch a second time. Without this callback, the data of the next epoch would be
+    skipped, and the logged step numbers would be too high by one. With `max_epochs`, Lightning
+    starts the next epoch itself.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the resumed epoch as complete, so that the run begins with the next epoch."""
+        """If the run resumes from the end of an epoch, count this epoch as complete.
+
+        The run then begins with the next epoch.
+        """
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             loop.epoch_progress.increment_completed()

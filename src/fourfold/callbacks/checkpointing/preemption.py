@@ -3,7 +3,7 @@
 On SIGTERM, Lightning ends with exit code 0, as if training were complete, and saves no checkpoint.
 Lightning's handler for SLURM saves in the middle of a batch. Both of Lightning's handlers
 communicate with the other processes, which may not be ready to communicate at that moment. The
-handlers of this module only note the signal, and the callbacks act on the signal between two steps.
+handlers of this module only store the signal. The callbacks act on the signal between two steps.
 """
 
 import signal
@@ -31,9 +31,9 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGUSR1", signal.SIGI
 class StopOnSignal(Callback):
     """Callback that stops after the current optimizer step on SIGTERM, SIGUSR1 or Ctrl-C.
 
-    If any process receives the signal, all processes stop after the same step: the all-reduce that
-    sums the numbers of targets in each optimizer step also sums the requests to stop. A second
-    Ctrl-C stops immediately. The LightningModule must have an attribute
+    If any process receives the signal, all processes stop after the same step. The reason is that
+    the all-reduce that sums the numbers of targets in each optimizer step also sums the requests to
+    stop. A second Ctrl-C stops immediately. The LightningModule must have an attribute
     `loss_normalizer` (a `LossNormalizer`), as every task has.
 
     Args:
@@ -50,11 +50,11 @@ class StopOnSignal(Callback):
         self.signal = 0  # number of the received signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget a signal that was received in an earlier training."""
+        """Discard a signal that was received in an earlier training."""
         self.signal = 0
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install signal handlers; Lightning restores the original handlers after training."""
+        """Install the signal handlers; Lightning restores the original handlers after training."""
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for number in SIGNALS:
                 signal.signal(number, self._handle)
@@ -110,9 +110,10 @@ class StopOnSignal(Callback):
 
 
 class SaveOnSignal(StopOnSignal, Checkpoint):
-    """`StopOnSignal` that Lightning calls after all other callbacks, for runs with checkpoints.
+    """Callback that saves last.ckpt and stops on a signal, for runs with checkpoints.
 
-    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
+    The class differs from `StopOnSignal` only in the order of calls. It derives from `Checkpoint`,
+    because Lightning calls `Checkpoint` callbacks after all other callbacks.
     """
 
 

@@ -68,7 +68,7 @@ class RunCheckpoints(Checkpoint):
         self.best = folder / "best.ckpt"
         self.options = CheckpointOptions(**options)
         self.saved_step = 0  # step of the newest last.ckpt
-        self.save_after_validation = False  # last.ckpt is due, but a validation comes first
+        self.save_after_validation = False  # last.ckpt will be saved after the next validation
         self.stop_after_step = False  # a callback asked to stop during gradient accumulation
         self.mid_accumulation = False  # the checkpoint being saved lacks an accumulated gradient
         self.stopped = False  # the checkpoint being saved is where a callback ended the run
@@ -174,7 +174,10 @@ class RunCheckpoints(Checkpoint):
     # best.ckpt
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save step=N.ckpt if its score is among the best; save last.ckpt if that is due.
+        """Save step=N.ckpt if its score is among the best, and perhaps last.ckpt.
+
+        last.ckpt is saved if `on_train_batch_end` has left it to this hook, or if the run stops
+        early.
 
         Raises:
             InputError: The metric `monitor` was not logged in this validation.
@@ -246,7 +249,11 @@ class RunCheckpoints(Checkpoint):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state, except for the scores of files that were deleted."""
+        """Restore the state of this callback, except for the scores of files that were deleted.
+
+        Args:
+            state_dict: Result of `state_dict` that a checkpoint holds.
+        """
         self.saved_step = state_dict["saved_step"]
         self.stopped = state_dict["stopped"]
         scores = state_dict["scores"]
@@ -264,7 +271,10 @@ def validation_follows(trainer: Trainer) -> bool:
 
 
 def stops_early(trainer: Trainer) -> bool:
-    """Return True if a callback asks to stop, and `min_steps` and `min_epochs` are reached."""
+    """Return True if a callback such as EarlyStopping ends the run before its maximum length.
+
+    A callback has then requested the end, and `min_steps` and `min_epochs` are reached.
+    """
     return trainer.should_stop and can_stop_early(trainer)
 
 
@@ -276,7 +286,10 @@ def is_last_batch_of_run(trainer: Trainer) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, or a copy if the file system has no hard links."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no hard links.
+
+    An existing `target` is replaced atomically.
+    """
     with atomic_path(target) as part:
         part.unlink(missing_ok=True)  # left by a process that was killed
         try:

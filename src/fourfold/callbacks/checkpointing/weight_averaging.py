@@ -24,7 +24,7 @@ class CheckpointAveraging(Checkpoint):
 
     During training, the callback saves snapshots: files with the weights alone. When training ends,
     it writes average.ckpt. A resumed run also averages the snapshots of the interrupted run. The
-    class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all others.
+    class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
 
     Args:
         n: Number of snapshots to average, the last n of the run (the paper: 5 for the base model,
@@ -41,14 +41,14 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete the snapshots that are newer than the step from which the run resumes."""
+        """Delete saved weights (snapshots) of steps after the step from which the run resumes."""
         if trainer.is_global_zero:
             for file in self._snapshot_files():
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save a snapshot every `every_n_steps` steps, or after each epoch if that is None.
+        """Save the weights every `every_n_steps` steps, or after each epoch if that number is None.
 
         The end of an epoch is also handled here, since Lightning does not call `on_train_epoch_end`
         if a callback stops the run after this batch.
@@ -62,7 +62,10 @@ class CheckpointAveraging(Checkpoint):
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a snapshot if `every_n_steps` is None, unless `on_train_batch_end` has saved one."""
+        """Save the weights if `every_n_steps` is None.
+
+        Nothing is done if `on_train_batch_end` has already saved the weights of this step.
+        """
         if not self.every_n_steps and self._last_step != trainer.global_step:
             self._save_snapshot(trainer)
 
@@ -76,7 +79,9 @@ class CheckpointAveraging(Checkpoint):
                 old.unlink()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write average.ckpt if it is missing or older than the newest snapshot.
+        """Write the mean of the saved weights (snapshots) to average.ckpt.
+
+        Nothing is done if average.ckpt is newer than all snapshots.
 
         If a run was killed between its last step and this hook, the file is written when the run
         is started again.
@@ -102,11 +107,13 @@ class CheckpointAveraging(Checkpoint):
 
 
 def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of the state dicts in several snapshot files.
+    """Return the mean of the state dicts in several snapshot files, with the dtypes of the files.
 
-    Each file has its state dict under the key `state_dict`. Floating-point tensors are averaged.
-    All other tensors are those of the last file. Tensors are summed in float64, one file at a time,
-    so that at most two sets of weights are in memory.
+    Floating-point tensors are averaged. All other tensors are those of the last file. Tensors are
+    summed in float64, one file at a time, so that at most two sets of weights are in memory.
+
+    Args:
+        files: Paths of the snapshots, each of which holds a state dict under the key `state_dict`.
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
@@ -135,6 +142,6 @@ class ExponentialMovingAverage(EMAWeightAveraging):
         super().__init__(decay=decay, use_buffers=False)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Create the average on the device to which the model will be moved."""
+        """Create the averaged weights on the device to which the model will be moved."""
         set_average_device(self, trainer.strategy.root_device)
         super().setup(trainer, pl_module, stage)

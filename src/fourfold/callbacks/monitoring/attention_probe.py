@@ -1,4 +1,8 @@
-"""AttentionProbe: statistics of attention by layer during training, and a warning of collapse."""
+"""AttentionProbe: callback that logs statistics of the attention of each layer during training.
+
+The callback also warns if the attention of a layer collapses, which means that nearly all weight of
+a query is on few keys.
+"""
 
 import warnings
 from collections import Counter, defaultdict
@@ -23,32 +27,35 @@ from fourfold.loggers.wandb_logger import WandbRunLogger
 from fourfold.models.analysis.attention_maps import LayerAttention, visit_attention
 from fourfold.models.analysis.attention_statistics import LABELS, head_label, head_statistics
 
-COLLAPSE = 0.1  # entropy of a layer, as a part of the entropy of uniform attention
+COLLAPSE = 0.1  # entropy of a layer, as a fraction of the entropy of uniform attention
 LOGGED = ("entropy", "distance", "first")
 
 
 class AttentionProbe(Callback):
     """Callback that logs statistics of attention by layer after every N-th validation.
 
-    The statistics are means over the heads, the queries and the first rows of the validation split.
-    Their names begin with `attention/` and kind and layer, such as `attention/self.0/`:
+    The statistics are means over the heads, the queries and the first examples of the validation
+    split. The name of a statistic begins with `attention/`, the kind of attention and the layer,
+    such as `attention/self.0/`. It ends with one of the following:
 
-    - `entropy` in nats, and `entropy_share`, its part of the entropy of uniform attention
-    - `distance` of query and key in tokens, for self-attention
-    - `first`, the weight on the first key (an attention sink if large)
-    - `heads_previous`, `heads_self`, `heads_next`, `heads_first_token` and `heads_broad`: number of
-      heads with this label of `head_label`; only the last two for other than self-attention
+    - `entropy`: entropy of the attention weights in nats.
+    - `entropy_share`: entropy divided by the entropy of uniform attention.
+    - `distance`: mean distance of query and key in tokens, for self-attention only.
+    - `first`: weight on the first key. A large weight is called an attention sink.
+    - `heads_first_token` and `heads_broad`: number of heads with this label of `head_label`.
+    - `heads_previous`, `heads_self` and `heads_next`: the same number for further labels, for
+      self-attention only.
 
-    A warning is given once for each layer whose entropy share is below 10 % at two probes in a row.
-    The page of `fourfold look` for the same rows replaces `val/look.html` in the root directory of
-    the Trainer, and is logged to W&B. TensorBoard, which shows no HTML, logs its path. Nothing is
-    logged for sharded weights, or without a `ResumableDataModule` and a validation split. The
-    training itself does not change.
+    A warning is given once for each layer whose `entropy_share` is below 10 % in two successive
+    measurements. The page of `fourfold look` for the same examples replaces `val/look.html` in the
+    root directory of the Trainer, and is logged to W&B. TensorBoard, which shows no HTML, logs the
+    path of the page. Nothing is logged for sharded weights, or without a `ResumableDataModule` and
+    a validation split. The training itself does not change.
 
     Args:
-        every_n_validations: Number of validations from one probe to the next.
-        n_rows: Number of rows, each of which is run on its own, without padding to other rows.
-        page: Write the page of attention maps at each probe.
+        every_n_validations: Number of validations from one measurement to the next.
+        n_rows: Number of examples. Each example is a batch of its own, without padding.
+        page: Write the page of attention maps at each measurement.
 
     Raises:
         InputError: A number is below 1.
@@ -61,7 +68,7 @@ class AttentionProbe(Callback):
         self.n_rows = n_rows
         self.page = page
         self.n_validations = 0
-        self.n_low: dict[str, int] = {}  # number of probes in a row with a low entropy, by layer
+        self.n_low: dict[str, int] = {}  # successive measurements with low entropy, by layer
 
     def state_dict(self) -> dict[str, Any]:
         return {"n_validations": self.n_validations, "n_low": dict(self.n_low)}
@@ -70,7 +77,7 @@ class AttentionProbe(Callback):
         self.n_validations, self.n_low = state_dict["n_validations"], dict(state_dict["n_low"])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Probe the model after every N-th validation of a training."""
+        """Measure and log the statistics of attention after every N-th validation of a training."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.n_validations += 1
@@ -116,7 +123,16 @@ class AttentionProbe(Callback):
                 logger.experiment.add_text("val/look", path, trainer.global_step)
 
     def measure(self, trainer: Trainer, module: Any, dataset: Any) -> dict[str, float]:
-        """Return the statistics of the first rows of a dataset by name."""
+        """Return the statistics of attention for the first `n_rows` examples of a dataset.
+
+        Args:
+            trainer: Trainer, which moves batches to the device.
+            module: Task with the attribute `model` and the method `step(batch)`.
+            dataset: Dataset of a split of a `ResumableDataModule`.
+
+        Returns:
+            Values by name, such as `attention/self.0/entropy`.
+        """
         found: dict[str, list[float]] = defaultdict(list)
         labels: Counter[str] = Counter()
 

@@ -20,7 +20,7 @@ class GradientNorms(Callback):
 
     Args:
         distances: Distances in tokens.
-        n_sequences: Number of sequences, the first ones of the test split.
+        n_sequences: Number of sequences, taken from the beginning of the test split.
 
     Raises:
         InputError: In the test, if the model is not a causal LM, or if a distance is not below the
@@ -32,7 +32,7 @@ class GradientNorms(Callback):
         self.n_sequences = n_sequences
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the model."""
+        """Check that the model is a causal LM, and discard the sequences of an earlier test."""
         model: Any = pl_module.model
         if not isinstance(model, CausalLM):
             message = f"must be a causal LM for GradientNorms, got {type(model).__name__}"
@@ -42,11 +42,17 @@ class GradientNorms(Callback):
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Keep the first sequences of the split."""
+        """Keep the token ids of the first `n_sequences` sequences of the test split."""
         self._ids += batch.ids[: self.n_sequences - len(self._ids)]
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the metrics to those of the task."""
+        """Compute the gradient norms, and add them to the metrics in the task's dict `summary`.
+
+        All sequences are truncated to the length of the shortest sequence.
+
+        Raises:
+            InputError: A distance is not below the number of tokens of the sequences.
+        """
         n_tokens = min(map(len, self._ids))
         if max(self.distances) >= n_tokens:
             message = f"must be below the {n_tokens} tokens of a sequence"

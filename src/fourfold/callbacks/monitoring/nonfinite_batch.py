@@ -36,9 +36,10 @@ class SaveNonfiniteBatch(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Remember the batch until its backward pass, after which it is stored with its seed.
+        """Keep a reference to the current batch.
 
-        At the first batch of an optimizer step, all batches of the previous step are forgotten.
+        At the first micro-batch of an optimizer step, the batches of the previous step are
+        discarded.
         """
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._micro_batches = []
@@ -52,7 +53,11 @@ class SaveNonfiniteBatch(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """If a nonfinite loss stopped the training, write a file on each rank with such a loss."""
+        """If a NaN or infinite loss stopped the training, write nonfinite_step=N.pt.
+
+        Each rank with such a loss writes a file. If there are several ranks, the name also contains
+        the rank.
+        """
         if not isinstance(exception, TrainingStopped):
             return
         weights = trainer.strategy.lightning_module_state_dict()

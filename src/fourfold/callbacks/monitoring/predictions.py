@@ -47,14 +47,14 @@ class PredictionWriter(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Keep the output of a batch."""
+        """Keep the output of a batch, and the indices of its examples (`batch.rows`), if any."""
         self.outputs.append(outputs.cpu() if isinstance(outputs, Tensor) else outputs)
         rows = getattr(batch, "rows", None)
         if isinstance(outputs, Tensor) and isinstance(rows, Tensor):
             self.rows.append(rows.tolist())
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file on the first rank."""
+        """Gather the outputs of all ranks, and write the predictions file on the first rank."""
         outputs = interleave(gather_objects(self.outputs))
         rows = list(chain.from_iterable(interleave(gather_objects(self.rows))))
         if not trainer.is_global_zero or not outputs:
@@ -88,10 +88,14 @@ def describe_example(dataset: Any, row: int, names: list[str] | None) -> dict[st
     """Return the columns file, true and text of an example in predictions.csv.
 
     Args:
-        dataset: Dataset of the split. One of images has a method `location`, one of texts has a
-            `table` of texts. For other datasets the result is empty.
+        dataset: Dataset of the split. A dataset of images has a method `location`. A dataset of
+            texts has an attribute `table` with the texts.
         row: Index of the example in the split.
         names: Names of the classes; empty or None for a regression.
+
+    Returns:
+        A dict with the keys "file", "true" (class or value) and, for texts, "text". The dict is
+        empty for other datasets.
     """
     table = getattr(dataset, "table", None)
     if table is None and not (names and hasattr(dataset, "location")):
@@ -121,7 +125,7 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     Args:
         pairs: Pairs (index of the example in the split, text) in any order. An example that was
             divided into chunks has several pairs ((index of the example, index of the chunk),
-            text); the texts of its chunks are joined by spaces.
+            text). The texts of its chunks are joined by spaces.
     """
     rows: dict[int, list[str]] = {}
     for name, text in sorted(pairs):

@@ -18,9 +18,9 @@ from fourfold.callbacks.monitoring.throughput import StepMetrics
 class Progress(Callback):
     """Callback that prints the start and end of training, lines of progress and validation metrics.
 
-    A line of progress has step, epoch, loss, learning rate, throughput and time left. On a terminal
-    no lines of progress are printed, since Lightning shows a progress bar. Each line is flushed, so
-    that a log file can be watched.
+    A line of progress has the step, epoch, loss, learning rate, throughput and remaining time. On a
+    terminal, no lines of progress are printed, since Lightning shows a progress bar. The output is
+    flushed after each line.
 
     Args:
         seconds: Seconds between two lines of progress.
@@ -44,10 +44,13 @@ class Progress(Callback):
             print("  ".join(parts), flush=True)
 
     def _is_due(self, always: bool = False) -> bool:
-        """Return True if a line of progress is due, and in that case restart the clock.
+        """Return True if a line of progress has to be printed now.
+
+        In this case, the current time is stored as the time of the newest line.
 
         Args:
-            always: Do not wait until the previous line is `seconds` seconds old.
+            always: True if the line has to be printed although less than `seconds` seconds have
+                passed since the previous line.
         """
         now = time.monotonic()
         is_due = self._prints_progress and (always or now - self._updated_at >= self.seconds)
@@ -58,7 +61,7 @@ class Progress(Callback):
     # Training.
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the model, the device and the size of an optimizer step, and start the clock."""
+        """Print the model, device and size of an optimizer step, and start to measure the time."""
         self._trained = True
         self._first_step = trainer.global_step
         self._total: int | None = pl_module.total_steps()  # type: ignore[operator]
@@ -118,7 +121,7 @@ class Progress(Callback):
         self.print(f"trained to step {trainer.global_step:,} in {duration}")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print advice if the run was complete already, so that no step was trained."""
+        """If the run was already complete and no step was trained, print how to continue it."""
         if self._trained:
             return
         advice = "give a greater --trainer.max_steps or --trainer.max_epochs"
@@ -151,7 +154,10 @@ class Progress(Callback):
 
 
 def first_validation(trainer: Trainer) -> float:
-    """Return the optimizer step after which Lightning validates first; infinity for never."""
+    """Return the number of the optimizer step after which Lightning runs the first validation.
+
+    The result is infinity if there will be no validation.
+    """
     batches: Any = trainer.num_training_batches
     interval: Any = trainer.val_check_batch
     accumulation = trainer.accumulate_grad_batches

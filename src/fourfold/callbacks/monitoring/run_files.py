@@ -29,7 +29,7 @@ class RunFiles(Callback):
         self.changes = changes
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the files and print the changes on the first rank."""
+        """On the first rank, write config.yaml and tokenizer.json and print the changed options."""
         if not trainer.is_global_zero:
             return
         for line in self.changes:

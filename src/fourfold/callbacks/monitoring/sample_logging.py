@@ -1,9 +1,9 @@
 """Callback that saves sample outputs, attention maps and confusion matrices of a model.
 
 The folder RUN/val/ is written when training ends, and RUN/test/ in each test. Both folders hold
-samples.csv, attention.png and other files of the task for N_SAMPLES examples of the split: the
-first ones, or for a classification task examples of all classes in turn. A test of a classifier
-also writes confusion.csv and confusion.png, which count all examples.
+samples.csv, attention.png and other files of the task for N_SAMPLES examples of the split. They are
+the first examples or, for a classification task, examples of all classes in turn. A test of a
+classifier also writes confusion.csv and confusion.png, which count all examples.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from fourfold.loggers.media import ConfusionMatrix, Media
 from fourfold.loggers.wandb_logger import WandbRunLogger
 
 N_SAMPLES = 8
-MAX_SAMPLES = 16  # if there are more than N_SAMPLES classes
+MAX_SAMPLES = 16  # maximum number of examples if there are more than N_SAMPLES classes
 
 
 class LogSamples(Callback):
@@ -39,13 +39,13 @@ class LogSamples(Callback):
         self.folder = folder
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save samples of the validation split, with the final weights."""
+        """Save sample outputs of the model with its final weights for the validation split."""
         data = resumable_data(trainer)
         if data is not None and "val" in data.splits:
             self._save(trainer, pl_module, "val")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save samples of the test split."""
+        """Save sample outputs of the model for the test split."""
         self._save(trainer, pl_module, "test")
 
     def _save(self, trainer: Trainer, module: LightningModule, split: str) -> None:
@@ -70,11 +70,12 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
     Args:
         trainer: The Trainer, which has the DataModule.
         module: The task.
-        split: val or test.
+        split: "val" or "test".
 
     Returns:
-        A dict from names to media, empty if the task has neither. Sample outputs are left out if
-        the weights are sharded, or if the DataModule is not a `ResumableDataModule`.
+        A dict from names to media. The confusion matrix is left out if the task has counted none.
+        Sample outputs are left out if the task has no method `sample_outputs`, if the weights are
+        sharded, or if the DataModule is not a `ResumableDataModule`.
     """
     collected: dict[str, Media] = {}
     counts = getattr(module, "summary", {}).get(f"{split}/confusion")

@@ -1,4 +1,4 @@
-"""StepMetrics: throughput in tokens or images per second, and the learning rate."""
+"""StepMetrics: callback that logs the learning rate, and tokens or images per second."""
 
 import time
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ from fourfold.lightning_internals import is_accumulating, is_logged
 
 
 class Reading(NamedTuple):
-    """Reading of the counter and the clock of `StepMetrics`.
+    """Number of tokens or images that were trained on, and the time that this took.
 
     Args:
-        units: Number of tokens or images that were trained on since the start of the clock.
-        seconds: Seconds since the start of the clock, without the time of validations.
+        units: Number of tokens or images since the start of training, on all ranks.
+        seconds: Seconds since the start of training, without the time of validations.
     """
 
     units: int
@@ -40,21 +40,21 @@ class StepMetrics(Callback):
     _started_at = 0.0  # validation in the sanity check comes before the start of training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the number of tokens or images to 0, and start the clock at 0."""
+        """Set the number of tokens or images to 0, and start to measure the time."""
         self._units = 0
         self._started_at = time.monotonic()
         self._logged = Reading(0, 0.0)
 
     def read(self) -> Reading:
-        """Return the number of tokens or images and the seconds since the start of training."""
+        """Return the number of tokens or images, and the seconds, since the start of training."""
         return Reading(self._units, time.monotonic() - self._started_at)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock."""
+        """Store the time at which the validation starts, to exclude its duration later."""
         self._stopped_at = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock again."""
+        """Exclude the duration of the validation from the measured time of training."""
         self._started_at += time.monotonic() - self._stopped_at
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

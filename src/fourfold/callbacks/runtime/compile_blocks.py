@@ -15,9 +15,9 @@ def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
     """Compile each block (layer) of a model in place; parameter names do not change.
 
     Blocks of the same kind share one compiled graph. `torch._dynamo.config.recompile_limit` is set
-    to at least 64 for the process. torch counts the graphs of all blocks together, in encoder and
-    decoder, in training and evaluation. Beyond its default limit of 8 graphs, torch would run
-    further blocks uncompiled.
+    to at least 64 for the process, since torch would run further blocks uncompiled beyond its
+    default limit of 8 graphs. The limit is for the graphs of all blocks together, in encoder and
+    decoder, in training and evaluation.
 
     Args:
         model: A model of this package.

@@ -8,13 +8,13 @@ from torch.nn.parallel import DistributedDataParallel
 class DDPUnevenEvaluation(Callback):
     """Callback that broadcasts buffers once per validation instead of before each batch.
 
-    DDP broadcasts the buffers of rank 0 before every forward pass, also in evaluation. If a rank
-    had one batch more than the others, the other ranks would take the broadcast before this batch
-    for the broadcast of the next training step.
+    DDP broadcasts the buffers of rank 0 before every forward pass, also in evaluation. A rank may
+    have one batch more than the other ranks. Without this callback, the other ranks would match the
+    broadcast before this batch with their broadcast of the next training step.
     """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Broadcast the buffers, and disable further broadcasts."""
+        """Broadcast the buffers of rank 0, and disable the broadcasts of DDP."""
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             for buffer in model.buffers():
@@ -22,7 +22,7 @@ class DDPUnevenEvaluation(Callback):
             model.require_forward_param_sync = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Enable the broadcasts again for training."""
+        """Enable the broadcasts of DDP again for training."""
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             model.require_forward_param_sync = True

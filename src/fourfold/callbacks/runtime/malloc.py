@@ -15,7 +15,7 @@ def disable_malloc_trim() -> bool:
 
     By default, glibc requests each block above 32 MiB from the operating system, which fills the
     block with zeros. These requests take a fifth of the time of a training step (results/LOG.md).
-    The settings do not change the peak of memory, and hold for the rest of the process.
+    The settings do not change the peak memory use. They are in effect until the process ends.
 
     Returns:
         True if the settings were changed, False if the C library is not glibc.
@@ -32,6 +32,6 @@ class DisableMallocTrim(Callback):
     """Callback that calls `disable_malloc_trim` if the model runs on a CPU."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Change the settings before large tensors are allocated."""
+        """Call `disable_malloc_trim` before large tensors are allocated, if the device is a CPU."""
         if trainer.strategy.root_device.type == "cpu":
             disable_malloc_trim()

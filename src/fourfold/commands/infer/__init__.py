@@ -1,1 +1,1 @@
-"""Inference commands: translate, generate, fill and classify."""
+"""Inference commands: translate, generate, fill, classify and caption."""

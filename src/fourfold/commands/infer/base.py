@@ -18,7 +18,9 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class LoadedModel:
-    """Model of a checkpoint with the attributes of its task that a line processor may read.
+    """Model with the attributes of a task (LightningModule) that a `LineProcessor` reads.
+
+    `LineProcessor` accepts this object in place of the task, so that Lightning is not imported.
 
     Args:
         model: Model that `fourfold.load` returned.
@@ -69,14 +71,18 @@ class LineProcessor:
         raise NotImplementedError
 
     def run(self, items: list[Item]) -> list[str]:
-        """Run the model on a batch of prepared lines, and return one line of output for each."""
+        """Run the model on a batch of items, and return one line of output for each item.
+
+        Args:
+            items: Results of `prepare`, at most one batch.
+        """
         raise NotImplementedError
 
 
 class TextProcessor(LineProcessor):
-    """Base class of the line processors for text.
+    """Base class of objects that turn each line of text into a line of output by a model.
 
-    It provides truncation, padding and beam search with the tokenizer of the checkpoint.
+    The class provides truncation, padding and beam search with the tokenizer of the checkpoint.
 
     Raises:
         InputError: The tokenizer has more entries than the model has embeddings.
@@ -153,7 +159,7 @@ class TextProcessor(LineProcessor):
         """Search for the N best outputs of each line, where N is the value of `--n-best`.
 
         Args:
-            ids: Token ids (B, T) of sentences to translate, or of prompts; or images (B, C, H, W).
+            ids: Token ids (B, T) of sentences to translate or of prompts, or images (B, C, H, W).
             mask: Mask (B, T), True for real tokens; None for images.
             **defaults: Further arguments of `fourfold.generation.beam_search`. If the user gives
                 --beam, --length-penalty or --length-penalty-type, the option replaces the argument

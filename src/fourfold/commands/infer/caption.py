@@ -37,7 +37,7 @@ class ImageCaptioner(TextProcessor):
         return Item((line, self.load(line)), 0)
 
     def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each image: its path and the `--n-best` best captions."""
+        """Return a line for each image: its path and `--n-best` captions, separated by tabs."""
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
         images = images.to(self.device, next(self.model.parameters()).dtype)
         best = self.beam_search(

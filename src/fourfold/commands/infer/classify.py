@@ -51,7 +51,10 @@ class ImageClassifier(LineProcessor):
         return Item((line, self.load(line)), 0)
 
     def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each image: path, `--top-k` most probable classes, probabilities."""
+        """Return a line for each image, with tabs between its parts.
+
+        The parts are the path, and the `--top-k` most probable classes with their probabilities.
+        """
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
         images = images.to(self.device, next(self.model.parameters()).dtype)
         classes = _format_classes(self.model(images), self.names, self.options.top_k)
@@ -62,7 +65,7 @@ class TextClassifier(TextProcessor):
     """Line processor that classifies sentences or pairs of sentences.
 
     Each line of input is a sentence, or two sentences separated by a tab. A model with one output
-    is a regression model. For it, the output is the predicted value instead of classes.
+    is a regression model, for which a line of output is the predicted value instead of classes.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -83,7 +86,14 @@ class TextClassifier(TextProcessor):
         return self.prepare_texts(line.split("\t"))
 
     def prepare_texts(self, texts: Sequence[str]) -> Item:
-        """Return the item of `prepare` for one or two texts."""
+        """Return an item with the pair (token ids, number of tokens of segment A) as content.
+
+        Args:
+            texts: One sentence, or the two sentences of a pair.
+
+        Raises:
+            InputError: See `prepare`.
+        """
         wanted = self.task.artifacts.get("n_texts")  # unknown for an imported checkpoint
         if len(texts) > 2 or len(texts) != (wanted or len(texts)):
             raise InputError(
@@ -105,7 +115,7 @@ class TextClassifier(TextProcessor):
         return self.answers(self.logits(items))
 
     def logits(self, items: list[Item]) -> Tensor:
-        """Return logits (B, K) of prepared texts."""
+        """Return class logits (B, K) of B items that `prepare_texts` returned."""
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
         first = torch.tensor([[item.content[1]] for item in items], device=self.device)
         segments = ((torch.arange(ids.shape[1], device=self.device) >= first) & mask).long()
@@ -114,7 +124,11 @@ class TextClassifier(TextProcessor):
         return logits
 
     def answers(self, logits: Tensor) -> list[str]:
-        """Return a line for each row of logits (B, K): classes and probabilities, or the value."""
+        """Convert logits (B, K) to B lines of output.
+
+        A line has the most probable classes with their probabilities. If K is 1, as in a regression
+        model, a line has the predicted value.
+        """
         if logits.shape[-1] == 1:
             return [f"{number:.4f}" for number in logits.float().squeeze(-1).tolist()]
         return _format_classes(logits, self.names, self.options.top_k)
@@ -147,7 +161,7 @@ class DocumentClassifier(TextClassifier):
         return Item(rows, len(rows))
 
     def logits(self, items: list[Item]) -> Tensor:
-        """Return logits (B, K) of prepared documents."""
+        """Return class logits (B, K) of B items that `prepare_texts` returned."""
         ids, mask = self.pad([row for item in items for row in item.content])  # (N, T)
         n_sentences = tuple(len(item.content) for item in items)
         unused = torch.zeros(len(items), dtype=torch.long)

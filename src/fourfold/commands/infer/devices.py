@@ -26,8 +26,8 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
     """Move a module to a device, and convert its weights to the data type of a precision.
 
     Args:
-        module: The module, changed in place.
-        device: The device.
+        module: Module to move and convert in place.
+        device: Device that the module is moved to.
         precision: A key of `PRECISIONS`. A mixed precision, such as bf16-mixed, does not change the
             data type of the weights.
 

@@ -14,7 +14,7 @@ class Item(NamedTuple):
 
     Args:
         content: Input of the model, such as token ids or an image.
-        size: Length in tokens, or 0 for an image. Lines are sorted by it before they are batched.
+        size: Length in tokens, or 0 for an image. Lines are sorted by length before batching.
         group: Lines of a batch have the same group. For example, prompts with different limits of
             new tokens are in different groups.
     """
@@ -55,8 +55,8 @@ def process(
 
     Args:
         lines: Lines of input.
-        prepare: Function that returns the item of one line.
-        run: Function that returns the lines of output of a batch of items.
+        prepare: Function from a line to an `Item`, the input of the model for the line.
+        run: Function from a batch of items to a list with one line of output per item.
         out: Stream that the output is written to.
         batch_size: Maximum number of items in a batch.
         chunk_size: Number of lines that are read at a time. They are sorted by length and divided

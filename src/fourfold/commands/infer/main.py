@@ -68,7 +68,7 @@ LENGTH_PENALTIES = ("gnmt", "power", "none")
 
 
 def make_parser(command: str) -> OptionParser:
-    """Return the parser of an inference command."""
+    """Return the parser of the options of an inference command, such as "translate"."""
     parser = OptionParser(
         prog=f"fourfold {command}", description=DESCRIPTIONS[command], epilog=EPILOG
     )

@@ -1,4 +1,7 @@
-"""Choice of the precision of `fit`, `validate`, `test` and `predict`, and warnings of slow ones."""
+"""Choice of the numeric precision of `fit`, `validate`, `test` and `predict`, with warnings.
+
+A warning is printed if the precision is slow on the device.
+"""
 
 import sys
 from pathlib import Path
@@ -21,7 +24,10 @@ OPTION = "trainer.precision"
 
 
 def device_kind(accelerator: Any) -> str:
-    """Return "cuda" if this value of `trainer.accelerator` selects an available GPU, else "cpu"."""
+    """Return the type of the device for a value of `trainer.accelerator`.
+
+    The result is "cuda" if the value is not "cpu" and a GPU is available, otherwise "cpu".
+    """
     return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
@@ -30,11 +36,13 @@ def set_precision(
 ) -> None:
     """Replace "auto" in `trainer.precision`, print the choice, and warn of a slow precision.
 
-    A resumed training keeps the precision of its record. An evaluation of a run that was trained
-    with "auto" chooses again, unless the command line names a precision.
+    A resumed training keeps the precision that its config.yaml records. An evaluation of a model
+    that was trained with "auto" chooses again, unless the command line names a precision.
 
     Args:
-        config: All options of the command. `trainer.precision` and `auto_precision` are set.
+        config: All options of the command, changed in place. "auto" in `trainer.precision` is
+            replaced by the choice, which is also stored in `auto_precision`. `auto_precision` is
+            set to None if the precision was not chosen.
         arguments: Options on the command line.
         checkpoint: Checkpoint of a training to resume, or weights to evaluate; None if there is
             none.
@@ -69,7 +77,9 @@ def set_precision(
 def recorded_precision(checkpoint: Path) -> str | None:
     """Return the precision in the config.yaml of the run directory that contains a checkpoint.
 
-    None if the file does not exist, or if its precision is missing or "auto".
+    The result is a key of `PRECISIONS`, such as "bf16-mixed". A precision of null, Lightning's
+    default, becomes "32-true". The result is None if the file does not exist, or if its precision
+    is missing or "auto".
 
     Raises:
         InputError: The file is not YAML.
@@ -83,6 +93,6 @@ def recorded_precision(checkpoint: Path) -> str | None:
 
 
 def _print(text: str, *, is_warning: bool = False) -> None:
-    """Print a line on the first rank; a warning is written to stderr."""
+    """Print a line on the first rank, to stdout or, for a warning, to stderr."""
     if getattr(rank_zero_only, "rank", 0) == 0:
         print(text, file=sys.stderr if is_warning else sys.stdout, flush=True)

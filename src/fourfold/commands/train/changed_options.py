@@ -16,7 +16,8 @@ from fourfold.commands.train.config_files import LOADER
 from fourfold.commands.train.options import count_devices
 from fourfold.errors import InputError
 
-# Options that do not change the rest of a training, without the levels named init_args.
+# Dotted names of options that do not affect the results of a resumed training. The level init_args
+# is left out of the names.
 IGNORED = {
     *("allow_class", "ckpt_path", "config", "resume", "run_dir", "trainer.default_root_dir"),
     "auto_precision",  # the precision itself is compared
@@ -74,7 +75,11 @@ def describe_changes(config: str, checkpoint: Path) -> list[str]:
 
 
 def _options(config: str) -> dict[str, Any]:
-    """Return the options of a config in YAML by dotted name; empty if the text is damaged."""
+    """Return a dict from the dotted name of each option to its value.
+
+    Args:
+        config: Config as YAML text. The dict is empty if the text is not a YAML mapping.
+    """
     try:
         content = yaml.load(config, LOADER)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -83,7 +88,15 @@ def _options(config: str) -> dict[str, Any]:
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of each option; lists of mappings get indices."""
+    """Yield the dotted name and the value of each option in nested mappings and lists.
+
+    An item of a list of mappings has its index in the name, such as trainer.callbacks[0].patience.
+    The levels init_args and dict_kwargs are left out of the names.
+
+    Args:
+        value: Mapping, list or value.
+        name: Dotted name of `value`; "" for the whole config.
+    """
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             is_level = key in ("init_args", "dict_kwargs") and isinstance(inner, Mapping)
@@ -96,7 +109,15 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(key: str, value: Any) -> Any:
-    """Return a value in which differences without influence are removed."""
+    """Return a form of an option's value that is equal for values with the same effect.
+
+    The number of devices replaces `trainer.devices`, and the real path replaces `model.init_from`.
+    Other values are returned unchanged.
+
+    Args:
+        key: Dotted name of the option.
+        value: Value of the option.
+    """
     if key == "trainer.devices" and value is not None:
         return count_devices(value)
     if key == "model.init_from" and isinstance(value, str):

@@ -46,8 +46,14 @@ def check_model(
     The model is built on the meta device, which takes no memory. Models of the user, sharded
     models, and models whose sizes depend on data that are not read yet are not checked.
 
+    Args:
+        task: Task, which determines the model, the trained parameters and the optimizer.
+        trainer: Trainer, which determines the device and the precision.
+        datamodule: DataModule with sizes that the config leaves out, such as `vocab_size`.
+        check_memory: False skips the check of the memory.
+
     Raises:
-        InputError: The memory is too small.
+        InputError: The memory is too small for weights, gradients and optimizer states.
     """
     values = {
         name: getattr(datamodule, name, None) if trainer.world_size == 1 else None

@@ -37,9 +37,12 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
 
     Args:
         arguments: Arguments of a command that reads configs.
-        evaluates: True for commands that read the config of an existing run. For these,
-            `--config DIR/config.yaml` is added to `--run_dir DIR` if no other config is given. For
-            others, it is added if the file exists and neither model nor data are given.
+        evaluates: True for commands that evaluate an existing run, False for `fit`.
+
+    Returns:
+        The normalised arguments. If they have `--run_dir DIR` and no `--config`, then
+        `--config DIR/config.yaml` is added at the beginning. If `evaluates` is False, this option
+        is added only if the file exists and neither `--model` nor `--data` is given.
 
     Raises:
         InputError: A recipe is unknown, or an argument is not valid UTF-8.
@@ -79,7 +82,11 @@ def _is_inline(config: str) -> bool:
 
 
 def options(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name, without dashes, and the value of each option."""
+    """Yield the name and the value of each option of a command line, such as ("run_dir", "DIR").
+
+    Args:
+        arguments: Command-line arguments. Both `--NAME VALUE` and `--NAME=VALUE` are recognized.
+    """
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name.startswith("--"):
@@ -87,12 +94,15 @@ def options(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_given(name: str, arguments: list[str]) -> bool:
-    """Return True if a command line has the option `--name VALUE`, beside its config files."""
+    """Return True if a command line has the option `--name`; config files are not searched."""
     return any(option == name for option, _ in options(arguments))
 
 
 def config_files(arguments: list[str]) -> list[Path]:
-    """Return the paths in the `--config` options; values that are YAML text are left out."""
+    """Return the paths of the config files that the `--config` options of a command line name.
+
+    Values of `--config` that are YAML text are left out.
+    """
     values = [value for name, value in options(arguments) if name == "config"]
     return [Path(value) for value in values if value and not _is_inline(value)]
 
@@ -100,9 +110,9 @@ def config_files(arguments: list[str]) -> list[Path]:
 def fingerprints(arguments: list[str]) -> dict[str, str]:
     """Return a dict from the path of each config file of a command line to its SHA-256 hash.
 
-    Only keys and values are hashed. Comments and line breaks are ignored. The precision "auto" has
-    the hash of bf16-mixed, which it replaced in the recipes: records of trainings do not depend on
-    the choice.
+    Only keys and values are hashed. Comments and line breaks are ignored. The precision "auto" is
+    hashed as "bf16-mixed", the value that the recipes had before "auto" was introduced. Records of
+    trainings with that value therefore remain valid.
 
     Args:
         arguments: Command-line arguments that `expand_arguments` returned.
@@ -144,7 +154,7 @@ def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
     """Check that each file is a YAML mapping without unknown sections and repeated keys.
 
     Args:
-        files: Config files.
+        files: Paths of the config files.
         sections: Names of the known top-level keys, such as model and trainer.
 
     Raises:
@@ -225,7 +235,9 @@ def _parse(text: str, file: Path) -> yaml.Node | None:
 
 
 def check_option_values(arguments: list[str]) -> None:
-    """Check the values of options, which may be YAML, against the bounds of a config file.
+    """Check the nesting depth, the size and the numbers of option values, which may be YAML text.
+
+    The bounds are those for config files.
 
     Args:
         arguments: Command-line arguments that `expand_arguments` returned.
@@ -247,7 +259,11 @@ def check_option_values(arguments: list[str]) -> None:
 
 
 def _check_events(text: str, file: Path | None = None) -> None:
-    """Check the depth of a YAML text and the length of its numbers, without recursion.
+    """Check the nesting depth of a YAML text and the length of its numbers, without recursion.
+
+    Args:
+        text: YAML text.
+        file: File that contains the text, for the error message; None for an option value.
 
     Raises:
         InputError: A bound is exceeded.
@@ -269,7 +285,10 @@ def _check_events(text: str, file: Path | None = None) -> None:
 
 
 def _parts(node: Any) -> Iterable[yaml.Node]:
-    """Return the keys and values of a mapping, or the items of a list."""
+    """Return the keys and values of a YAML mapping, or the items of a YAML list.
+
+    The result is empty for a scalar node.
+    """
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else ()

@@ -1,4 +1,4 @@
-"""Callbacks and plugins that a command adds to those of the config."""
+"""Callbacks and plugins that a command such as `fit` adds to those of the config."""
 
 import sys
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def make_callbacks(
         command: fit, validate, test or predict.
         run: Directory of the run.
         config: All options of the command.
-        config_text: The options as YAML, for config.yaml.
+        config_text: The options as YAML text, which `fit` writes to config.yaml.
         changes: Lines about options that have changed since the training that is resumed.
     """
     trainer = config["trainer"]
@@ -79,7 +79,10 @@ def make_callbacks(
 
 
 def _make_savers(run: RunDirectory, config: Any) -> list[Callback]:
-    """Return the callbacks that save checkpoints, which Lightning calls after all others."""
+    """Return the callbacks of `fit` that save, average and upload checkpoints.
+
+    Lightning calls these callbacks after all other callbacks.
+    """
     checkpoints = RunCheckpoints(run.checkpoints, **vars(config["checkpoint"]))
     savers: list[Callback] = [checkpoints, SaveOnSignal(checkpoints)]
     if n_snapshots := config["average_last_checkpoints"]:

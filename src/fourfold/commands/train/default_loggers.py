@@ -77,7 +77,7 @@ def _has_api_key() -> bool:
 
 
 def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:
-    """Return a list with the W&B logger of a run, or an empty list if W&B is off.
+    """Return a list with the Weights & Biases (W&B) logger of a run; empty if W&B is off.
 
     The id of the W&B run is saved in wandb.json in the run directory, so that resuming and testing
     continue the same W&B run. The environment variable WANDB_SILENT is set for this process.
@@ -118,7 +118,7 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> l
 
 
 def _read_identity(file: Path) -> dict[str, Any]:
-    """Read the id of a W&B run from wandb.json.
+    """Read the arguments that identify a W&B run, such as id, project and name, from wandb.json.
 
     Raises:
         InputError: The file is damaged.

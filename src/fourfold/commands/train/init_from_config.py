@@ -35,7 +35,8 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
 
     The settings are fields of the model's config, such as width and number of layers. Values that
     the user gives are kept. For an existing run, the settings are read from its config.yaml, so
-    that the run can be resumed after the model was deleted. Word vectors have no settings.
+    that the run can be resumed after the model was deleted. Nothing is copied if `model.init_from`
+    is a file of word vectors.
 
     Args:
         config: The parsed config, which is changed in place.
@@ -74,7 +75,12 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
 
 
 def _warn_of_new_tokenizer(path: str, classes: tuple[str, ...]) -> None:
-    """Warn that a new tokenizer will be trained, if the model in `model.init_from` has its own."""
+    """Warn that a new tokenizer will be trained although the source model has a tokenizer.
+
+    Args:
+        path: Value of `model.init_from`, the source model.
+        classes: Import paths of the user's classes that the checkpoint may name.
+    """
     default = asdict(TokenizerConfig())
     values = _source_tokenizer(path, None, classes).items()
     kept = [f"--data.tokenizer.{name} {x}" for name, x in values if x != default[name]]

@@ -25,10 +25,10 @@ PACKAGE = Path(__file__).resolve().parents[2]
 FOLDERS = ("tasks", "data", "models", "core", "tokenization")
 FILES = ("optim.py", "schedules.py", "commands/train/options.py")
 CHECKPOINTS = "callbacks/checkpointing/run_checkpoints.py"
-METHODS = ("fit", "validate", "test", "predict")  # of the Trainer; their arguments are options
+METHODS = ("fit", "validate", "test", "predict")  # methods of the Trainer with options
 # Options of LightningCLI, and the sections of a config.
 GENERAL = ("config", "help", "print_config", "seed_everything", "model", "data", "trainer")
-BASES = {"model": "Task", "data": "LightningDataModule"}  # of the classes of a section
+BASES = {"model": "Task", "data": "LightningDataModule"}  # base class of each section
 SEPARATORS = ("class_path", "init_args", "help", "dict_kwargs")  # parts of keys of jsonargparse
 
 
@@ -82,7 +82,13 @@ def _check_key(key: str, sections: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def _nested(key: str, part: str, sections: Mapping[str, Mapping[str, str]]) -> InputError:
-    """Return the error for an unknown key, with a suggestion from all levels of all sections."""
+    """Return the error for an unknown key, with a similar key of any level and section as a hint.
+
+    Args:
+        key: Dotted name of the unknown key.
+        part: The part of the dotted name that is not known.
+        sections: For each section, such as "trainer", the result of `arguments_of`.
+    """
     dotted = [name for section, known in sections.items() for name in _walk(section, known)]
     last = {name.rpartition(".")[2]: name for name in sorted(dotted, key=len, reverse=True)}
     close = get_close_matches(part, last, n=1, cutoff=0.8)
@@ -97,9 +103,12 @@ def _walk(above: str, known: Mapping[str, str]) -> Iterator[str]:
 
 
 def _merged(paths: set[str], base: str) -> dict[str, str]:
-    """Return the arguments of several classes.
+    """Return the arguments of the constructors of several classes, as `arguments_of` does.
 
-    The dict is empty if one of them is not known, or is not derived from the class `base`.
+    Args:
+        paths: Names or import paths of the classes.
+        base: Name of the base class. The dict is empty if one of the classes is not a class of this
+            package or is not derived from the base class.
     """
     names = [path.rpartition(".")[2] for path in paths]
     is_shipped = all("." not in path or path.startswith("fourfold.") for path in paths)
@@ -172,7 +181,14 @@ def _class_definitions() -> dict[str, ast.ClassDef]:
 
 @cache
 def _trainer_arguments(*methods: str) -> dict[str, str]:
-    """Return the arguments of methods of Lightning's Trainer; empty if its source is not found."""
+    """Return a dict with the names of the arguments of Lightning's Trainer methods as keys.
+
+    The values are "", since no argument is an object of this package. The dict is empty if the
+    source of Lightning is not found.
+
+    Args:
+        methods: Names of the methods, such as "__init__" or "fit".
+    """
     spec = find_spec("lightning")
     folder = Path(spec.origin).parent if spec and spec.origin else Path()
     file = folder / "pytorch/trainer/trainer.py"

@@ -101,7 +101,10 @@ class FourfoldCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add the options of a run and those of the Trainer's method, such as `ckpt_path`."""
+        """Add the fields of `RunOptions`, and the arguments of the Trainer method of the command.
+
+        An example of the latter is `ckpt_path` of `Trainer.fit`.
+        """
         add_options(parser)
         skip: Any = self.subcommands()[self.command]
         self.method_options = parser.add_method_arguments(Trainer, self.command, skip=skip)
@@ -122,7 +125,12 @@ class FourfoldCLI(LightningCLI):
         check_seed("seed_everything", self.config["seed_everything"])
 
     def before_instantiate_classes(self) -> None:
-        """Check the options; set the attributes `run_directory`, `checkpoint` and `changes`."""
+        """Check the options, and choose the run directory, the checkpoint and the precision.
+
+        Three attributes are set. `run_directory` is a `RunDirectory`. `checkpoint` is the path of
+        the checkpoint to load, or None. `changes` is a list of lines about options that differ from
+        those of the training to resume.
+        """
         config = self.config
         check_options(config)
         torch.set_float32_matmul_precision(config["float32_matmul_precision"])
@@ -151,7 +159,10 @@ class FourfoldCLI(LightningCLI):
             self.changes = describe_changes(self.dump(), self.checkpoint)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
-        """Return the checkpoint to load; None to start with new weights or those of `init_from`."""
+        """Return the path of the checkpoint to load.
+
+        The result is None if the weights are new or come from `model.init_from`.
+        """
         ckpt_path = config["ckpt_path"]
         directory = self.run_directory
         if self.command == "fit" and self.is_dry_run and ckpt_path is None:
@@ -165,7 +176,7 @@ class FourfoldCLI(LightningCLI):
         return directory.find_checkpoint(ckpt_path)
 
     def instantiate_classes(self) -> None:
-        """Build model, data and Trainer. If this fails in `fit`, remove a new run directory."""
+        """Build model, data and Trainer; if `fit` fails here, remove a new run directory."""
         try:
             super().instantiate_classes()
         except Exception:
@@ -251,9 +262,12 @@ class FourfoldCLI(LightningCLI):
             self._report()
 
     def _stopped(self, problem: DiskError) -> DiskError:
-        """Return the error of a full or failing disk with the checkpoint to resume from.
+        """Return the error of a full or failing disk, whose message names a checkpoint to resume.
 
-        Its exit code is that of a training that another run can resume.
+        The exit code of the error is 75, that of a training that can be resumed.
+
+        Args:
+            problem: Error that stopped the training.
         """
         try:
             newest = self.run_directory.checkpoint_to_resume("auto", None)
@@ -369,7 +383,7 @@ def run(command: str, options: list[str]) -> int:
 
     Args:
         command: fit, validate, test or predict.
-        options: Its options, as `expand_arguments` returned them.
+        options: Options of the command, as `expand_arguments` returned them.
 
     Raises:
         InputError: An option, a config, the data or the checkpoint is invalid.

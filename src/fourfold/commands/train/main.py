@@ -1,4 +1,4 @@
-"""`fourfold fit|validate|test|predict`: first checks, for which torch is not imported."""
+"""Entry point of `fourfold fit|validate|test|predict`: check of config keys without torch."""
 
 from collections.abc import Sequence
 

@@ -56,7 +56,7 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
     """Write metrics and their origin to a JSON file, atomically.
 
     Args:
-        file: The file to write; its directory is created if it does not exist.
+        file: File to write. The directory of the file is created if necessary.
         metrics: Values by name.
         run: Origin of the metrics, such as command line, config files and checkpoint. It is written
             under the key `run`. Commit, date, hardware and versions are added to it.

@@ -51,7 +51,16 @@ class Parser(LightningArgumentParser):
     def add_class_arguments(
         self, theclass: Any, nested_key: Any = None, *more: Any, **options: Any
     ) -> list[str]:
-        """Add the arguments of a class; `precision` of the Trainer also accepts "auto"."""
+        """Add the arguments of a class as options, and return their dotted names.
+
+        The option `precision` of the Trainer also accepts "auto".
+
+        Args:
+            theclass: Class whose constructor has the arguments.
+            nested_key: Prefix of the dotted names, such as "trainer"; None for no prefix.
+            *more: Further arguments of the method of the base class.
+            **options: Further keyword arguments of the method of the base class.
+        """
         if theclass is not Trainer:
             return super().add_class_arguments(theclass, nested_key, *more, **options)
         options["skip"] = {"precision", *options.get("skip", ())}

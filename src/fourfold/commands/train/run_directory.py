@@ -68,9 +68,9 @@ class RunDirectory:
                 newest checkpoint of this directory.
 
         Raises:
-            InputError: The directory contradicts `resume`; all its checkpoints are corrupted;
-                `ckpt_path` is not a checkpoint; or `ckpt_path` differs from the newest checkpoint
-                of the directory.
+            InputError: The directory contradicts `resume`, all checkpoints of the directory are
+                corrupted, `ckpt_path` is not a checkpoint, or `ckpt_path` is another file than the
+                newest checkpoint of the directory.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
@@ -101,7 +101,11 @@ class RunDirectory:
         return chosen
 
     def resume_candidates(self) -> Iterator[Path]:
-        """Yield the checkpoints that training can resume from, newest first, even if corrupted."""
+        """Yield the paths of the checkpoints that training can resume from, the newest first.
+
+        Corrupted checkpoints are included. Checkpoints that were saved between two micro-batches
+        of an optimizer step are left out.
+        """
         from fourfold.checkpoints.files import DamagedFile, read_file
 
         yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
@@ -207,7 +211,7 @@ class RunDirectory:
             return False
 
     def cleanup_if_empty(self) -> None:
-        """Remove the directory if this process created it and saved no checkpoint in it."""
+        """Remove the run directory if this process created it and saved no checkpoint in it."""
         if self._is_new and not self.checkpoints.exists():
             shutil.rmtree(self.path, ignore_errors=True)
             for folder in self._new_parents:
@@ -254,10 +258,10 @@ class RunDirectory:
         return dict(content)
 
     def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
-        """Return the content of metrics.json, which must come from a test with certain options.
+        """Return the content of metrics.json, and check that a test with given options wrote it.
 
         Args:
-            options: Options of `fourfold test`.
+            options: Options of `fourfold test` that the test must have had.
 
         Returns:
             The content, or None if there is no readable metrics.json.
@@ -291,9 +295,9 @@ class RunDirectory:
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """Lock a file until it is closed; return False if another process has locked the file.
+    """Lock an open file until it is closed; return False if another process has locked the file.
 
-    True is also returned on a file system without locks.
+    The result is True if the file is locked now, and also on a file system without locks.
     """
     try:
         # lockf, not flock: data workers of a killed training would still hold a flock.

@@ -1,1 +1,1 @@
-"""Measurements of the tier `measured` other than the timing of layers."""
+"""Measurements of decoding for table cells that are timed on this machine."""

@@ -1,6 +1,7 @@
-"""Time and memory of decoding by position, for caches of keys and values and recurrent states.
+"""Time and memory of decoding by position, for transformers and recurrent language models.
 
-A position is the number of tokens before the generated token.
+A position is the number of tokens before the generated token. The cache of a transformer holds keys
+and values. The cache of a recurrent model holds its state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,11 @@ Round = Mapping[str, Mapping[str, float]]  # seconds by position (as text) and m
 
 
 def build(setup: Mapping[str, Any]) -> Any:
-    """Build the causal LM of a setup with random weights of seed 0.
+    """Build a causal LM on the CPU in evaluation mode, with weights initialized by seed 0.
 
-    The setup contains the class `model` of `fourfold.models` and the fields `config` of its config.
+    Args:
+        setup: Mapping with `model`, the name of a class of `fourfold.models`, and `config`, the
+            fields of its config.
     """
     name = setup["model"]
     with torch.random.fork_rng(devices=[]):
@@ -34,23 +37,24 @@ def build(setup: Mapping[str, Any]) -> Any:
 
 
 def filled_cache(model: Any, position: int) -> Any:
-    """Return a cache of the model after `position` tokens of one sequence."""
+    """Return a cache of a causal LM that has read the first `position` tokens of one sequence."""
     cache = model.new_cache()
     model.hidden(_tokens(model, position), cache=cache)
     return cache
 
 
 def _tokens(model: Any, n: int) -> Tensor:
+    """Return token ids (1, n) int64: 0, 1, 2 and so on, modulo the size of the vocabulary."""
     return torch.arange(n)[None] % model.config.vocab_size
 
 
 def cache_bytes(setup: Mapping[str, Any], position: int) -> int:
-    """Count the bytes of the setup's model, in fp32, that one sequence needs in the cache.
+    """Count the bytes that the cache of a causal LM in fp32 holds for one sequence.
 
     The unused part of a buffer that was allocated for later tokens is not counted.
 
     Args:
-        setup: Setup of the row; see `build`.
+        setup: Mapping with the class `model` and the fields `config` of its config (see `build`).
         position: Number of tokens before the generated token.
     """
     model = build(setup)
@@ -67,12 +71,13 @@ def measure_decoding(
     """Time the greedy decoding of one sequence at several positions.
 
     Args:
-        setup: Setup of the row; see `build`.
+        setup: Mapping with the class `model` and the fields `config` of its config (see `build`).
         rounds: Number of rounds. Each position is timed once per round, in random order.
-        positions: Positions of the first decoded token.
+        positions: Positions of the first decoded token. `N_TOKENS` tokens are decoded from there.
 
     Returns:
-        One mapping per round, from the position as text to the seconds per `token`.
+        One mapping per round. The key is the position as text, and the value is the dict
+        {"token": seconds per token}.
     """
     model = build(setup)
     with decoding_mode(model):
@@ -88,7 +93,7 @@ def measure_decoding(
 
 
 def _decode(model: Any, caches: list[Any]) -> None:
-    """Decode `N_TOKENS` tokens with the last cache of the list, which is removed from the list."""
+    """Decode `N_TOKENS` tokens greedily; the cache is removed from the end of the list `caches`."""
     step = CausalStep(model, None, caches.pop())
     token = _tokens(model, 1)
     for _ in range(N_TOKENS):
@@ -96,5 +101,10 @@ def _decode(model: Any, caches: list[Any]) -> None:
 
 
 def growth(rounds: Sequence[Round], position: int) -> list[float | str]:
-    """Return, for each round, the time of a token relative to the one at the first position."""
+    """Return the time per token at a position, divided by that at the first position, per round.
+
+    Args:
+        rounds: Results of `measure_decoding`.
+        position: Position, one of those that were timed.
+    """
     return [times[str(position)]["token"] / next(iter(times.values()))["token"] for times in rounds]

@@ -37,7 +37,7 @@ KEYS = (
     *(*OPTIMIZER, *DECAY, *SCHEDULE, *BATCH),
     *(*SMOOTHING, *MASKING, "average_last_checkpoints", *BEAM_SEARCH),
 )
-# Tasks that a key applies to, if not all.
+# Tasks that a key applies to. Keys that are missing here apply to all tasks.
 TASKS_OF_KEY = {
     **dict.fromkeys(MASKING, ("masked_lm",)),
     "pool": ("images",),
@@ -98,10 +98,11 @@ class Card:
     notes: dict[str, str] = field(default_factory=dict)
 
     def lacks(self, key: str) -> bool:
-        """Return True if a hyperparameter does not apply to the card.
+        """Return True if a hyperparameter does not apply to this recipe card.
 
-        There are two cases: the hyperparameter belongs to another task, or it is the convention of
-        a number that is 0 in the card. An example is `label_smoothing_type` without smoothing.
+        There are two cases. The hyperparameter may belong to another task than the card. It may
+        also be the convention of a number that is 0 in the card, such as `label_smoothing_type` if
+        `label_smoothing` is 0.
 
         Args:
             key: Key of the hyperparameter, one of `KEYS`.
@@ -113,7 +114,7 @@ class Card:
 
 @cache
 def cards() -> dict[str, Card]:
-    """Load all recipe cards of the package; return them by name."""
+    """Return all recipe cards (hyperparameters of published trainings) of the package, by name."""
     files = sorted((DATA / "cards").glob("*.yaml"))
     return {file.stem: read_card(file.stem, file.read_text(encoding="utf-8")) for file in files}
 
@@ -125,6 +126,9 @@ def read_card(name: str, text: str) -> Card:
         name: Name of the card, which is the name of the file without .yaml.
         text: Content of the file.
 
+    Returns:
+        The card with the hyperparameters of one published training.
+
     Raises:
         InputError: A field is missing or unknown.
     """
@@ -135,7 +139,7 @@ def find_card(name: str) -> Card:
     """Return the recipe card of the package with a given name.
 
     Raises:
-        InputError: The name is unknown; the message contains the closest name.
+        InputError: The name is unknown. The message contains the closest name.
     """
     if name not in cards():
         close = get_close_matches(name, cards(), n=1, cutoff=0.5)

@@ -25,13 +25,14 @@ LENGTHS = (10, 20, 40)  # tokens of a translation
 
 @dataclass(frozen=True)
 class Resolution:
-    """Quantity that is derived from several values of a card.
+    """Quantity that is derived from several values of a recipe card, such as tokens per step.
 
     Args:
         title: Description of the quantity.
         needs: Keys of the values that are required.
-        value: Function from the values of a card to one or more numbers. The result is None if the
-            quantity cannot be computed. KeyError is raised if the card does not state a value.
+        value: Function from the values of a recipe card (hyperparameters by key) to a tuple of one
+            or more numbers. The result is None if the quantity cannot be computed. KeyError is
+            raised if the card does not state a value.
         optional: Keys of values that change the quantity if present.
     """
 
@@ -41,7 +42,14 @@ class Resolution:
     optional: tuple[str, ...] = ()
 
     def of(self, values: Values) -> tuple[float, ...] | None:
-        """Compute the quantity from the values of a card; None if it cannot be computed."""
+        """Compute the quantity from the values of a recipe card.
+
+        Args:
+            values: Hyperparameters of the card by key.
+
+        Returns:
+            A tuple of one or more numbers; None if the quantity cannot be computed.
+        """
         try:
             return self.value(values)
         except KeyError:
@@ -50,6 +58,10 @@ class Resolution:
 
 def length_penalty_divisors(values: Values) -> tuple[float, ...]:
     """Compute the numbers by which the length penalty divides log-probabilities of translations.
+
+    Args:
+        values: Values of a recipe card (hyperparameters by key), with the keys `length_penalty` and
+            `length_penalty_type`.
 
     Returns:
         The divisors for translations of 10, 20 and 40 tokens (`LENGTHS`), and the divisor for 20
@@ -62,11 +74,11 @@ def length_penalty_divisors(values: Values) -> tuple[float, ...]:
 
 
 def smoothed(values: Values) -> tuple[float, ...]:
-    """Compute the smoothed label: the distribution over tokens that label smoothing trains for.
+    """Compute the smoothed label, the target distribution over tokens under label smoothing.
 
     Args:
-        values: Values of a card, with the keys `label_smoothing`, `label_smoothing_type` and
-            `vocab_size`.
+        values: Values of a recipe card (hyperparameters by key), with the keys `label_smoothing`,
+            `label_smoothing_type` and `vocab_size`.
 
     Returns:
         The probability of the target token, and the total probability of all other tokens.
@@ -77,10 +89,14 @@ def smoothed(values: Values) -> tuple[float, ...]:
 
 
 def peak(values: Values) -> tuple[float, ...]:
-    """Compute the peak learning rate.
+    """Compute the peak learning rate of a recipe card, a tuple of one number.
 
     The peak is `lr` of the card, except for the schedule noam, which multiplies `lr` by a function
     of width and warm-up steps.
+
+    Args:
+        values: Values of a recipe card (hyperparameters by key), with the keys `lr` and `schedule`
+            and, for noam, `d_model` and `warmup_steps`.
     """
     lr = float(values["lr"])
     if values["schedule"] != "noam":
@@ -106,14 +122,18 @@ def max_learning_rate(schedule: ScheduleConfig, lr: float, total: int, d_model: 
 
 
 def decay(values: Values) -> tuple[float, ...] | None:
-    """Convert the weight decay of a card to the convention of torch's AdamW.
+    """Convert the weight decay of a recipe card to the convention of torch's AdamW.
 
-    AdamW multiplies the decay by the learning rate in each step. If the card's `weight_decay_form`
-    is "own", the decay is not multiplied by the peak learning rate. It is then divided by the peak
-    learning rate here.
+    AdamW multiplies the decay by the learning rate in each step. With `weight_decay_form` "own",
+    the decay of the card is not multiplied by the peak learning rate. The decay is then divided by
+    the peak learning rate here.
+
+    Args:
+        values: Values of a recipe card (hyperparameters by key), with the key `weight_decay`. If
+            the decay is not 0, the card also states `weight_decay_form`.
 
     Returns:
-        One number, or None if the decay is an L2 penalty, which cannot be converted.
+        A tuple of one number, or None if the decay is an L2 penalty, which cannot be converted.
     """
     given = float(values["weight_decay"])
     if not given or values["weight_decay_form"] == "times_lr":
@@ -122,30 +142,32 @@ def decay(values: Values) -> tuple[float, ...] | None:
 
 
 def tokens(values: Values) -> tuple[float, ...]:
-    """Compute the number of tokens per optimizer step over all devices.
+    """Compute the number of tokens per optimizer step of a recipe card, over all devices.
 
     Of a sentence pair, only the longer side is counted. Padding tokens are counted. The number per
-    device and accumulation step is `batch_tokens`. If the card does not state this value, it is
-    `batch_rows` (samples) times `length`.
+    device and accumulation step is `batch_tokens`. If the card does not state this value, the
+    number is `batch_rows` (samples) times `length`.
 
     Returns:
-        One number.
+        A tuple of one number.
     """
     keys = ("batch_tokens",) if "batch_tokens" in values else ("batch_rows", "length")
     return _per_step(values, *keys)
 
 
 def rows(values: Values) -> tuple[float, ...]:
-    """Compute the number of samples per optimizer step over all devices.
+    """Compute the number of samples per optimizer step of a recipe card, over all devices.
+
+    The number is the product of `batch_rows`, `devices` and `accumulation` of the card.
 
     Returns:
-        One number.
+        A tuple of one number.
     """
     return _per_step(values, "batch_rows")
 
 
 def _per_step(values: Values, *keys: str) -> tuple[float, ...]:
-    """Compute the product of some values of a card, its devices and its accumulation steps.
+    """Compute the product of some values of a recipe card, its devices and accumulation steps.
 
     Args:
         values: Values of the card. One device and one accumulation step are assumed if not stated.

@@ -41,7 +41,7 @@ TASK_OF_CLASS = {
     "Classification": "downstream",
     "QuestionAnswering": "downstream",
 }
-# Convention of weight decay of each optimizer.
+# Convention of weight decay (`weight_decay_form` of a card) of each optimizer.
 DECAY_FORMS = {"adamw": "times_lr", "adam": "l2", "adadelta": "l2", "sgd": "l2"}
 
 

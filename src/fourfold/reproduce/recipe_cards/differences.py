@@ -17,7 +17,7 @@ ABSENT = "-"  # the key does not apply to the task
 
 
 def compare(recipes: Sequence[Card]) -> list[str]:
-    """Compare two to 26 recipe cards, which are labelled A, B, C and so on.
+    """Compare two to 26 recipe cards (hyperparameters of trainings), labelled A, B, C and so on.
 
     Returns:
         The lines to print: titles of the cards, table of differing values, derived quantities,
@@ -56,7 +56,10 @@ def compare(recipes: Sequence[Card]) -> list[str]:
 
 
 def _text(card: Card, key: str) -> str:
-    """Format the value of a key; ABSENT if the key does not apply, OPEN if no value is stated."""
+    """Format the hyperparameter of a recipe card with a given key as text.
+
+    The result is ABSENT if the key does not apply to the card, and OPEN if no value is stated.
+    """
     value = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
     if isinstance(value, bool):
         return str(value).lower()
@@ -64,15 +67,16 @@ def _text(card: Card, key: str) -> str:
 
 
 def _noted(card: Card, key: str) -> str:
-    """Format the value of a key, followed by * if the card has a note on the value."""
+    """Format a hyperparameter of a recipe card, followed by * if the card has a note on `key`."""
     return _text(card, key) + "*" * (key in card.notes)
 
 
 def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
-    """Iterate over the lines to print about the quantities in `RESOLVED`.
+    """Iterate over the lines to print about derived quantities, such as the peak learning rate.
 
-    A quantity is left out if it cannot be computed for any card. It is also left out if its value
-    and the hyperparameters behind the value are equal in all cards.
+    The quantities are those in `RESOLVED`. A quantity is left out if it cannot be computed for any
+    recipe card. It is also left out if its value, and the hyperparameters from which the value is
+    computed, are equal in all cards.
 
     Args:
         lettered: Cards by label (A, B and so on).
@@ -103,5 +107,5 @@ def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
 
 
 def _are_equal(results: Sequence[tuple[float, ...]]) -> bool:
-    """Return True if all tuples of numbers are equal up to rounding."""
+    """Return True if all tuples hold the same numbers up to rounding errors."""
     return all(all(map(math.isclose, results[0], numbers)) for numbers in results)

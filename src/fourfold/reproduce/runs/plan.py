@@ -3,7 +3,8 @@
 A run is one training with one seed, followed by a test: `fourfold fit` and `fourfold test` of a
 recipe, with the options in which one row (line) of the table differs from the recipe. These options
 are called the changes of the row. A row may need several runs, such as pretraining and fine-tuning.
-The runs after the first one are called parts.
+The runs after the first one are called parts. A run may need another run, which provides the
+initial weights, the tokenizer or the teacher for distillation.
 
 The run directory, which holds checkpoints and metrics, is RUNS/PAPER/TABLE/TIER/ROW/seed_N for the
 first run of a row, and RUNS/PAPER/TABLE/TIER/ROW/PART/seed_N for a part. TIER is the name of the
@@ -24,7 +25,7 @@ from fourfold.reproduce.load_tables import find_tables, merged
 from fourfold.reproduce.runs.run import Machine, Run
 from fourfold.reproduce.tables import RANDOM, Recipe, Row, Table, Tier
 
-# Prefix of the options of `fourfold fit`, by section of the changes of a recipe.
+# Prefix of the options of `fourfold fit` for each section of the changes of a recipe.
 SECTIONS = {
     "config": "model.init_args.config.",
     "model": "model.init_args.",
@@ -43,9 +44,9 @@ class RowPlan:
     """Plan of the runs of one row of a table with one seed.
 
     Args:
-        table: Table.
+        table: Published table.
         tier: Name of the tier (kind of training) whose recipes are run, such as laptop.
-        row: Row of the table.
+        row: Row of the table, such as one model.
         seed: Random seed.
         folder: Directory that contains all run directories (RUNS).
         machine: Devices for the trainings.
@@ -59,11 +60,13 @@ class RowPlan:
     machine: Machine
 
     def runs(self) -> dict[str, Run]:
-        """Return the runs that the row needs, in the order of execution.
+        """Return the runs (trainings with their tests) that the row needs, in order of execution.
 
         Returns:
-            Runs by name of the part. The key of the first training is "". The key of the training
-            of a teacher for distillation is "teacher". These two may be trainings of other rows.
+            A dict of runs. The key of the first training is "". The key of each further training is
+            the name of its part, such as a fine-tuning. The key of the training of a teacher for
+            distillation is "teacher". The first training and that of the teacher may be trainings
+            of other rows.
 
         Raises:
             InputError: A recipe is missing, the row has an unknown key, or its `start`, `words` or
@@ -90,21 +93,29 @@ class RowPlan:
         return planned
 
     def _check_keys(self, changes: Iterable[str], known: Sequence[str], part: str = "") -> None:
+        """Raise InputError if a key of the changes of the row is not in `known`.
+
+        Args:
+            changes: Keys of the changes, by which the row differs from the recipe.
+            known: Allowed keys.
+            part: Text for the error message that names a later training of the row; "" for the row.
+        """
         for key in changes:
             check_choice(f"{self._place}{part}: key", key, known)
 
     @property
     def _place(self) -> str:
-        """Names of the table, the row and the tier as text, for error messages."""
+        """Text with the names of the table, the row and the tier, for error messages."""
         return f"{self.table.name}, row {self.row.name}, tier {self.tier}"
 
     def _teacher_and_first(self, recipe: Tier, changes: Changes) -> dict[str, Run]:
-        """Return the runs that come before the parts of the row, in the order of execution.
+        """Return the runs that come before the later trainings of the row, in order of execution.
 
         Args:
-            recipe: Tier, whose own fields describe the first training.
-            changes: Changes of the recipe for the row. The keys "teacher", "words" and "start" give
-                names of rows.
+            recipe: Tier (kind of training). The fields of a tier describe the first training.
+            changes: Changes of the recipe for the row. Three keys name rows: "teacher" the row of
+                the teacher for distillation, "words" the row that provides the tokenizer, and
+                "start" the row that provides the initial weights of the parts.
 
         Returns:
             A dict with up to two runs:
@@ -130,15 +141,16 @@ class RowPlan:
         return planned
 
     def _other_row(self, key: str, name: str) -> Run:
-        """Return the first training of another row of this table or of another table.
+        """Return the run of the first training of another row of this table or of another table.
 
         Args:
-            key: Key of the row's changes that names the other row (start, words or teacher), for
-                the error message.
+            key: Key of the row's changes that names the other row: "start", "words" or "teacher".
+                The error message contains the key.
             name: Name of the other row: ROW in this table, or PAPER/TABLE/ROW.
 
         Raises:
-            InputError: There is no such row in the tier, or the other row has a `start` itself.
+            InputError: The tier (kind of training) has no such row, or the other row has a `start`
+                itself.
         """
         table_name, _, row = name.rpartition("/")
         table = find_tables([table_name])[0] if table_name else self.table
@@ -152,12 +164,13 @@ class RowPlan:
         """Return the run of one training of the row.
 
         Args:
-            part: Name of the part; "" for the first training.
+            part: Name of the part (later training of the row); "" for the first training.
             recipe: Recipe of the training.
             changes: Changes of the recipe for this training of the row.
-            links: Command-line options that point to the weights, tokenizer or teacher in the
-                directory of `start`.
-            start: Run that has to be finished before this run; None if there is none.
+            links: Command-line options and values with paths in the directory of `start`, such as
+                ["--model.init_from", DIRECTORY].
+            start: Run that provides the initial weights, tokenizer or teacher, and that has to be
+                finished before this run; None if there is none.
         """
         config = find_config(changes.get("recipe", recipe.config))
         changed = merged(recipe.options, {k: v for k, v in changes.items() if k in SECTIONS})
@@ -178,14 +191,15 @@ class RowPlan:
 def plan_runs(
     table: Table, tier: str, rows: Iterable[Row], n_seeds: int, runs: Path, machine: Machine
 ) -> list[Run]:
-    """Return the runs of several rows of a table without repetition, ordered by seed.
+    """Return the runs (trainings with their tests) of several rows of a table, ordered by seed.
 
-    Each run comes after all runs that it starts from. Those runs are included even if they belong
-    to rows that are not in `rows`.
+    A run that several rows need is contained once. A run that needs the weights, tokenizer or
+    teacher of another run comes after the other run. The other run is contained even if it belongs
+    to a row that is not in `rows`.
 
     Args:
-        table: Table.
-        tier: Name of the tier whose recipes are run, such as laptop.
+        table: Published table.
+        tier: Name of the tier (kind of training) whose recipes are run, such as laptop.
         rows: Rows of the table.
         n_seeds: Number of seeds, which are 0 to `n_seeds` - 1.
         runs: Directory that contains all run directories.

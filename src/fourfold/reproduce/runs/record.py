@@ -1,10 +1,13 @@
-"""Record of runs of tables: results, filled cells, outdated and due runs, expected durations.
+"""Record of runs of tables: results, filled cells, runs to execute, expected durations.
 
-A run is one training of a row (line) of a table with one seed, followed by a test. A run is
-identified by its stamp (a hash of its options, its configs and the runs that it starts from) and by
-the hashes of its data. Results are read from the run directories and from the committed file
-provenance.json of each table. A recorded result is outdated if the stamp or the data of its run
-have changed since.
+A run is one training of a row (line) of a table with one seed, followed by a test. A run may start
+from another run, which provides the initial weights, the tokenizer or the teacher. The stamp of a
+run is a hash of its options, of the content of its config files and of the stamp of the run that it
+starts from (`Run.stamp`). Stamp and hashes of the data files identify a result.
+
+Results are read from the run directories and from the file provenance.json of each table, which is
+committed to git. A recorded result is outdated if the stamp of its run or the data have changed
+since. A run is due, which means that it has to be executed, if it has no result that is up to date.
 """
 
 import statistics
@@ -24,10 +27,10 @@ Entry = dict[str, Any]  # result of one run, as provenance.json holds it
 
 
 class Record:
-    """Results of all finished runs, from run directories and from files provenance.json.
+    """Results of all finished runs (trainings with their tests).
 
-    A finished run is not repeated if its directory has been deleted, because the provenance.json of
-    the table also holds the result.
+    A result is read from the run directory or from the file provenance.json of a table. A run whose
+    directory has been deleted is therefore not repeated.
 
     Args:
         files: Paths PAPER/TABLE/TIER/provenance.json, one for each table.
@@ -63,8 +66,15 @@ class Record:
     def in_directory(self, run: Run) -> Entry | None:
         """Return the result in the directory of a run.
 
-        None if the run is not finished, or if the directory contains a training with other options,
-        with other data, or with other weights, tokenizer or teacher to start from.
+        The result is None if the run is not finished, or if the directory contains a training with
+        other options, with other data, or with other initial weights, another tokenizer or another
+        teacher.
+
+        Args:
+            run: Run whose directory is read.
+
+        Returns:
+            The dict `Run.result` with duration, metrics, commands, commit and hardware.
 
         Raises:
             InputError: The directory was not created by `Run.execute` and does not match the run.
@@ -72,9 +82,15 @@ class Record:
         return None if self._change(run) else run.result
 
     def find(self, run: Run) -> Entry | None:
-        """Return the result of a run from its directory, or else from a provenance file.
+        """Return the result of a run from its directory, or else from a file provenance.json.
 
-        None if the run was never finished with its present options and data.
+        The result is None if the run was never finished with its present options and data.
+
+        Args:
+            run: Run whose result is needed.
+
+        Returns:
+            A dict with duration, metrics, commands, commit and hardware (see `Run.result`).
 
         Raises:
             InputError: The directory was not created by `Run.execute` and does not match the run.
@@ -100,9 +116,12 @@ class Record:
 
         Runs without a directory are not checked.
 
+        Args:
+            runs: Runs to check.
+
         Raises:
-            InputError: The options, the configs, the data, or the weights, tokenizer or teacher to
-                start from have changed.
+            InputError: The options, the config files, the data, or the run that provides the
+                initial weights, tokenizer or teacher have changed.
         """
         for run in runs:
             if change := self._change(run):
@@ -114,7 +133,7 @@ class Record:
         """Describe what has changed since the training in the directory of a run was started.
 
         An example is "the data have changed". The result is "" if nothing has changed, if the
-        directory does not exist, or if it was not created by `Run.execute`.
+        directory does not exist, or if the directory was not created by `Run.execute`.
         """
         note = run.note
         if note and not self._is_current(note["data"]):
@@ -134,13 +153,13 @@ class Record:
         return all(data[name] == self.data[name] for name in data.keys() & self.data.keys())
 
     def due(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs to execute, in the given order.
+        """Return the runs that have to be executed, in the given order.
 
-        An unfinished run is executed. A finished run is executed again if its weights no longer
-        exist and another run to execute starts from it.
+        They are the unfinished runs, and finished runs whose weights, tokenizer or teacher another
+        run to execute needs but whose directory no longer holds a checkpoint.
 
         Args:
-            runs: Runs. Each run comes after the runs that it starts from.
+            runs: Runs. A run that needs another run comes after the other run.
         """
         due: list[Run] = []
         for run in reversed(runs):
@@ -150,15 +169,20 @@ class Record:
         return due[::-1]
 
     def usable(self, run: Run) -> bool:
-        """Return True if the run is finished and its directory contains the weights, if any."""
+        """Return True if a run is finished and another run can start from its directory.
+
+        The directory has to hold a result that is up to date and, if the run trains a model, a
+        checkpoint.
+        """
         has_weights = not run.fit or any((run.folder / "checkpoints").glob("*.ckpt"))
         return has_weights and self.in_directory(run) is not None
 
     def expected_seconds(self, runs: Sequence[Run], run: Run) -> float | None:
         """Estimate the duration of a run in seconds.
 
-        The estimate is the median duration of the finished runs with the same recipe or, if there
-        are none, the duration that the recipe states (`Run.minutes`). None if both are unknown.
+        The estimate is the median duration of the finished runs with the same recipe. Without
+        finished runs, it is the duration that the recipe states (`Run.minutes`). The result is None
+        if both are unknown.
 
         Args:
             runs: Runs that are searched for finished runs with the same recipe.
@@ -177,8 +201,8 @@ def collect_results(
     """Collect the results of all finished runs of a table in one tier.
 
     Args:
-        table: Table.
-        tier: Name of the tier, such as laptop.
+        table: Published table.
+        tier: Name of the tier (kind of training), such as laptop.
         n_seeds: Number of seeds. Results of seeds from 0 to `n_seeds` - 1 are collected, and
             results of higher seeds if they are recorded.
         runs_dir: Directory that contains all run directories. A result in a run directory has
@@ -189,9 +213,9 @@ def collect_results(
             expected options of a run whose directory was not created by `Run.execute`.
 
     Returns:
-        The cells of the table; and one dict for each finished run. The dict has the keys of
-        `Run.result` and of `Run.names`, the key `stamp` with the value of `Run.stamp`, and the key
-        `used_by` with the names of the rows whose cells are computed from the run.
+        A list of the cells of the table, and a list with one dict per finished run. The dict has
+        the keys of `Run.result` and of `Run.names`, the key `stamp` with the hash `Run.stamp`, and
+        the key `used_by` with the names of the rows whose cells are computed from the run.
     """
     n_seeds = max(n_seeds, record.n_seeds(table.name))
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)

@@ -13,7 +13,7 @@ def find_files(table: Table, tier: str) -> dict[str, Path]:
     """Locate the data files of a tier in the current directory or in $FOURFOLD_DATA.
 
     Args:
-        table: Table.
+        table: Published table.
         tier: Name of one of the table's tiers (kinds of training), such as laptop.
 
     Returns:
@@ -53,7 +53,10 @@ def hashes(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _hash(path: Path) -> str:
-    """Return the SHA-256 of the content of a file, or of the listing of a directory tree."""
+    """Return the SHA-256 of a file or directory as a hexadecimal string.
+
+    The hash of a directory covers the relative path and size of each file in the tree.
+    """
     if path.is_file():
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

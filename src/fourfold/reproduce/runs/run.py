@@ -1,8 +1,9 @@
 """Training run of one row (line) of a table: machine, options, identity, results and execution.
 
-A run is one training with one seed, followed by a test. A row of a table may need several runs. The
-stamp of a run is a SHA-256 hash of everything that determines its result, except the data. Two runs
-with the same stamp and the same data have the same result.
+A run is one training with one seed, followed by a test. A row of a table may need several runs. A
+run may start from another run, which provides the initial weights, the tokenizer or the teacher.
+The stamp of a run is a SHA-256 hash of its options and configs and of the stamp of the run that it
+starts from. The stamp therefore covers everything that determines the result, except the data.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.reproduce.tables import Recipe
 
-# Options that describe the machine and not the recipe. They change results by rounding only.
+# Options that describe the machine and not the recipe. They change results only by rounding errors.
 MACHINE_OPTIONS = (
     *(f"trainer.{name}" for name in ("accelerator", "devices", "num_nodes", "strategy")),
     *(f"trainer.{name}" for name in ("precision", "benchmark", "deterministic")),
@@ -44,10 +45,10 @@ NAMES = ("table", "row", "part", "seed")  # fields that identify a run in its re
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices for a training. They may differ from the devices in the recipe.
+    """Devices for a training, which may differ from the devices in the recipe.
 
     The batch of the recipe is split over the devices and over accumulation steps. The number of
-    samples of an optimizer step on all devices together does not change.
+    samples per optimizer step on all devices together does not change.
 
     Args:
         config: YAML file with options of the Trainer, for example configs/trainer/ddp.yaml; None
@@ -75,9 +76,13 @@ class Machine:
                 raise InputError(problem, option=key, file=self.config, line=line)
 
     def options(self, given: list[str]) -> list[str]:
-        """Return a new list of options: `given`, followed by `--config` with this machine's config.
+        """Return command-line options, followed by `--config` with the config of this machine.
 
-        Options of the machine's config override those in `given`.
+        Options of the config of this machine override earlier options. Without such a config, the
+        options are returned unchanged.
+
+        Args:
+            given: Options of `fourfold fit` or `fourfold test`; the list is not changed.
         """
         return [*given, *(["--config", self.config] if self.config else [])]
 
@@ -93,13 +98,13 @@ class Run:
             "" for the first training.
         seed: Random seed.
         folder: Run directory, which holds checkpoints and metrics.
-        recipe: Recipe that the run follows.
+        recipe: Recipe of the training, an entry of the table's YAML file.
         fit: Options of `fourfold fit`; empty if nothing is trained.
         test: Options of `fourfold test`.
         start: Run that provides the initial weights, the tokenizer or the teacher of this run; None
             if no other run is needed.
         minutes: Duration of the run in minutes, measured or estimated; None if it is unknown.
-        machine: Devices for the training. The stamp of the run does not depend on them.
+        machine: Devices for the training. The hash `stamp` does not depend on the devices.
     """
 
     table: str
@@ -126,15 +131,16 @@ class Run:
 
     @cached_property
     def configs(self) -> dict[str, str]:
-        """Hash of the content of each config file of the run, by path."""
+        """SHA-256 of the content of each config file, as hexadecimal text, by path of the file."""
         return fingerprints(self.test)
 
     @cached_property
     def stamp(self) -> str:
-        """SHA-256 of the options of the run, the content of its configs and the stamp of `start`.
+        """Hash (SHA-256) that identifies the training and the test, as hexadecimal text.
 
-        The stamp does not depend on the data, paths or devices. Runs of several tables may have the
-        same stamp.
+        The hash covers the options, the content of the config files, and the stamp of `start`. It
+        does not depend on the data, paths or devices. Runs of several tables may have the same
+        stamp.
         """
         portable = [list(_portable(options, self.start)) for options in (self.fit, self.test)]
         text = json.dumps([portable, list(self.configs.values())])
@@ -142,16 +148,17 @@ class Run:
 
     @property
     def _note_file(self) -> Path:
-        """Path of the file that holds the content of `note`, next to the run directory."""
+        """Path of the JSON file that describes the training, next to the run directory."""
         return self.folder.with_name(f".{self.folder.name}.json")
 
     @property
     def note(self) -> dict[str, Any]:
         """Description of the training in the run directory, as written by `execute`.
 
-        The keys are `stamp`, `data` (SHA-256 of each data file by name), `commands`, `cut` (options
-        that split the batch for the machine) and `seconds` (duration so far). The dict is empty if
-        there is no run directory, or if the directory was not created by `execute`.
+        The keys are `stamp` (hash of options and configs), `data` (SHA-256 of each data file by
+        name), `commands`, `cut` (options that split the batch for the machine) and `seconds`
+        (duration so far). The dict is empty if there is no run directory, or if the directory was
+        not created by `execute`.
         """
         if not (self.folder.is_dir() and self._note_file.is_file()):
             return {}
@@ -161,8 +168,9 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """Result of the finished run.
 
-        The keys are `seconds` (duration), `metrics` (values by name), `commands`, and the keys of
-        the provenance. None if the run is not finished or its directory does not exist.
+        The keys are `seconds` (duration), `metrics` (values by name), `commands`, and the keys that
+        `fourfold test` writes about its origin, such as commit and hardware. The result is None if
+        the run is not finished or its directory does not exist.
 
         Raises:
             InputError: The directory was not created by `execute`, and it holds the metrics of a
@@ -183,14 +191,18 @@ class Run:
         return {**about, **content["run"]}
 
     def with_starts(self) -> Iterator["Run"]:
-        """Iterate over the runs that this run directly or indirectly starts from, then this run."""
+        """Iterate over all runs that have to be finished before this run, then over this run.
+
+        They are the run `start` that provides the initial weights, tokenizer or teacher, the run
+        that `start` itself starts from, and so on. The order is that of execution.
+        """
         if self.start:
             yield from self.start.with_starts()
         yield self
 
     @cached_property
     def options(self) -> dict[str, list[str]]:
-        """Command-line options, by command, including those that split the batch for the machine.
+        """Lists of command-line options by command, with those that split the batch.
 
         The keys are "test" and, if the run trains a model, "fit".
 
@@ -225,7 +237,7 @@ class Run:
 
     @property
     def commands(self) -> list[str]:
-        """Command lines of the run as a user would type them."""
+        """Command lines of the training and the test, as a user would type them in a shell."""
         return [shlex.join(["fourfold", name, *given]) for name, given in self.options.items()]
 
     def execute(self, limit: float | None, data: Mapping[str, str]) -> int:
@@ -239,8 +251,8 @@ class Run:
             0, or the exit code of the command that failed or was stopped.
 
         Raises:
-            InputError: The batch cannot be split for the machine, the interrupted training had
-                another split, or a config was edited while the run was in progress.
+            InputError: The batch cannot be split for the machine, the batch of the interrupted
+                training was split in another way, or a config was edited during the run.
         """
         start = time.monotonic()
         environment = {"WANDB_RUN_GROUP": self.folder.parent.name, **os.environ}
@@ -280,13 +292,16 @@ def title_of(run: Mapping[str, Any]) -> str:
 def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]]:
     """Iterate over (option, value) pairs in which no path depends on the machine.
 
-    The options `--config` and `--run_dir` are skipped. The precision "auto" is written as the one
-    that it replaced in the tables. If a value is a path in the directory of
-    `start`, the directory is replaced by the stamp of `start`.
+    - The options `--config` and `--run_dir` are skipped.
+    - If a value is a path in the directory of `start`, the directory is replaced by the stamp of
+      `start`, a hash.
+    - The precision "auto" is replaced by `RECORDED_AS`, the value that the recipes had before the
+      value "auto" was introduced. Recorded stamps therefore remain valid.
 
     Args:
-        options: Options and values in alternation.
-        start: Run that provides weights, tokenizer or teacher; None if there is none.
+        options: Command-line options and values in alternation.
+        start: Run that provides the initial weights, the tokenizer or the teacher; None if there is
+            none.
     """
     for key, value in zip(options[::2], options[1::2], strict=True):
         if start and f"{value}/".startswith(f"{start.folder}/"):

@@ -26,8 +26,8 @@ class Budget:
             limit.
 
     Attributes:
-        n_postponed: Number of runs that were postponed or stopped at the end of the budget, or that
-            start from such a run.
+        n_postponed: Number of runs that were postponed, that were stopped at the end of the budget,
+            or that need the weights, tokenizer or teacher of such a run.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -45,17 +45,19 @@ def run_all(
 ) -> int:
     """Execute all unfinished runs that fit into the budget.
 
-    If a run fails, only the runs that start from the failed run are skipped.
+    If a run fails, only the runs that need the weights, tokenizer or teacher of the failed run are
+    skipped.
 
     Args:
-        runs: Runs. Each run comes after the runs that it starts from.
+        runs: Runs (trainings with their tests). A run that needs another run comes after the other
+            run.
         record: Results of the finished runs.
         budget: Time budget. `budget.n_postponed` is increased by the number of postponed runs.
         on_finished: Function that is called after each run that ends without failure.
 
     Returns:
-        0 if no run failed. If a signal stopped a run, the exit code of that run. Otherwise the exit
-        code of the first run that failed.
+        The exit code: 0 if no run failed. If a signal stopped a run, it is the exit code of that
+        run. Otherwise it is the exit code of the first run that failed.
     """
     due = record.due(runs)
     failed: dict[Path, int] = {}
@@ -92,12 +94,12 @@ def _attempt(
         run: Run to execute.
         expected: Expected duration of the run in seconds; None if it is unknown.
         record: Results of the finished runs.
-        budget: Time budget.
+        budget: Time budget, which all runs share.
         title: Message to print when the run starts.
 
     Returns:
         None if the run does not fit into the budget or was stopped at the end of the budget.
-        Otherwise the exit code of the run, which is 2 if an input is invalid.
+        Otherwise the exit code of the run, such as 0 for success or 2 for invalid input.
     """
     left = budget.left
     needed = max(0.0, (expected or 0.0) - run.note.get("seconds", 0.0))
