@@ -167,7 +167,9 @@ def rows(values: Values) -> tuple[float, ...]:
 
 
 def _per_step(values: Values, *keys: str) -> tuple[float, ...]:
-    """Compute the product of some values of a recipe card, its devices and accumulation steps.
+    """Compute the product of some values of a recipe card and two further values.
+
+    The further values are the numbers of devices and accumulation steps per optimizer step.
 
     Args:
         values: Values of the card. One device and one accumulation step are assumed if not stated.

@@ -155,11 +155,12 @@ class Record:
     def due(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs that have to be executed, in the given order.
 
-        They are the unfinished runs, and finished runs whose weights, tokenizer or teacher another
-        run to execute needs but whose directory no longer holds a checkpoint.
+        An unfinished run is executed. A finished run is executed again if another run to execute
+        needs its weights, but the directory of the finished run holds no checkpoint any more.
 
         Args:
-            runs: Runs. A run that needs another run comes after the other run.
+            runs: Runs (trainings with their tests). A run that needs another run comes after the
+                other run.
         """
         due: list[Run] = []
         for run in reversed(runs):
