@@ -72,8 +72,9 @@ class T5Config(EncoderDecoderConfig):
 class RelativeBias(nn.Module):
     """Learned bias for each head and bucket of relative positions (Raffel et al. 2019, 2.1).
 
-    In each direction, the first half of the buckets hold one distance each. The widths of the other
-    buckets grow geometrically. All distances from `max_distance` on are in the last bucket.
+    A bucket is a range of distances between query and key. In each direction, the first half of the
+    buckets hold one distance each. The widths of the other buckets grow geometrically. All
+    distances from `max_distance` on are in the last bucket.
 
     Args:
         n_heads: Number of heads H.

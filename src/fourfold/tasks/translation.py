@@ -273,8 +273,8 @@ class RecurrentTranslation(HardAttention, Translation):
     def _with_predictions(self, memory: Any, inputs: Tensor, replaced: Tensor) -> Tensor:
         """Replace input tokens of the decoder by the most likely tokens of the model.
 
-        The decoder runs from left to right, so a prediction follows from the tokens that earlier
-        replacements gave.
+        The decoder runs from left to right. A prediction is computed from the tokens before it,
+        some of which may be predictions themselves.
 
         Args:
             memory: Output of the encoder.

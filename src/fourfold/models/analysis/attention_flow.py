@@ -31,8 +31,9 @@ def with_residual(weights: Array) -> Array:
 def rollout(weights: Array) -> Array:
     """Compute attention rollout (Abnar and Zuidema 2020).
 
-    The rollout of a layer is the product of the weights of `with_residual` over this layer and all
-    layers before it.
+    The attention weights of each layer are first averaged with the identity (see `with_residual`).
+    The rollout of a layer is the matrix product of these averages over the layer and all layers
+    before it.
 
     Args:
         weights: Self-attention weights (L, ..., T, T) of all layers from the first layer on,
@@ -52,9 +53,9 @@ def rollout(weights: Array) -> Array:
 def flow(weights: Array, query: int) -> Array:
     """Compute attention flow (Abnar and Zuidema 2020): the maximum flow to each input token.
 
-    The capacity of the edge from token i of layer l to token j of layer l - 1 is the weight of
-    `with_residual`. The maximum flow is computed for one input token at a time, which takes seconds
-    for more than about 50 tokens.
+    The capacity of the edge from token i of layer l to token j of layer l - 1 is the attention
+    weight after averaging with the identity (see `with_residual`). The maximum flow is computed for
+    one input token at a time, which takes seconds for more than about 50 tokens.
 
     Args:
         weights: Self-attention weights (L, T, T) of all layers from the first layer on, usually

@@ -112,9 +112,10 @@ class SingleHead(nn.Module):
 
 
 class LadderBlock(Block):
-    """Transformer block with only the components of the rung in its config.
+    """Transformer block with only some of its components, for ablations.
 
-    The rung full uses `Block` itself.
+    The field `config.rung` selects the components, such as scaled for a single head with scaled
+    scores. `fourfold.models.baselines.ladder` lists all rungs. The rung full uses `Block` itself.
 
     Args:
         config: Config of the model.
@@ -166,7 +167,7 @@ class LadderBlock(Block):
 
 
 class LadderStack(Stack):
-    """Stack whose blocks have the components of the rung in the config, see `LadderBlock`.
+    """Stack whose blocks have only the components that `config.rung` selects (see `LadderBlock`).
 
     Args:
         config: Config of the model.
@@ -183,9 +184,10 @@ class LadderStack(Stack):
 
 
 class LadderLM(CausalLM):
-    """Causal language model whose layers have the components of the rung `config.rung`.
+    """Causal language model whose layers have only some components of a transformer block.
 
-    The argument and the result of a call are those of `CausalLM`.
+    The field `config.rung` selects the components (see `LadderLMConfig`). Arguments and result of a
+    call are those of `CausalLM`.
 
     Example:
         >>> import fourfold, torch
@@ -199,11 +201,11 @@ class LadderLM(CausalLM):
 
 
 class LadderClassifier(SequenceClassifier):
-    """Sequence classifier whose layers have the components of the rung `config.rung`.
+    """Sequence classifier whose layers have only some components of a transformer block.
 
-    With ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is
-    the mean of the token embeddings. With post-norm, the embeddings are normalized on every rung,
-    as in BERT.
+    The field `config.rung` selects the components (see `LadderClassifierConfig`). With
+    ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the
+    mean of the token embeddings. With post-norm, the embeddings are normalized on every rung, as in BERT.
 
     Example:
         >>> import torch

@@ -45,9 +45,10 @@ class RecurrentCaptionerConfig(ModelConfig):
         hidden_size: Number of units H of the LSTM.
         image: Use of the image: attention (at every step), once (as the input of the LSTM before
             the first token; Vinyals et al. 2015) or none (a language model, for comparison).
-        attention: soft (the mean of all locations, with their weights), hard_sample (one location,
-            drawn at random in training; the task adds the REINFORCE gradient) or hard_gumbel (one
-            location, straight-through Gumbel estimator). In evaluation, hard attention takes the
+        attention: soft, hard_sample or hard_gumbel. With soft, the context is the weighted mean of
+            all locations. With hard_sample, the context is one location, drawn at random in
+            training, and the task adds the REINFORCE gradient. With hard_gumbel, one location is
+            drawn by the straight-through Gumbel estimator. In evaluation, hard attention takes the
             location with the largest weight.
         attn_score: Score of a state and a location: dot, general, concat, additive or scaled.
         d_attn: Width of the hidden layer of the scores additive and concat; None means M.

@@ -48,9 +48,9 @@ class RecurrentDecoderConfig(ModelConfig):
         input_feeding: Use the previous output as a further input of the cell (Luong et al. 2015,
             section 3.3; decoder luong with attention only). The steps then run one after another.
         attn_score: Score of a query and a vector of the memory: dot, general, concat, additive,
-            location or scaled.
-        attn_weights: Weights of the memory: softmax, local_m, local_p, hard_sample, hard_gumbel or
-            hard_argmax.
+            location or scaled. `RecurrentAttention` has their formulas.
+        attn_weights: Function from scores to attention weights: softmax, local_m, local_p,
+            hard_sample, hard_gumbel or hard_argmax. `RecurrentAttention` describes them.
         d_attn: Width of the hidden layer of the scores concat and additive; None means H.
         attn_window: Distance D from the centre of local attention to the ends of its window.
         attn_temperature: Temperature of hard_gumbel.
