@@ -35,7 +35,7 @@ def pack(
         triangles: True for each map of which only the lower triangle is stored; None means that all
             maps are stored completely.
         precision: Bits of a stored weight. 8 stores a weight a as round(255 sqrt(a)) in a byte. 16
-            stores it as a little-endian half float.
+            stores a weight as a little-endian half float.
 
     Returns:
         The bytes, and the index of the first element of each map. An element has `precision` / 8
