@@ -35,7 +35,7 @@ def pack(
         triangles: True for each map of which only the lower triangle is stored; None means that all
             maps are stored completely.
         precision: Bits of a stored weight. 8 stores a weight a as round(255 sqrt(a)) in a byte. 16
-            stores it as a little-endian half float.
+            stores a weight as a little-endian half float.
 
     Returns:
         The bytes, and the index of the first element of each map. An element has `precision` / 8
@@ -124,7 +124,12 @@ def _printable(text: str) -> str:
 def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
     """Return the HTML tables for browsers without scripts, one table for each input.
 
-    A table lists the keys with the largest weights of each query in the map of `_summary_map`.
+    A table lists, for each query of one attention map, the keys with the largest weights. The map
+    is a mean over the heads of the last layer, if there is one.
+
+    Args:
+        document: Document of the page.
+        maps: Bytes of all maps, as `pack` returns them.
     """
     parts = [
         "<p>This browser runs no scripts; the largest weights of one map are in these tables.</p>"

@@ -133,10 +133,12 @@ class _Group:
 def pattern_problem(pattern: str) -> str | None:
     """Return the reason why a regular expression may need too much time.
 
-    The loops and choices of each alternative are counted as in `_Group`. If no group that matches
-    texts of several lengths is repeated, a backtracking matcher needs at most
-    n ** (loops + 1) * 2 ** choices steps for n characters. Both numbers are limited. The patterns
-    of GPT-2, GPT-4, CLIP, Llama 3, Qwen and DeepSeek are accepted.
+    The loops and choices of each alternative are counted. Loops are quantifiers without an upper
+    bound or with one above 16. Choices are optional parts, other quantifiers, and groups with
+    alternatives. If no group that matches texts of several lengths is repeated, a backtracking
+    matcher needs at most n ** (loops + 1) * 2 ** choices steps for n characters. Both counts are
+    limited, and more than 4 repetitions of such a group are rejected. The patterns of GPT-2, GPT-4,
+    CLIP, Llama 3, Qwen and DeepSeek are accepted.
 
     Args:
         pattern: Regular expression in the syntax of Oniguruma.
@@ -207,7 +209,7 @@ def _range_of(quantifier: re.Match[str]) -> tuple[int, int | None]:
     The largest number is None if there is no limit. The result of `{2,5}` is (2, 5).
 
     Args:
-        quantifier: Match of `_QUANTIFIER`.
+        quantifier: Match of a quantifier, such as `*` or `{2,5}`.
     """
     if quantifier[0][0] != "{":
         return int(quantifier[0][0] == "+"), 1 if quantifier[0][0] == "?" else None

@@ -26,17 +26,13 @@ class TokenizerConfig:
     """Options of a tokenizer, which is trained or loaded from files.
 
     Args:
-        kind: Algorithm of the tokenizer. Decoding restores a text exactly, unless the kind is
-            wordpiece or word, the text is lower-cased, or the text contains characters that did
-            not occur in training.
-
-            - bpe: BPE on characters, with spaces as "▁" (Sennrich et al. 2016)
-            - byte_bpe: BPE on bytes (Radford et al. 2019)
-            - wordpiece: WordPiece (Devlin et al. 2019)
-            - unigram: Unigram language model (Kudo 2018)
-            - word: Words and punctuation marks, divided as for wordpiece. Words that did not occur
-              in training become the unknown token.
-            - char: Characters
+        kind: Algorithm of the tokenizer. "bpe" is BPE on characters, with spaces as "▁" (Sennrich
+            et al. 2016). "byte_bpe" is BPE on bytes (Radford et al. 2019). "wordpiece" is WordPiece
+            (Devlin et al. 2019). "unigram" is the unigram language model (Kudo 2018). "word" makes
+            a token of each word and punctuation mark, and the unknown token of each word that is
+            not in the vocabulary. "char" makes a token of each character. Decoding restores a text
+            exactly, unless the kind is wordpiece or word, the text is lower-cased, or the text
+            contains characters that did not occur in training.
         vocab_size: Size of the vocabulary with special tokens. The vocabulary may become smaller if
             the texts are small or the kind is char. If a vocabulary of bpe or wordpiece is too
             small for all characters of the texts, only the most frequent characters get entries,

@@ -30,7 +30,7 @@ def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np
             random choice, such as the choice of the masked tokens.
 
     Returns:
-        (B, n) uint64.
+        Random integers (B, n) uint64.
     """
     state = np.zeros(1, np.uint64)
     for value in (seed, stream, epoch):
@@ -56,7 +56,7 @@ def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) ->
         stream: Index of an independent random sequence, one for each kind of random choice.
 
     Returns:
-        (B, n) float64.
+        Random numbers (B, n) float64.
     """
     return unit(bits(seed, epoch, rows, n, stream))
 
@@ -74,6 +74,6 @@ def integers(
         stream: Index of an independent random sequence, one for each kind of random choice.
 
     Returns:
-        (B,) int64.
+        Random integers (B,) int64.
     """
     return (uniform(seed, epoch, rows, 1, stream)[:, 0] * high).astype(np.int64)

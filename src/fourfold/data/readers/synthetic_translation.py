@@ -130,6 +130,8 @@ def _money(rng: random.Random) -> Formatter:
 def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter:
     """Sample several languages or territories, and return a formatter of the list of their names.
 
+    A formatter is a function from a language code to a text.
+
     Args:
         category: Attribute of `babel.Locale` with the names: "languages" or "territories".
         known: Codes of the languages or territories to sample from.
@@ -152,6 +154,8 @@ def _spelled(to: str, rng: random.Random) -> Formatter:
 def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter:
     """Return a formatter that calls several formatters, and joins their texts as a list.
 
+    A formatter is a function from a language code to a text.
+
     Args:
         formatters: Formatters of the items of the list.
         style: Style of the list in Babel: "standard" (joined by "and") or "or".
@@ -162,7 +166,9 @@ def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter
 def _samplers(langs: Sequence[str]) -> list[Sampler]:
     """Return one sampler for each kind of value, such as dates or amounts of money.
 
-    Kinds of values that Babel or num2words cannot write in all languages of `langs` are left out.
+    A sampler is a function that samples a value with a random generator. It returns a formatter, a
+    function from a language code to the text of the value. Kinds of values that Babel or num2words
+    cannot write in all languages of `langs` are left out.
     """
     samplers: list[Sampler] = [_date, _interval, _ago, _money]
     durations = [f"duration-{unit}" for unit in _TIME_UNITS]

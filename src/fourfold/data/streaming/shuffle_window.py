@@ -19,9 +19,10 @@ import numpy as np
 class ShuffleWindowOrder:
     """Batch order that shuffles the chunks, and then the rows within each window of chunks.
 
-    The class implements `BatchOrder`. All batches except the last have the same number of rows, so
-    a batch may have rows of two windows. The order of the rows does not depend on the batch size:
-    two batches of 4 rows hold the same rows as one batch of 8.
+    A chunk is a file of many rows (training examples). A window is `shuffle_chunks` consecutive
+    chunks of the shuffled order. All batches except the last have the same number of rows, so a
+    batch may have rows of two windows. The order of the rows does not depend on the batch size. Two
+    batches of 4 rows hold the same rows as one batch of 8. The class implements `BatchOrder`.
 
     Args:
         chunk_rows: (chunks,) number of rows of each chunk.

@@ -101,11 +101,12 @@ class DocumentData(SequenceData):
     numbers of sentences share a batch. See `encode_documents` for the division into sentences.
 
     Args:
-        source: "builtin" (generated English sentences; the class is "mixed" if exactly one of them
-            is German, otherwise "english"), "files" or "hub".
+        source: "builtin" (generated sentences, whose class is "mixed" if one sentence is German and
+            "english" if all are English), "files" or "hub".
         max_len: Maximum number of words of a sentence. A longer sentence is divided.
         max_sentences: Maximum number of sentences of a document.
-        tokenizer: Tokenizer of the words; by default the words that occur more than 5 times.
+        tokenizer: Tokenizer to train or load; by default a word tokenizer, whose vocabulary holds
+            the words that occur more than 5 times.
         options: Arguments of `SequenceData`. `text` names one column. `too_long` is the treatment
             of documents with more than `max_sentences` sentences.
 

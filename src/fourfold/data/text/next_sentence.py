@@ -88,11 +88,12 @@ class SegmentPairDataset(BatchedDataset):
         )
 
     def _pair(self, row: int, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Make the segments of one pair.
+        """Make the segments A and B of one pair from a chunk of consecutive sentences.
 
         Args:
             row: Index of the chunk.
-            random: (4,) random numbers in [0, 1) for the choices.
+            random: (4,) random numbers in [0, 1) for the boundary between A and B, for the choice
+                between the following and other sentences, and for the choice of other sentences.
 
         Returns:
             Token ids of A, token ids of B, and True if B follows A in the document.
