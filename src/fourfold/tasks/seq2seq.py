@@ -97,7 +97,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         """Compute the label-smoothed cross-entropy, summed over the target tokens.
 
         Args:
-            output: Result of `_teacher_forced`.
+            output: Hidden states (B * T, D), output matrix, bias or None, and targets (B * T,), as
+                returned by `_teacher_forced`.
         """
         return linear_cross_entropy(
             *output,
@@ -110,7 +111,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         """Compute the loss and the most likely token of each target, without label smoothing.
 
         Args:
-            output: Result of `_teacher_forced`.
+            output: Hidden states (B * T, D), output matrix, bias or None, and targets (B * T,), as
+                returned by `_teacher_forced`.
 
         Returns:
             A tuple of losses (B * T,) in nats and token ids (B * T,), as of `token_scores`.
@@ -155,7 +157,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             targets: Target tokens (B, T).
 
         Returns:
-            Result of `_teacher_forced`.
+            A tuple of hidden states (B * T, D), output matrix, bias or None, and targets (B * T,).
         """
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
         h = self.model.decode(inputs, memory, batch.src_mask)

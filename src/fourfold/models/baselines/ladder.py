@@ -205,7 +205,8 @@ class LadderClassifier(SequenceClassifier):
 
     The field `config.rung` selects the components (see `LadderClassifierConfig`). With
     ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the
-    mean of the token embeddings. With post-norm, the embeddings are normalized on every rung, as in BERT.
+    mean of the token embeddings. With post-norm, the embeddings are normalized on every rung, as in
+    BERT.
 
     Example:
         >>> import torch

@@ -49,6 +49,8 @@ class ResNetConfig(ModelConfig):
 class ResNet(Model):
     """torchvision's ResNet, with first layers (stem) that are chosen for the size of the images.
 
+    A call of the model takes images (B, C, side, side) and returns the logits (B, K).
+
     Example:
         >>> import fourfold, torch
         >>> model = fourfold.create("resnet18", stem="cifar", image_size=32, n_classes=10).eval()
