@@ -83,8 +83,9 @@ def load(
         check_choice("dtype", name, DTYPES)
         dtype = getattr(torch, name)
     source = read_model(path, classes=classes)
-    set_inference_attributes(source.model, source.tokenizer, source.artifacts, source.defaults)
-    loaded: Model = source.model.to(device=device, dtype=dtype)
+    model: Any = source.model
+    set_inference_attributes(model, source.tokenizer, source.artifacts, source.defaults)
+    loaded: Model = model.to(device=device, dtype=dtype)
     quantize_model(loaded, quantize)
     return loaded
 
