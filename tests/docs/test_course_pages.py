@@ -16,6 +16,7 @@ from fourfold.models.recurrent.attention import RecurrentAttention
 
 COURSE = Path(__file__).resolve().parents[2] / "docs" / "course"
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+N_DEVIATIONS = 59  # places where the slides deviate from the papers
 OPTIONS = re.compile(r"\A---\n(.*?)^---\n", re.MULTILINE | re.DOTALL)
 DOCTEST = re.compile(r"^```pycon\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
@@ -43,7 +44,7 @@ def execute(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
         plt.close("all")
 
 
-def run_doctests(page: str) -> int:
+def run_doctests(page: str, flags: int = 0) -> int:
     """Run the doctests of a page in one namespace, and return the number of failures."""
     text = read(page)
     # The other lines are kept blank, so that errors have the lines of the page.
@@ -54,7 +55,7 @@ def run_doctests(page: str) -> int:
         lines[start : start + len(block_lines)] = block_lines
     examples = doctest.DocTestParser().get_doctest("\n".join(lines) + "\n", {}, page, page, 0)
     assert examples.examples
-    return doctest.DocTestRunner().run(examples).failed
+    return doctest.DocTestRunner(optionflags=flags).run(examples).failed
 
 
 @pytest.mark.parametrize("page", EXECUTED)
@@ -67,6 +68,11 @@ def test_the_examples_of_a_page_are_right(page: str) -> None:
     assert run_doctests(page) == 0
 
 
+def test_all_deviations_are_listed() -> None:
+    numbers = re.findall(r"^\| (\d+) \|", read("what-the-slides-print"), re.MULTILINE)
+    assert sorted(map(int, numbers)) == list(range(1, N_DEVIATIONS + 1))
+
+
 @pytest.mark.parametrize("page", EXECUTED)
 def test_a_page_has_a_formula_a_figure_a_table_and_exercises(page: str) -> None:
     text = read(page)
@@ -75,7 +81,9 @@ def test_a_page_has_a_formula_a_figure_a_table_and_exercises(page: str) -> None:
     assert re.search(r"^\|( *:?-+:? *\|)+$", text, re.MULTILINE), "a table"
     figures = [cell for cell in CELL.findall(text) if "plt.subplots" in cell]
     assert figures
-    assert all(re.search(r"^    alt: \S", cell, re.MULTILINE) for cell in figures), "text of figures"
+    assert all(re.search(r"^    alt: \S", cell, re.MULTILINE) for cell in figures), (
+        "text of figures"
+    )
     exercises = re.findall(r"^:::\{admonition\} (Exercise|Answer)\b", text, re.MULTILINE)
     assert len(exercises) >= 4
     assert exercises == ["Exercise", "Answer"] * (len(exercises) // 2)
@@ -166,5 +174,5 @@ def test_the_table_of_deviations_fails_if_a_formula_is_wrong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spoil(monkeypatch)
-    assert run_doctests("what-the-slides-print") > 0
+    assert run_doctests("what-the-slides-print", doctest.FAIL_FAST) > 0
     assert "Expected:" in capsys.readouterr().out
