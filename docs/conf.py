@@ -60,11 +60,14 @@ nb_merge_streams = True
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # the default loads scripts from the network
 
 # API reference
+autodoc_default_options = {"members": True}
+autodoc_inherit_docstrings = False  # the hooks of torch and Lightning are described there
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 default_role = "code"  # docstrings mark code as Markdown does
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # an attribute of a docstring is not a second entry
 
 # HTML that works from a folder, without a network
 html_theme = "furo"

@@ -1,5 +1,6 @@
 """Adjustments of the pages: folded answers, links to folders, and the notebooks for download."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,28 @@ def allow_fragments(app: Sphinx, document: nodes.document) -> None:
         app.env.metadata[app.env.docname]["orphan"] = True
 
 
+def link_to_sources(app: Sphinx, document: nodes.document, page: str) -> None:
+    """Replace the download of a module of fourfold by its page with highlighted source text."""
+    for node in list(document.findall(addnodes.download_reference)):
+        folder, _, name = node["reftarget"].rpartition("src/")
+        module = name.removesuffix(".py").replace("/", ".")
+        if folder and getattr(app.env, "_viewcode_modules", {}).get(module):
+            address = app.builder.get_relative_uri(page, f"_modules/{module.replace('.', '/')}")
+            node.replace_self(nodes.reference("", "", *node.children, refuri=address))
+
+
 def offer_notebook(
     app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None
 ) -> None:
     """Write the notebook of an executed page next to it and link to it at the top of the page."""
-    source = Path(app.srcdir, f"{page}.md")
-    if document is None or not source.read_text(encoding="utf-8").startswith("---\njupytext:"):
+    if document is None:  # the search and the index
+        return
+    source = app.env.doc2path(page)
+    if not source.read_text(encoding="utf-8").startswith("---\njupytext:"):
         return
     notebook = Path(app.outdir, f"{page}.ipynb")
     notebook.parent.mkdir(parents=True, exist_ok=True)
-    jupytext.write(jupytext.read(source), notebook)
+    jupytext.write(jupytext.read(os.fspath(source)), notebook)
     link = f'<p><a href="{notebook.name}" download>Download this page as a notebook</a></p>'
     context["body"] = link + context["body"]
 
@@ -55,6 +68,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the adjustments."""
     for adjust in (fold_answers, keep_folders_as_text, allow_fragments):
         app.connect("doctree-read", adjust)
+    app.connect("doctree-resolved", link_to_sources)
     app.connect("html-page-context", offer_notebook)
     app.connect("build-finished", write_entry)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
