@@ -54,7 +54,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "cache"
 # A cached result is used only with the modules that computed it.
 nb_execution_cache_path = str(ROOT / "build" / "docs" / "cache" / package_digest())
-nb_execution_timeout = 120  # seconds for each cell
+nb_execution_timeout = 300  # seconds for each cell, also on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # the default loads scripts from the network

@@ -3,6 +3,7 @@
 The site is a folder that a browser reads without a server and without a network.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ RESOURCES = {
     "source": "src",
     "video": "src",
 }
+NETWORK = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")  # in a style
 SPELLED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "src", "results/README.md")
 
 
@@ -71,6 +73,10 @@ def problems(site: Path) -> list[str]:
                 found.append(f"{name}: {address} does not exist")
             elif anchor and target in pages and anchor not in pages[target].anchors:
                 found.append(f"{name}: {address} has no such anchor")
+    for file in sorted(site.rglob("*.css")):
+        requested = NETWORK.findall(file.read_text(encoding="utf-8"))
+        name = file.relative_to(site)
+        found += [f"{name}: {address} is requested from the network" for address in requested]
     return found
 
 
