@@ -182,8 +182,8 @@ class ImageData(ResumableDataModule):
         source: "digits" (built-in images), "torchvision:NAME" (such as "torchvision:MNIST"),
             "datasets:NAME" (Hugging Face), or the path of a Parquet file or a folder. A relative
             path may also lie under $FOURFOLD_DATA. A folder has one of three forms: Parquet files
-            (train.parquet or train-*.parquet, likewise for val and test); folders train, val and
-            test, each with a subfolder for each class; or a subfolder for each class. A Parquet
+            (`train.parquet` or `train-*.parquet`, likewise for val and test); folders train, val
+            and test, each with a subfolder for each class; or a subfolder for each class. A Parquet
             file and a folder of the last form have only a training split.
         batch_size: Number of images per training batch.
         eval_batch_size: Number of images per validation or test batch; None means `batch_size`.
