@@ -10,7 +10,7 @@ READY := .venv/.fourfold-ready
 
 export PYTHON
 
-.PHONY: help setup demo test check style lint types layers pytest test-slow format lock
+.PHONY: help setup demo test check style lint types layers pytest test-slow docs format lock
 .NOTPARALLEL:
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test       style, types, import layers and the whole default test suite"
 	@echo "make check      style, types and import layers only"
 	@echo "make test-slow  the tests that take minutes each"
+	@echo "make docs       build the documentation site in site/"
 	@echo "make format     format the code and fix lint errors"
 	@echo "make setup      only make .venv"
 	@echo "make lock       write the versions in .venv to constraints.txt"
@@ -53,6 +54,9 @@ pytest: setup
 
 test-slow: setup
 	$(RUN) pytest -m slow
+
+docs: setup
+	@$(BIN)/python scripts/build_docs.py
 
 format: setup
 	$(RUN) ruff check --fix-only .

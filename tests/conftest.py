@@ -1,9 +1,12 @@
-"""Fixtures of all tests: no network, one thread per worker, a fixed seed, and `data_dir`."""
+"""Fixtures of all tests: no network, one thread per worker, a seed, `data_dir`, `chromium`."""
 
 import os
 import random
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,3 +79,22 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.fixtures.tiny_tasks import write_texts
 
     return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Return the headless browser."""
+    names = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("needs Chromium on PATH (on Debian: apt-get install chromium)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs the package playwright (pip install playwright)"
+    )
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=program, args=[*options, "--enable-precise-memory-info"]
+        )
+        yield browser
+        browser.close()

@@ -18,25 +18,6 @@ pytestmark = pytest.mark.browser
 AXE = "axe-core@4.14.1"
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """Return the headless browser."""
-    names = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("needs Chromium on PATH (on Debian: apt-get install chromium)")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="needs the package playwright (pip install playwright)"
-    )
-    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=program, args=[*options, "--enable-precise-memory-info"]
-        )
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def visit(chromium: Any, tmp_path: Path) -> Iterator[Any]:
     """Return a function that writes a page, opens it and waits until it is drawn.

@@ -1,5 +1,7 @@
 """Block, Stack, DropPath, norm_from_config: the transformer block (Vaswani et al. 2017, Fig. 1).
 
+The two placements of the norm::
+
                  post-norm                       pre-norm
           x = norm(x + sublayer(x))       x = x + sublayer(norm(x))
 

@@ -1,0 +1,79 @@
+"""Configuration of the documentation site; `make docs` builds it from the root of the repository.
+
+The source directory is the root, so that a relative link means the same here and on GitHub.
+"""
+
+import os
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import fourfold
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("docs", "results", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
+
+# The kernels that execute the pages inherit the environment of the build.
+os.environ.update(
+    OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false"
+)
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+os.environ["PYTHONPATH"] = str(ROOT / "src")
+
+
+def package_digest() -> str:
+    """Return a digest of the modules of fourfold and of the versions of the packages."""
+    files = [*sorted((ROOT / "src").rglob("*.py")), ROOT / "constraints.txt"]
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+project = "fourfold"
+author = "The fourfold authors"
+project_copyright = "The fourfold authors, Apache License 2.0"
+version = release = fourfold.__version__
+root_doc = "docs/index"
+exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in SOURCES]
+exclude_patterns += ["docs/_extensions", "docs/_static"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "pages",
+    "mathml",
+]
+
+# Markdown
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 4
+# A block of an existing page has a tag such as `sh recipe`, which MyST ignores.
+
+# Executed pages
+nb_execution_mode = "cache"
+# A cached result is used only with the modules that computed it.
+nb_execution_cache_path = str(ROOT / "build" / "docs" / "cache" / package_digest())
+nb_execution_timeout = 300  # seconds for each cell, also on a busy machine
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # the default loads scripts from the network
+
+# API reference
+autodoc_default_options = {"members": True}
+autodoc_inherit_docstrings = False  # the hooks of torch and Lightning are described there
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+default_role = "code"  # docstrings mark code as Markdown does
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # an attribute of a docstring is not a second entry
+
+# HTML that works from a folder, without a network
+html_theme = "furo"
+html_title = f"fourfold {release}"
+html_math_renderer = "mathml"
+html_show_search_summary = False  # the summary is fetched, which a browser refuses for file://
+html_copy_source = False
+html_show_sphinx = False
+linkcheck_ignore = [r"https?://.*"]
