@@ -81,14 +81,23 @@ def load(
         name = str(dtype).removeprefix("torch.")
         check_choice("dtype", name, DTYPES)
         dtype = getattr(torch, name)
-    source = read_model(path, classes=classes)
-    model: Any = source.model
-    model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
-    model.generation_defaults = _with_special_tokens(source.defaults, model)
-    model.artifacts = dict(source.artifacts)
+    model: Any = set_attributes(read_model(path, classes=classes))
     loaded: Model = model.to(device=device, dtype=dtype)
     quantize_model(loaded, quantize)
     return loaded
+
+
+def set_attributes(source: SourceModel) -> Model:
+    """Set `tokenizer`, `generation_defaults` and `artifacts` of a model, and return the model.
+
+    Args:
+        source: The model, and the values that were stored with it.
+    """
+    model = source.model
+    model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
+    model.generation_defaults = _with_special_tokens(source.defaults, model)
+    model.artifacts = dict(source.artifacts)
+    return model
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
@@ -102,6 +111,11 @@ def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> Generation
     values = {name: getattr(model.tokenizer, name, None) for name in missing}
     start = getattr(model.config, "decoder_start_token_id", None)
     return replace(defaults, **(values if start is None else {**values, "bos_id": start}))
+
+
+def is_model_directory(path: Path) -> bool:
+    """Return True if a directory holds a model that `fourfold.save` or another library wrote."""
+    return directory.is_model_directory(path) or (path / native_directory.DESCRIPTION).is_file()
 
 
 def read_model(

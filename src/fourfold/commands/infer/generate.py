@@ -43,6 +43,8 @@ class PromptContinuer(TextProcessor):
             InputError: The prompt is too long, and `--truncate` is not given.
         """
         ids = self.tokenizer.encode(line)
+        if self.tokenizer.prepended_id is not None:
+            ids = [self.tokenizer.prepended_id, *ids]
         if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
         max_new = self.options.max_new or DEFAULT_MAX_NEW

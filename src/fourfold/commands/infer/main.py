@@ -24,6 +24,7 @@ from fourfold.core.precision import (
 from fourfold.core.validation import MAX_BEAMS, MAX_SIZE, check_positive
 from fourfold.errors import InputError
 
+CHECKPOINT_HELP = "checkpoint file, run directory, or directory of transformers or timm"
 DESCRIPTIONS = {
     "translate": "Translate one sentence per line.",
     "generate": "Continue one prompt per line.",
@@ -63,6 +64,8 @@ TASKS_WITHOUT_LIGHTNING = {
     "generate": "fourfold.tasks.causal_lm.CausalLanguageModeling",
     "fill": "fourfold.tasks.masked_lm.MaskedLanguageModeling",
 }
+# Classes of the models of these tasks.
+MODELS_WITHOUT_LIGHTNING = {"generate": "CausalLM", "fill": "MaskedLM"}
 # Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
 LENGTH_PENALTIES = ("gnmt", "power", "none")
 
@@ -73,7 +76,7 @@ def make_parser(command: str) -> OptionParser:
         prog=f"fourfold {command}", description=DESCRIPTIONS[command], epilog=EPILOG
     )
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="PATH", help="checkpoint file or run directory")
+    add("--checkpoint", required=True, metavar="PATH", help=CHECKPOINT_HELP)
     parser.add_allow_class()
     batch_size = 64 if command == "classify" else 32
     add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
@@ -164,7 +167,6 @@ def main(argv: Sequence[str]) -> int:
     options = parse(command, arguments)
     import torch
 
-    from fourfold.checkpoints.files import find_checkpoint
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
     from fourfold.models.quantization import quantize
@@ -176,8 +178,6 @@ def main(argv: Sequence[str]) -> int:
     elif warning := slow_precision(precision, device, "--precision"):
         print(warning, file=sys.stderr)
     path = Path(options.checkpoint)
-    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
-        path = find_checkpoint(path)
     task = _load(path, command, tuple(options.allow_class))
     move_model(task.model, device, precision)
     quantize(task.model, options.quantize, "--quantize")
@@ -202,18 +202,21 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
     model, its tokenizer and its artifacts, so a `LoadedModel` is enough for a task of fourfold.
 
     Args:
-        path: The checkpoint file.
+        path: The checkpoint file, or a directory.
         command: A key of `PROCESSORS`.
         classes: Import paths of the user's classes that may be imported.
 
     Raises:
         InputError: The checkpoint is invalid, or its task does not fit the command.
     """
-    from fourfold.checkpoints.files import read_file
-    from fourfold.checkpoints.load import load
+    from fourfold.checkpoints.files import find_checkpoint, read_file
+    from fourfold.checkpoints.load import is_model_directory, load
     from fourfold.commands.infer.base import LoadedModel
 
-    expected = tuple(PROCESSORS[command])
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+        if is_model_directory(path):
+            return _load_directory(path, command)
+        path = find_checkpoint(path)
     saved = read_file(path).get("fourfold")
     task = saved.get("task") if isinstance(saved, dict) else None
     name = task.get("class") if isinstance(task, dict) else None
@@ -221,7 +224,26 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
         return LoadedModel(load(path))
     from fourfold.tasks.loading import load_task
 
-    return load_task(path, expect=expected, classes=classes)
+    return load_task(path, expect=tuple(PROCESSORS[command]), classes=classes)
+
+
+def _load_directory(path: Path, command: str) -> Any:
+    """Return the task, or the `LoadedModel`, of a directory that `fourfold.load` reads.
+
+    The arguments and the errors are those of `_load`.
+    """
+    from fourfold.checkpoints.load import read_model, set_attributes
+    from fourfold.commands.infer.base import LoadedModel
+
+    found = read_model(path)
+    if type(found.model).__name__ == MODELS_WITHOUT_LIGHTNING.get(command):
+        return LoadedModel(set_attributes(found))
+    from fourfold.tasks.convert import make_task
+    from fourfold.tasks.loading import check_task
+
+    task = make_task(found)
+    check_task(task, path, tuple(PROCESSORS[command]))
+    return task
 
 
 def make_processor(command: str, task: Any, options: Namespace) -> Any:
