@@ -4,15 +4,22 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
+from fourfold.core.config import (
+    Activation,
+    Init,
+    NormPlacement,
+    TextPositions,
+    TransformerConfig,
+)
 from fourfold.core.init import initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
+from fourfold.core.validation import check_range
 from fourfold.generation.caches import WindowCache
 from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.output_heads import VocabularyHead
@@ -28,6 +35,7 @@ class CausalLMConfig(TransformerConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
+        embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma. None means 1.
         embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
         init: Weight initialization, a name in `fourfold.core.init.INITS`.
@@ -41,15 +49,21 @@ class CausalLMConfig(TransformerConfig):
     n_heads: int = 12
     d_ff: int = 3072
     activation: Activation = "gelu_tanh"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     norm_eps: float = 1e-5
     attn_dropout: float = 0.1
     vocab_size: int | None = 50257
     max_len: int = 1024
     positions: TextPositions = "learned"
+    embed_scale: float | None = None
     embed_norm: bool = False
     tie_embeddings: bool = True
     init: Init = "gpt2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embed_scale is not None:
+            check_range("embed_scale", self.embed_scale, above=0.0)
 
 
 class CausalLM(Model):

@@ -6,14 +6,13 @@ width of an encoder, E width of the shared space.
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
-from fourfold.core.config import Activation, TransformerConfig
+from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.core.masks import Mask, mask_and_positions
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.models.base import Model, embedding_from_config
@@ -54,7 +53,7 @@ class CLIPConfig(TransformerConfig):
     n_heads: int = 8
     d_ff: int = 2048
     activation: Activation = "quick_gelu"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     norm_eps: float = 1e-5
     dropout: float = 0.0
     vocab_size: int | None = 49408

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, TransformerConfig
+from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.core.init import vaswani
 from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.core.positions import make_positions
@@ -51,7 +51,7 @@ class MaskedAutoencoderConfig(TransformerConfig):
     n_heads: int = 12
     d_ff: int = 3072
     activation: Activation = "gelu"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     dropout: float = 0.0
     image_size: int = 224
     patch_size: int = 16

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, Init, TransformerConfig
+from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.init import INITS, initialize, vaswani
 from fourfold.core.masks import Mask
@@ -61,7 +61,7 @@ class ViTConfig(TransformerConfig):
     n_heads: int = 12
     d_ff: int = 3072
     activation: Activation = "gelu"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     dropout: float = 0.0
     image_size: int = 224
     patch_size: int = 16
