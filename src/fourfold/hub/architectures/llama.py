@@ -239,7 +239,9 @@ def _read_gemma3(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of Gemma 3, with rotary positions of two kinds of layers."""
     period = config.get("sliding_window_pattern", 6)
     check_type("sliding_window_pattern", period, int)
-    letters = "".join("S" if period < 1 or i % period else "L" for i in range(1, 1 + _n_layers(config, 26)))
+    letters = "".join(
+        "S" if period < 1 or i % period else "L" for i in range(1, 1 + _n_layers(config, 26))
+    )
     windows = _read_windows(config, letters, config.get("sliding_window", 4096))
     both = config.get("rope_parameters")
     check_type("rope_parameters", both, Mapping | None)
