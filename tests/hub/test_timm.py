@@ -291,7 +291,7 @@ def add(name: str, *shape: int) -> Callable[..., Any]:
         (remove("pos_embed"), "no tensor pos_embed of 3 dimensions"),
         (remove("blocks.0.mlp.fc1.weight"), "no tensor blocks.0.mlp.fc1.weight"),
         (remove("blocks.1.attn.qkv.bias"), "no tensor for stack.blocks.1.attn.q.bias"),
-        (remove("head_dist.weight"), "do not belong to this architecture, such as head_dist.bias"),
+        (remove("head_dist.weight"), "do not belong to this architecture: head_dist.bias"),
         (remove("patch_embed.proj.weight"), "no tensor patch_embed.proj.weight"),
         (add("pos_embed", 1, 9, 36), "pos_embed must have a row for each of 2"),
         (
