@@ -296,9 +296,9 @@ def add(name: str, *shape: int) -> Callable[..., Any]:
         (add("pos_embed", 1, 9, 36), "pos_embed must have a row for each of 2"),
         (
             add("blocks.0.ls1.gamma", 36),
-            "do not belong to this architecture, such as blocks.0.ls1.gamma",
+            "do not belong to this architecture: blocks.0.ls1.gamma",
         ),
-        (add("fc_norm.weight", 36), "do not belong to this architecture, such as fc_norm.weight"),
+        (add("fc_norm.weight", 36), "do not belong to this architecture: fc_norm.weight"),
         (set_config(model_args={}), "weights of width 36 do not determine"),
         (set_config(model_args={"num_heads": 5}), "n_heads"),
         (

@@ -313,7 +313,7 @@ def spoil(folder: Path, how: str) -> None:
         ("decoder", "is_decoder must be False, got True"),
         ("pickle", "which could run code"),
         ("missing", "no tensor for stack.blocks.1.ff.down.bias"),
-        ("surplus", "do not belong to this architecture, such as adapter.weight"),
+        ("surplus", "do not belong to this architecture: adapter.weight"),
         ("untied", "differs from bert.embeddings.word_embeddings.weight, although"),
     ],
 )
