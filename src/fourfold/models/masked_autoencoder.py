@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
-from fourfold.core.init import vaswani
-from fourfold.core.patch_embedding import PatchEmbedding
-from fourfold.core.positions import make_positions
 from fourfold.models.base import Model
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.positions import make_positions
+from fourfold.models.init import vaswani
 
 MASK_TOKEN_STD = 0.02  # also of the class token
 

@@ -18,14 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from fourfold.core.attention import attention_backend
 from fourfold.core.block import Stack
 from fourfold.core.masks import Mask
-from fourfold.core.patch_embedding import PatchEmbedding
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model, on_meta
 from fourfold.models.baselines.convolution import ConvolutionalStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.recurrent.cells import RecurrentStack
 from fourfold.models.recurrent.decoder import RecurrentDecoder
