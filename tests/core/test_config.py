@@ -55,7 +55,7 @@ from fourfold.optim import OptimizerConfig
             "window_pattern must consist of the letters S and L, got 'SLs'",
         ),
         (TransformerConfig, {"window_pattern": "SL"}, "window must be given with window_pattern"),
-        (TransformerConfig, {"rope_theta": 0}, "rope_theta must be above 0, got 0"),
+        (TransformerConfig, {"rope_theta": 0}, "rope_theta must be above 1, got 0"),
         (
             TransformerConfig,
             {"rope_theta": 1e4, "d_head": 5},

@@ -16,12 +16,12 @@ from fourfold.core.config import (
     TextPositions,
     TransformerConfig,
 )
-from fourfold.core.init import initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
 from fourfold.core.validation import check_range
 from fourfold.generation.caches import WindowCache
 from fourfold.models.base import Model, embedding_from_config
+from fourfold.models.init import initialize
 from fourfold.models.output_heads import VocabularyHead
 
 
@@ -38,7 +38,7 @@ class CausalLMConfig(TransformerConfig):
         embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma. None means 1.
         embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
-        init: Weight initialization, a name in `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
@@ -95,9 +95,9 @@ class CausalLM(Model):
         initialize(self, config.init)
 
     def new_cache(self) -> KVCache:
-        """Build an empty cache, which is limited by the window of the config."""
-        window = self.config.window
-        return KVCache() if window is None else WindowCache(window)
+        """Build an empty cache, in which layers with a window store few tokens."""
+        windows = self.config.windows()
+        return WindowCache(windows) if any(windows) else KVCache()
 
     def forward(
         self,

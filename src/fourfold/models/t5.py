@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
 from fourfold.core.config import Init, NormPlacement, TextPositions
-from fourfold.core.init import INITS
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from fourfold.models.init import INITS
 
 
 @dataclass(frozen=True)

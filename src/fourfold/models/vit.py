@@ -14,12 +14,12 @@ from torch.nn import init
 from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
-from fourfold.core.init import INITS, initialize, vaswani
 from fourfold.core.masks import Mask
-from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.errors import InputError
 from fourfold.models.base import Model
-from fourfold.models.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions
+from fourfold.models.init import INITS, initialize, vaswani
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ViTConfig(TransformerConfig):
             must be a power of 2.
         representation_size: Width of a tanh layer before the classifier, as in the pre-training of
             Dosovitskiy et al. 2020; None for no such layer.
-        init: Weight initialization, a name in `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
-from fourfold.core.init import initialize, vaswani
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
 from fourfold.kernels.dropout import Dropout
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.init import initialize, vaswani
 from fourfold.models.output_heads import VocabularyHead
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
 from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack
@@ -60,7 +60,7 @@ class RecurrentCaptionerConfig(ModelConfig):
             are the patches. None means that the inputs are feature maps (B, M, height, width).
         init: Weight initialization: xu2015 (standard deviation 0.01, orthogonal square and
             recurrent matrices, biases 0), as in the released code; or vaswani (see
-            `fourfold.core.init`; the LSTM keeps torch's uniform distribution), with which small
+            `fourfold.models.init`; the LSTM keeps torch's uniform distribution), with which small
             models begin to learn much earlier.
 
     Raises:

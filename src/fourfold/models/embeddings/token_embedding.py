@@ -6,8 +6,8 @@ Shapes: B batch, T tokens, D model width.
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.positions import make_positions
 from fourfold.kernels.dropout import Dropout
+from fourfold.models.embeddings.positions import make_positions
 
 
 class TokenEmbedding(nn.Module):
@@ -17,7 +17,7 @@ class TokenEmbedding(nn.Module):
         vocab_size: Number of tokens of the vocabulary.
         d_model: Model width D.
         max_len: Number of positions in the table; ignored if `positions` is "none".
-        positions: A name in `fourfold.core.positions.POSITIONS`.
+        positions: A name in `fourfold.models.embeddings.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
         scale: Factor on token vectors. True means sqrt(D) (Vaswani et al. 2017, section 3.4), and
             False or None means 1.

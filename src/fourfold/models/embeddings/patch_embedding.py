@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.positions import PositionTable, make_positions
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
+from fourfold.models.embeddings.positions import PositionTable, make_positions
 
 
 def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
@@ -29,8 +29,8 @@ class PatchEmbedding(nn.Module):
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
         d_model: Model width D.
-        positions: A name in `fourfold.core.positions.POSITIONS`, or a function that builds a
-            `PositionTable` from the number of positions and the width D. With sincos2d or
+        positions: A name in `fourfold.models.embeddings.positions.POSITIONS`, or a function that
+            builds a `PositionTable` from the number of positions and the width D. With sincos2d or
             sincos2d_mae, prefix tokens have no position.
         n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
             distillation token.
