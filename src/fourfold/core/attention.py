@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_atten
 from fourfold.core.config import head_width
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
+from fourfold.core.rotary import Rotation, rotate
 from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_attention import (
     attend_by_products,
@@ -262,6 +263,7 @@ class Attention(nn.Module):
         mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Attend from x to itself (self-attention) or to a memory (cross-attention).
 
@@ -277,12 +279,14 @@ class Attention(nn.Module):
             cache: Cache of this layer, changed in place. Without a memory, the keys and values of x
                 are appended to those of earlier tokens. With a memory, the cache keeps the keys and
                 values of the memory, which are computed at the first call only.
+            rotation: Rotary positions of x, with which queries and keys are turned; None means no
+                rotary positions. The cache holds turned keys.
 
         Returns:
             (B, Tq, D).
         """
-        q = self._split_heads(self.q(x))  # (B, H, Tq, Dh)
-        k, v = self._keys_values(x, memory, cache)
+        q = self._queries(x, rotation)  # (B, H, Tq, Dh)
+        k, v = self._keys_values(x, memory, cache, rotation)
         allowed = mask.mask
         shared = k.shape[0] < q.shape[0]  # len() would fix the batch size of an exported graph
         if shared:
@@ -313,25 +317,36 @@ class Attention(nn.Module):
         *,
         mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Compute the attention weights (B, H, Tq, Tk) that `forward` applies to the values.
 
         The arguments have the same meaning as in `forward`. Dropout is not applied.
         """
-        k, _ = self._keys_values(x, memory, None)
-        q = self._split_heads(self.q(x))
+        k, _ = self._keys_values(x, memory, None, rotation)
+        q = self._queries(x, rotation)
         allowed = dense_mask(mask.mask, mask.causal, mask.window, q, k)
         return attention_weights(
             q, k, mask=allowed, bias=bias, scale=self.scale, normalize=self.normalize
         )
 
+    def _queries(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        q = self._split_heads(self.q(x))
+        return q if rotation is None else rotate(q, rotation)
+
     def _keys_values(
-        self, x: Tensor, memory: Tensor | None, cache: LayerCache | None
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        cache: LayerCache | None,
+        rotation: Rotation | None,
     ) -> tuple[Tensor, Tensor]:
         if memory is not None and cache is not None and cache.memory is not None:
             return cache.memory
         source = x if memory is None else memory
         k, v = self._split_heads(self.k(source)), self._split_heads(self.v(source))
+        if rotation is not None:
+            k = rotate(k, rotation)
         if cache is None:
             return k, v
         if memory is None:

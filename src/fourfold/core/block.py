@@ -18,7 +18,8 @@ from fourfold.core.attention import Attention, lower_mask
 from fourfold.core.config import TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.kv_cache import KVCache, LayerCache
-from fourfold.core.masks import LoweredMask, Mask
+from fourfold.core.masks import LoweredMask, Mask, count_positions
+from fourfold.core.rotary import Rotation, rotation
 from fourfold.kernels.dropout import Dropout
 
 
@@ -102,6 +103,7 @@ class Block(nn.Module):
         memory_mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Transform x by self-attention, cross-attention (if any) and the feed-forward layer.
 
@@ -112,11 +114,13 @@ class Block(nn.Module):
             memory_mask: Cross-attention mask as returned by `lower_mask`.
             bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
             cache: Keys and values of earlier tokens and of the memory; extended in place.
+            rotation: Rotary positions of x in self-attention; None means no rotary positions.
 
         Returns:
             (B, T, D).
         """
-        x = self._residual(x, self.attn_norm, self.attn, mask=mask, bias=bias, cache=cache)
+        own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
+        x = self._residual(x, self.attn_norm, self.attn, **own)
         if memory is not None:
             x = self._residual(
                 x, self.cross_attn_norm, self.cross_attn, memory, mask=memory_mask, cache=cache
@@ -159,7 +163,12 @@ class Stack(nn.Module):
             Block(config, cross_attention=cross_attention, drop_path=rate) for rate in rates
         )
         self.norm = norm_from_config(config) if config.norm_placement == "pre" else nn.Identity()
-        self.window = config.window
+        self.windows = config.windows(depth)
+        self.head_width = config.head_width
+        # Base and scaling of rotary positions in layers with full attention, and with a window.
+        self.rope = config.rope_theta, config.rope_scaling
+        has_local = config.rope_local_theta is not None
+        self.local_rope = (config.rope_local_theta, None) if has_local else self.rope
         self.attn_dropout = config.attn_dropout
         self.has_narrow_heads = min(config.head_width, config.value_width) < 16
 
@@ -172,12 +181,14 @@ class Stack(nn.Module):
         memory_mask: Mask = Mask(),
         bias: Tensor | None = None,
         cache: KVCache | None = None,
+        positions: Tensor | slice | None = None,
     ) -> Tensor:
         """Transform x by all blocks.
 
-        This method adds the window of the config to the self-attention mask. It converts each mask
-        once, by `lower_mask`, to the form that the attention backend takes. All blocks share the
-        converted masks.
+        There are up to two kinds of layers: with the window of the config, and with full attention.
+        This method converts the self-attention mask of each kind once, by `lower_mask`, to the form
+        that the attention backend takes, and computes the rotary positions of each kind once. All
+        blocks share the mask of the memory.
 
         Args:
             x: (B, T, D); with a cache, only the new tokens.
@@ -186,22 +197,40 @@ class Stack(nn.Module):
             memory_mask: Cross-attention mask.
             bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
             cache: Keys and values of earlier tokens and of the memory; extended in place.
+            positions: Positions of the tokens x for rotary positions, a slice of length T or a
+                tensor (B, T). None counts the real tokens of each document from 0 (see
+                `count_positions`).
 
         Returns:
             (B, T, D).
         """
         q_len = x.shape[1]
-        k_len = cache.n_keys(q_len) if cache is not None else q_len
         # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
         dropout = self.training and self.attn_dropout > 0.0
         dense = bias is not None or dropout or (self.has_narrow_heads and x.is_cuda)
-        if self.window is not None:
-            mask = replace(mask, window=self.window)
-        lowered = lower_mask(mask, q_len, k_len, x, dense=dense)
+        if positions is None and self.rope[0] is not None:
+            length = q_len if cache is None else cache.length
+            positions = count_positions(mask.keys, mask.documents, q_len, length)
+        kinds = {}
+        for window in dict.fromkeys(self.windows):
+            k_len = q_len if cache is None else cache.n_keys(q_len, window)
+            own = mask if window is None else replace(mask, window=window)
+            lowered = lower_mask(own, q_len, k_len, x, dense=dense)
+            kinds[window] = lowered, self._rotation(positions, x, window)
         cross = LoweredMask()
         if memory is not None:
             cross = lower_mask(memory_mask, q_len, memory.shape[1], x, dense=dense)
-        for i, block in enumerate(self.blocks):
+        options = {"memory": memory, "memory_mask": cross, "bias": bias}
+        for i, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             layer = cache.layer(i) if cache is not None else None
-            x = block(x, lowered, memory=memory, memory_mask=cross, bias=bias, cache=layer)
+            lowered, turns = kinds[window]
+            x = block(x, lowered, cache=layer, rotation=turns, **options)
         return self.norm(x)
+
+    def _rotation(
+        self, positions: Tensor | slice | None, x: Tensor, window: int | None
+    ) -> Rotation | None:
+        theta, scaling = self.rope if window is None else self.local_rope
+        if theta is None or positions is None:
+            return None
+        return rotation(positions, x, width=self.head_width, theta=theta, scaling=scaling)

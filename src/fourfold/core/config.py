@@ -30,7 +30,7 @@ ROPE_SCALING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", _LENGTH), ()),
     "yarn": (
         ("factor", _LENGTH),
-        ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"),
+        ("attention_factor", "beta_fast", "beta_slow", "truncate"),
     ),
 }
 # Fields of `TransformerConfig`, and other fields that must not be None if they are given.
@@ -204,7 +204,7 @@ def _check_rotary(config: TransformerConfig) -> None:
     """Raise InputError if a config has impossible rotary positions."""
     for name in ("rope_theta", "rope_local_theta"):
         if (theta := getattr(config, name)) is not None:
-            check_range(name, theta, above=0.0)
+            check_range(name, theta, above=1.0)
     if config.rope_theta is not None and config.head_width % 2:
         message = f"must be even for rotary positions, got {config.head_width}"
         raise InputError(message, option="d_head")
@@ -219,7 +219,8 @@ def _check_rotary(config: TransformerConfig) -> None:
         option = f"rope_scaling.{key}"
         check_type(option, values.get(key), bool if key == "truncate" else float)
         if key != "truncate":
-            check_range(option, values[key], above=0.0)
+            low = values.get("low_freq_factor", 0.0) if key == "high_freq_factor" else 0.0
+            check_range(option, values[key], above=low)
 
 
 def require_sizes(config: Any) -> None:

@@ -110,8 +110,8 @@ class KVCache:
             self.documents = torch.cat([old, new], dim=1)
         self.length += ids.shape[1]
 
-    def n_keys(self, n_new: int) -> int:
-        """Return the number of keys that a layer gets for the last `n_new` tokens."""
+    def n_keys(self, n_new: int, window: int | None = None) -> int:
+        """Return the number of keys that a layer with a window gets for the last `n_new` tokens."""
         return self.length
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:

@@ -95,9 +95,9 @@ class CausalLM(Model):
         initialize(self, config.init)
 
     def new_cache(self) -> KVCache:
-        """Build an empty cache, which is limited by the window of the config."""
-        window = self.config.window
-        return KVCache() if window is None else WindowCache(window)
+        """Build an empty cache, in which layers with a window store few tokens."""
+        windows = self.config.windows()
+        return WindowCache(windows) if any(windows) else KVCache()
 
     def forward(
         self,

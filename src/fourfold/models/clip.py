@@ -24,8 +24,8 @@ class CLIPConfig(TransformerConfig):
 
     The fields of `TransformerConfig` describe the text encoder. In the image encoder, the fields
     `image_d_model`, `image_n_layers`, `image_n_heads` and `image_d_ff` replace `d_model`,
-    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value` and `attn_scale` are None. All
-    other fields of `TransformerConfig` hold for both encoders.
+    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
+    are None. All other fields of `TransformerConfig` hold for both encoders.
 
     Args:
         vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
@@ -76,7 +76,7 @@ class CLIPConfig(TransformerConfig):
     def image_tower(self) -> TransformerConfig:
         """Config of the blocks of the image encoder."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
-        values |= dict.fromkeys(("d_head", "d_value", "attn_scale"))
+        values |= dict.fromkeys(("d_head", "d_value", "n_kv_heads", "attn_scale"))
         for name in ("d_model", "n_layers", "n_heads", "d_ff"):
             values[name] = getattr(self, f"image_{name}")
         return TransformerConfig(**values)

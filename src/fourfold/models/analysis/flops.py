@@ -135,21 +135,23 @@ def forward_flops(
 
 
 def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
-    """Count the FLOPs of a naive stack for pairs of query and key that its window hides.
+    """Count the FLOPs of a naive stack for pairs of query and key that its windows hide.
 
     Args:
         stack: A `Stack`.
         x: Input (B, T, D) of the stack.
         mask: Self-attention mask.
     """
-    length, window = x.shape[1], stack.window
-    if window is None:
-        return 0
-    n_keys = mask.n_global + (window if mask.causal else 2 * window - 1)
+    length = x.shape[1]
     modules = stack.named_modules()
     layers = [module for name, module in modules if name.rpartition(".")[2] == "attn"]
-    widths = sum(layer.q.out_features + layer.v.out_features for layer in layers)
-    return 2 * len(x) * length * max(0, length - n_keys) * widths
+    hidden = 0
+    for layer, window in zip(layers, stack.windows, strict=False):
+        if window is not None:
+            n_keys = mask.n_global + (window if mask.causal else 2 * window - 1)
+            widths = layer.q.out_features + layer.out.in_features
+            hidden += 2 * len(x) * length * max(0, length - n_keys) * widths
+    return hidden
 
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:

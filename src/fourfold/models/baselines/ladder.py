@@ -26,6 +26,8 @@ from fourfold.core.attention import attend
 from fourfold.core.block import Block, Stack
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
+from fourfold.core.rotary import Rotation
+from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.classifiers import SequenceClassifier, SequenceClassifierConfig
@@ -71,10 +73,16 @@ class SingleHead(nn.Module):
 
     Args:
         config: Config of the model.
+
+    Raises:
+        InputError: The config has rotary positions.
     """
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__()
+        if config.rope_theta is not None:
+            message = f"must be None on the rung {config.rung}, got {config.rope_theta}"
+            raise InputError(message, option="rope_theta")
         width = config.d_model
         self.scale = config.attn_scale if config.rung == "scaled" else 1.0
         self.dropout = config.attn_dropout
@@ -137,6 +145,7 @@ class LadderBlock(Block):
         *,
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
         **memory: Any,
     ) -> Tensor:
         """Transform x (B, T, D) by the components of the rung. Arguments as for `Block.forward`.
@@ -150,8 +159,9 @@ class LadderBlock(Block):
         if self.rung in SINGLE_HEAD:
             return self.dropout(self.head(x, mask, cache))
         if self.rung in WITHOUT_RESIDUAL:
-            return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache))
-        return self._residual(x, self.attn_norm, self.attn, mask=mask, bias=bias, cache=cache)
+            return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache, rotation=rotation))
+        own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
+        return self._residual(x, self.attn_norm, self.attn, **own)
 
 
 class LadderStack(Stack):
