@@ -8,7 +8,14 @@ import pytest
 from fourfold.core.config import TransformerConfig
 from fourfold.core.validation import check_nesting
 from fourfold.errors import InputError
-from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViT, ViTConfig
+from fourfold.models import (
+    CausalLMConfig,
+    EncoderDecoderConfig,
+    MaskedAutoencoderConfig,
+    MaskedLMConfig,
+    ViT,
+    ViTConfig,
+)
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 
@@ -90,6 +97,11 @@ from fourfold.optim import OptimizerConfig
             TransformerConfig,
             {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factr": 2}},
             "rope_scaling must be one of factor, got 'factr'; did you mean factor",
+        ),
+        (
+            MaskedAutoencoderConfig,
+            {"rope_theta": 1e4},
+            "rope_theta must be None for a masked autoencoder, .* got 10000",
         ),
         (CausalLMConfig, {"embed_scale": 0}, "embed_scale must be above 0, got 0"),
         (CausalLMConfig, {"vocab_size": 0}, "vocab_size must be at least 1, got 0"),

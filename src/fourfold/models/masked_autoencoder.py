@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
+from fourfold.errors import InputError
 from fourfold.models.base import Model
 from fourfold.models.embeddings.patch_embedding import PatchEmbedding
 from fourfold.models.embeddings.positions import make_positions
