@@ -4,6 +4,8 @@ Shapes: B rows, T prompt or source tokens, t new tokens.
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from fourfold.errors import InputError
 from fourfold.generation.cuda_graph import GraphStep, is_worth_capturing
 from fourfold.generation.inputs import GenerationInputs
-from fourfold.generation.sampling import TokenSampler, sample, uniform_per_prompt
+from fourfold.generation.sampling import OnTokens, TokenSampler, sample, uniform_per_prompt
 from fourfold.generation.step import CausalStep, decoding_mode
 
 
@@ -30,6 +32,8 @@ def generate(
     pad_id: int | None = None,
     use_cache: bool = True,
     copies: Counter[tuple[int, ...]] | None = None,
+    stop_ids: Sequence[int] | None = None,
+    on_tokens: OnTokens | None = None,
 ) -> Tensor:
     """Generate a continuation of each prompt, or a target for each source.
 
@@ -54,6 +58,10 @@ def generate(
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
         copies: Number of earlier occurrences of each prompt (a tuple of its real tokens), updated
             in place. Calls that share it sample equal prompts differently. None starts from 0.
+        stop_ids: Further tokens that end a sequence, as `eos_id` does.
+        on_tokens: Function that is called after each step. It gets the rows (N,) whose sequences
+            have not ended, and their new tokens (N,). It returns a bool tensor (N,), True where the
+            sequence ends with this token. With it, text can be shown before it is complete.
 
     Returns:
         (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder
@@ -74,6 +82,7 @@ def generate(
     )
     if max_new is None and not inputs.is_seq2seq:
         raise InputError("must be given for a causal LM", option="max_new")
+    eos_ids = inputs.end_tokens(stop_ids)
     limit = inputs.limit("max_new", max_new, minimum=0)  # (B,)
     most = int(limit.max())
     draws = torch.zeros(len(ids), most, dtype=torch.float32, device=ids.device)
@@ -83,5 +92,10 @@ def generate(
         step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
         if isinstance(step, CausalStep) and step.has_keys and is_worth_capturing(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
-        new = sample(step, start, limit, sampler, draws, eos_id=inputs.eos_id, pad_id=inputs.pad_id)
+        options: dict[str, Any] = {
+            "eos_ids": eos_ids,
+            "pad_id": inputs.pad_id,
+            "on_tokens": on_tokens,
+        }
+        new = sample(step, start, limit, sampler, draws, **options)
     return torch.cat([start, new], dim=1)

@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens, C channels.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fourfold.core.kv_cache import KVCache
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_range, check_type
 from fourfold.errors import InputError
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.generation.step import CausalStep, Seq2SeqStep, Step
@@ -140,6 +141,23 @@ class GenerationInputs:
         for name, token in tokens.items():
             if token is not None and not (isinstance(token, int) and 0 <= token <= last):
                 raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
+
+    def end_tokens(self, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
+        """Return all tokens that end a sequence.
+
+        Args:
+            stop_ids: Tokens beside `eos_id`; None means those of `model.generation_defaults`.
+
+        Raises:
+            InputError: A token is not in the vocabulary.
+        """
+        stored = getattr(self.model.generation_defaults, "stop_ids", None)
+        stop_ids = (stored or ()) if stop_ids is None else stop_ids
+        check_type("stop_ids", stop_ids, Sequence)
+        for token in stop_ids:
+            check_type("stop_ids", token, int)
+            check_range("stop_ids", token, minimum=0, below=self.vocab_size)
+        return (*stop_ids, *(() if self.eos_id is None else (self.eos_id,)))
 
     def require(self, name: str, meaning: str) -> int:
         """Return a special token, which must be known.

@@ -107,6 +107,9 @@ def make_parser(command: str) -> OptionParser:
         help_text = "put the end-of-document token, which precedes documents, before the prompt"
         add("--document-start", action="store_true", help=help_text)
         add("--only-new", action="store_true", help="omit the prompt from the output")
+        add("--stream", action="store_true", help="write each token as soon as it is generated")
+        help_text = "end a continuation before this text; may be given several times"
+        add("--stop", action="append", default=[], metavar="TEXT", help=help_text)
     elif command in ("fill", "classify"):
         add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")
     return parser
@@ -142,6 +145,10 @@ def _check_conflicting_options(options: Namespace) -> None:
     for name in ("top_k", "top_p", "seed"):
         if vars(options)[name] is not None and not samples:
             raise InputError("needs a --temperature above 0, such as 1", option=_option(name))
+    if options.stream and (beam > 1 or options.n_best > 1):
+        raise InputError("cannot be combined with --beam or --n-best", option="--stream")
+    if "" in options.stop:
+        raise InputError("must not be empty", option="--stop")
     for name in ("length_penalty", "length_penalty_type"):
         if vars(options)[name] is not None and beam == 1:
             raise InputError("needs a --beam of at least 2", option=_option(name))
@@ -188,10 +195,12 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # independent of the locale
     # On a terminal, the output of each line appears before the next line is read.
-    n_ahead = 1 if sys.stdin.isatty() else options.batch_size * processor.batches_ahead
+    streams = vars(options).get("stream", False)
+    batch_size = 1 if streams else options.batch_size
+    n_ahead = 1 if streams or sys.stdin.isatty() else batch_size * processor.batches_ahead
     with torch.inference_mode(), autocast(device, precision):
         lines = read_lines(sys.stdin.buffer)
-        process(lines, processor.prepare, processor.run, sys.stdout, options.batch_size, n_ahead)
+        process(lines, processor.prepare, processor.run, sys.stdout, batch_size, n_ahead)
     return 0
 
 
