@@ -34,6 +34,7 @@ def _attention_from_config(config: TransformerConfig) -> Attention:
     return Attention(
         config.d_model,
         config.n_heads,
+        n_kv_heads=config.n_kv_heads,
         d_head=config.d_head,
         d_value=config.d_value,
         bias=config.bias,
