@@ -19,6 +19,7 @@ from fourfold.core.attention import (
 )
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import LoweredMask, Mask
+from fourfold.core.rotary import rotate, rotation
 from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.models.analysis.attention_maps import attention_maps
@@ -324,6 +325,48 @@ def test_a_cache_stores_the_heads_of_keys_and_values_only() -> None:
         (6, 12),
         (12, 18),
     ]
+
+
+@pytest.mark.parametrize("kind", ["head", "all"])
+def test_queries_and_keys_are_normalized_before_they_are_turned(kind: Any) -> None:
+    attn = Attention(12, 6, n_kv_heads=2, d_head=4, qk_norm=kind, bias=False).double()
+    widths = (4, 4) if kind == "head" else (24, 8)
+    assert (len(attn.q_norm.weight), len(attn.k_norm.weight)) == widths
+    for norm in (attn.q_norm, attn.k_norm):
+        torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    turns = rotation(slice(0, 5), x, width=4, theta=100.0)
+
+    def normalized(y: Tensor, weight: Tensor, n_heads: int) -> Tensor:
+        groups = y.unflatten(-1, (n_heads, 4)) if kind == "head" else y
+        eps = torch.finfo(torch.float64).eps
+        y = groups * (groups.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+        return rotate(y.reshape(2, 5, n_heads, 4).transpose(1, 2), turns)
+
+    q = normalized(attn.q(x), attn.q_norm.weight, 6)
+    k = normalized(attn.k(x), attn.k_norm.weight, 2).repeat_interleave(3, 1)
+    assert_same(attn.weights(x, rotation=turns), (q @ k.mT / 2).softmax(-1))
+
+
+@pytest.mark.parametrize(("bias", "qkv"), [(True, False), (False, True), (True, None)])
+def test_projections_to_queries_keys_and_values_have_their_own_bias(
+    bias: bool, qkv: bool | None
+) -> None:
+    attn = Attention(12, 2, bias=bias, qkv_bias=qkv)
+    found = {name for name, _ in attn.named_parameters() if name.endswith("bias")}
+    wanted = {"q.bias", "k.bias", "v.bias"} if (bias if qkv is None else qkv) else set()
+    assert found == wanted | ({"out.bias"} if bias else set())
+
+
+@pytest.mark.parametrize("kind", ["head", "all"])
+def test_autocast_norms_of_queries_keep_the_low_precision(kind: Any) -> None:
+    attn = Attention(16, 2, qk_norm=kind, norm=torch.nn.LayerNorm)
+    x = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = attn(x, mask=LoweredMask(None, True))
+    assert y.dtype == torch.bfloat16
+    y.float().square().sum().backward()
+    torch.testing.assert_close(y.float(), attn(x, mask=LoweredMask(None, True)), atol=0.05, rtol=0)
 
 
 def test_unknown_backend_is_rejected() -> None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
 
-from fourfold.core.config import head_width
+from fourfold.core.config import QKNorm, head_width
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
 from fourfold.core.rotary import Rotation, rotate
@@ -256,6 +256,10 @@ class Attention(nn.Module):
         d_head: Width Dh of a query and key per head; None means d_model / n_heads.
         d_value: Width Dv of a value per head; None means Dh.
         bias: Learn a bias in each projection.
+        qkv_bias: Learn a bias in the projections to queries, keys and values; None means `bias`.
+        qk_norm: Normalize queries and keys, before they are turned: none, head (each head by
+            itself) or all (all heads together).
+        norm: Function that builds a norm of queries or keys from its width.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
         dropout: Dropout probability of the attention weights.
 
@@ -283,6 +287,9 @@ class Attention(nn.Module):
         d_head: int | None = None,
         d_value: int | None = None,
         bias: bool = True,
+        qkv_bias: bool | None = None,
+        qk_norm: QKNorm = "none",
+        norm: Callable[[int], nn.Module] = nn.RMSNorm,
         scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -293,10 +300,17 @@ class Attention(nn.Module):
         self.n_kv_heads = n_kv_heads or n_heads
         self.scale = scale
         self.dropout = dropout
-        self.q = Linear(d_model, n_heads * d_head, bias=bias)
-        self.k = Linear(d_model, self.n_kv_heads * d_head, bias=bias)
-        self.v = Linear(d_model, self.n_kv_heads * d_value, bias=bias)
+        qkv_bias = bias if qkv_bias is None else qkv_bias
+        self.q = Linear(d_model, n_heads * d_head, bias=qkv_bias)
+        self.k = Linear(d_model, self.n_kv_heads * d_head, bias=qkv_bias)
+        self.v = Linear(d_model, self.n_kv_heads * d_value, bias=qkv_bias)
         self.out = Linear(n_heads * d_value, d_model, bias=bias)
+        self.norm_by_head = qk_norm == "head"
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if qk_norm != "none":
+            self.q_norm = norm(d_head if self.norm_by_head else n_heads * d_head)
+            self.k_norm = norm(d_head if self.norm_by_head else self.n_kv_heads * d_head)
 
     def forward(
         self,
@@ -374,7 +388,7 @@ class Attention(nn.Module):
         )
 
     def _queries(self, x: Tensor, rotation: Rotation | None) -> Tensor:
-        q = split_heads(self.q(x), self.n_heads)
+        q = self._normalized_heads(self.q(x), self.n_heads, self.q_norm)
         return q if rotation is None else rotate(q, rotation)
 
     def _keys_values(
@@ -387,7 +401,8 @@ class Attention(nn.Module):
         if memory is not None and cache is not None and cache.memory is not None:
             return cache.memory
         source = x if memory is None else memory
-        k, v = (split_heads(p(source), self.n_kv_heads) for p in (self.k, self.v))
+        k = self._normalized_heads(self.k(source), self.n_kv_heads, self.k_norm)
+        v = split_heads(self.v(source), self.n_kv_heads)
         if rotation is not None:
             k = rotate(k, rotation)
         if cache is None:
@@ -396,6 +411,10 @@ class Attention(nn.Module):
             return cache.extend(k, v)
         cache.memory = k.contiguous(), v.contiguous()  # each step reads them head by head
         return cache.memory
+
+    def _normalized_heads(self, x: Tensor, n_heads: int, norm: nn.Module) -> Tensor:
+        heads = split_heads(x if self.norm_by_head else norm(x), n_heads)
+        return (norm(heads) if self.norm_by_head else heads).to(x.dtype)  # autocast norms in fp32
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:

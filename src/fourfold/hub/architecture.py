@@ -249,12 +249,14 @@ class Architecture:
 def resolve_defaults(config: Any) -> Any:
     """Return a copy of a config in which settings with the same meaning have equal values.
 
-    Two such copies can be compared field by field. In `d_head`, `d_value` and `n_decoder_layers`,
-    None is replaced by the number that None implies. In `attn_scale`, the default 1 / sqrt(d_head)
-    is replaced by None.
+    Two such copies can be compared field by field. In `d_head`, `d_value`, `n_kv_heads`,
+    `qkv_bias` and `n_decoder_layers`, None is replaced by the value that None implies. In
+    `attn_scale`, the default 1 / sqrt(d_head) is replaced by None.
     """
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
     values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
+    values["n_kv_heads"] = config.kv_heads
+    values["qkv_bias"] = config.bias if config.qkv_bias is None else config.qkv_bias
     if hasattr(config, "n_decoder_layers"):
         values["n_decoder_layers"] = config.n_decoder_layers or config.n_layers
     return replace(config, **values)
