@@ -9,6 +9,7 @@ tokens, H heads, Tk keys, D model width.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,20 +24,29 @@ from fourfold.core.rotary import Rotation, rotation
 from fourfold.kernels.dropout import Dropout
 
 
-def norm_from_config(config: TransformerConfig) -> nn.Module:
-    """Build the LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of a config."""
+def norm_from_config(config: TransformerConfig, width: int | None = None) -> nn.Module:
+    """Build the LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of a config.
+
+    Args:
+        config: Config of the model.
+        width: Width of the normalized vectors; None means `config.d_model`.
+    """
     if config.norm == "rms":
-        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
-    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
+        return nn.RMSNorm(width or config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(width or config.d_model, eps=config.norm_eps, bias=config.bias)
 
 
 def _attention_from_config(config: TransformerConfig) -> Attention:
     return Attention(
         config.d_model,
         config.n_heads,
+        n_kv_heads=config.n_kv_heads,
         d_head=config.d_head,
         d_value=config.d_value,
         bias=config.bias,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        norm=partial(norm_from_config, config),
         scale=config.attn_scale,
         dropout=config.attn_dropout,
     )

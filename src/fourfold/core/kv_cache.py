@@ -1,8 +1,8 @@
 """Key-value caches: `KVCache` of a decoder, and `LayerCache` of one of its layers.
 
 The decoding loop owns the cache; modules hold no decoding state. A memory is the output of an
-encoder. Shapes: B batch, H heads, T tokens so far, t new tokens, S tokens of the memory, Dh head
-width, D model width.
+encoder. Shapes: B batch, H heads of keys and values, T tokens so far, t new tokens, S tokens of the
+memory, Dh head width, D model width.
 """
 
 import torch

@@ -337,6 +337,22 @@ def test_directory_of_transformers_needs_no_import(
     assert "but ImageClassification or" in result.err
 
 
+def test_stream_and_stop_texts(ask: Ask) -> None:
+    text = "one two\nfour five six\n"
+    whole = lines(ask("generate", "lm", text, "--only-new"))
+    assert lines(ask("generate", "lm", text, "--only-new", "--stream")) == whole
+    with_prompt = lines(ask("generate", "lm", text))
+    assert lines(ask("generate", "lm", text, "--stream")) == with_prompt
+    stop = whole[0][3:5]
+    cut = [line[: line.index(stop)] if stop in line else line for line in whole]
+    assert cut != whole
+    for options in ([], ["--stream"], ["--batch-size=1"]):
+        found = ask("generate", "lm", text, "--only-new", "--stop", stop, "--stop=@#", *options)
+        assert lines(found) == cut
+    beam = ask("generate", "lm", text, "--only-new", "--beam=2", "--stop", stop)
+    assert all(stop not in line for line in lines(beam))
+
+
 def test_broken_utf8_names_the_line(ask: Ask) -> None:
     result = ask("translate", "mt", b"one\ntwo \xff\n")
     assert result.code == 2
