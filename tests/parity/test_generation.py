@@ -18,6 +18,7 @@ NAMES = [
     "llama-yarn",
     "mistral",
     "qwen2-windows",
+    "qwen3",
     "marian",
     "pegasus",
     "bart",
