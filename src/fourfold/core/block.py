@@ -3,6 +3,9 @@
                  post-norm                       pre-norm
           x = norm(x + sublayer(x))       x = x + sublayer(norm(x))
 
+                 inside                          sandwich
+          x = x + norm(sublayer(x))       x = x + post_norm(sublayer(norm(x)))
+
 A block consists of self-attention, optional cross-attention and a feed-forward layer, each with a
 residual connection. A memory is the output of an encoder. Shapes: B batch, T tokens, S memory
 tokens, H heads, Tk keys, D model width.
@@ -74,7 +77,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block with pre-norm or post-norm.
+    """Transformer block, with one of four placements of the norms.
 
     Args:
         config: Shape and components of the block.
@@ -86,7 +89,8 @@ class Block(nn.Module):
         self, config: TransformerConfig, *, cross_attention: bool = False, drop_path: float = 0.0
     ) -> None:
         super().__init__()
-        self.pre_norm = config.norm_placement == "pre"
+        self.norm_placement = config.norm_placement
+        self.parallel = config.parallel
         self.attn_norm = norm_from_config(config)
         self.attn = _attention_from_config(config)
         if cross_attention:
@@ -101,6 +105,13 @@ class Block(nn.Module):
             bias=config.bias,
             dropout=config.ff_dropout,
         )
+        for name in ("attn", "cross_attn", "ff") if cross_attention else ("attn", "ff"):
+            if config.norm_placement == "sandwich":
+                self.add_module(f"{name}_post_norm", norm_from_config(config))
+            if config.layer_scale is not None:
+                gamma = nn.Parameter(torch.full((config.d_model,), config.layer_scale))
+                self.register_parameter(f"{name}_gamma", gamma)
+        self.has_layer_scale = config.layer_scale is not None
         self.dropout = Dropout(config.dropout)
         self.drop_path = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
 
@@ -130,23 +141,36 @@ class Block(nn.Module):
             (B, T, D).
         """
         own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
-        x = self._residual(x, self.attn_norm, self.attn, **own)
+        cross = {"mask": memory_mask, "cache": cache}
+        if self.parallel:
+            y = x + self._branch(x, "attn", **own)
+            if memory is not None:
+                y = y + self._branch(x, "cross_attn", memory, **cross)
+            return y + self._branch(x, "ff")
+        x = self._residual(x, "attn", **own)
         if memory is not None:
-            x = self._residual(
-                x, self.cross_attn_norm, self.cross_attn, memory, mask=memory_mask, cache=cache
-            )
-        return self._residual(x, self.ff_norm, self.ff)
+            x = self._residual(x, "cross_attn", memory, **cross)
+        return self._residual(x, "ff")
 
-    def _residual(
-        self, x: Tensor, norm: nn.Module, sublayer: nn.Module, *inputs: Tensor, **options: Any
-    ) -> Tensor:
-        if self.pre_norm:
-            return x + self.drop_path(self.dropout(sublayer(norm(x), *inputs, **options)))
-        return norm(x + self.drop_path(self.dropout(sublayer(x, *inputs, **options))))
+    def _residual(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
+        y = x + self._branch(x, name, *inputs, **options)
+        return getattr(self, f"{name}_norm")(y) if self.norm_placement == "post" else y
+
+    def _branch(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
+        """Compute what the sub-layer `name` adds to the residual stream x (B, T, D)."""
+        norm = getattr(self, f"{name}_norm")
+        is_first = self.norm_placement in ("pre", "sandwich")
+        y = getattr(self, name)(norm(x) if is_first else x, *inputs, **options)
+        if self.norm_placement == "inside":
+            y = norm(y)
+        elif self.norm_placement == "sandwich":
+            y = getattr(self, f"{name}_post_norm")(y)
+        y = self.dropout(y)
+        return self.drop_path(y * getattr(self, f"{name}_gamma") if self.has_layer_scale else y)
 
 
 class Stack(nn.Module):
-    """Stack of N blocks, followed by a norm if the blocks are pre-norm.
+    """Stack of N blocks, followed by a norm unless the blocks are post-norm.
 
     Args:
         config: Shape and components of the blocks.
@@ -172,7 +196,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, cross_attention=cross_attention, drop_path=rate) for rate in rates
         )
-        self.norm = norm_from_config(config) if config.norm_placement == "pre" else nn.Identity()
+        self.norm = nn.Identity() if config.norm_placement == "post" else norm_from_config(config)
         self.windows = config.windows(depth)
         self.head_width = config.head_width
         # Base and scaling of rotary positions in layers with full attention, and with a window.

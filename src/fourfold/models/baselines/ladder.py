@@ -155,13 +155,13 @@ class LadderBlock(Block):
         if self.rung == "none":
             return x
         if self.rung == "mlp":
-            return self._residual(x, self.ff_norm, self.ff)
+            return self._residual(x, "ff")
         if self.rung in SINGLE_HEAD:
             return self.dropout(self.head(x, mask, cache))
         if self.rung in WITHOUT_RESIDUAL:
             return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache, rotation=rotation))
         own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
-        return self._residual(x, self.attn_norm, self.attn, **own)
+        return self._residual(x, "attn", **own)
 
 
 class LadderStack(Stack):
