@@ -19,6 +19,8 @@ NAMES = [
     "mistral",
     "qwen2-windows",
     "qwen3",
+    "olmo2",
+    "gemma3",
     "marian",
     "pegasus",
     "bart",
