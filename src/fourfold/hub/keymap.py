@@ -85,6 +85,11 @@ PREFIX_TOKENS = TensorOp(
     lambda *tokens: (torch.cat([x[0] for x in tokens]),),
     lambda table: tuple(row[None, None] for row in table),
 )
+# A class token (1, 1, D) and registers (1, n, D); the native tensor is one table.
+CLASS_AND_REGISTERS = TensorOp(
+    lambda *tokens: (torch.cat([x[0] for x in tokens]),),
+    lambda table: (table[None, :1], table[None, 1:]),
+)
 # Gemma stores the weights of a norm minus 1. The sum is computed in at least fp32.
 ADD_ONE = TensorOp(
     lambda x: (x.to(torch.promote_types(x.dtype, torch.float32)) + 1,),

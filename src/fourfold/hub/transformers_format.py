@@ -18,7 +18,7 @@ from fourfold.hub.architectures.gpt import GPT1, GPT2
 from fourfold.hub.architectures.llama import GEMMA3, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
 from fourfold.hub.architectures.t5 import T5
-from fourfold.hub.architectures.vit import DEIT, VIT
+from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 from fourfold.hub.directory import (
     CONFIG_FILE,
     build_on_meta,
@@ -34,7 +34,8 @@ from fourfold.text_files import read_json
 # is chosen.
 _FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
 _LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA3)
-ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS)
+_DINOS = (DINOV2, DINOV2_REGISTERS)
+ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_DINOS)
 # Architectures that are not supported, with the reason and the nearest supported one.
 _EXPERTS = "it has a mixture of experts"
 _CAPS = "it limits attention scores by tanh (attn_logit_softcapping)"

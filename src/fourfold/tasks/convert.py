@@ -14,7 +14,7 @@ from fourfold.checkpoints.save import staged_directory, write_graphs, write_tran
 from fourfold.errors import InputError
 from fourfold.hub import preprocessing, timm
 from fourfold.hub.directory import SourceModel
-from fourfold.models import CLIP
+from fourfold.models import CLIP, ViT
 
 TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
 
@@ -58,8 +58,14 @@ def make_task(found: SourceModel) -> Any:
 
     Args:
         found: The imported model, whose tokenizer and preprocessing become the task's artifacts.
+
+    Raises:
+        InputError: An image model has no classification head.
     """
     model: Any = found.model
+    if isinstance(model, ViT) and not model.heads:
+        message = "the classification head is missing; use init_from to train a new head, or"
+        raise InputError(f"{message} fourfold.load for the hidden states", file=found.path)
     classes = [x for x in vars(fourfold.tasks).values() if isinstance(x, type)]
     task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
     task = task_class(model.config)
