@@ -163,8 +163,9 @@ class WindowCache(KVCache):
 
     def n_keys(self, n_new: int, window: int | None = None) -> int:
         """Return the number of keys that a layer with a window gets for the last `n_new` tokens."""
-        is_full = self.stores_all or window is None
-        return self.length if is_full else min(self.length, window + n_new - 1)
+        if self.stores_all or window is None:
+            return self.length
+        return min(self.length, window + n_new - 1)
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
         """Add new tokens to `length`, `keys` and `documents`; arguments as for `KVCache.advance`.
