@@ -4,8 +4,6 @@ Shapes: B rows, T prompt or source tokens, t new tokens.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +30,12 @@ def generate(
     pad_id: int | None = None,
     use_cache: bool = True,
     copies: Counter[tuple[int, ...]] | None = None,
-    stop_ids: Sequence[int] | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Tensor:
     """Generate a continuation of each prompt, or a target for each source.
 
-    Up to rounding, the result for a prompt does not depend on other prompts, except that equal
-    prompts get different samples. Special tokens that are None are taken from
-    `model.generation_defaults`.
+    Up to rounding, the result for a prompt does not depend on other prompts, but equal prompts get
+    different samples. Special tokens that are None are taken from `model.generation_defaults`.
 
     Args:
         model: A causal LM or an encoder-decoder.
@@ -58,10 +54,7 @@ def generate(
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
         copies: Number of earlier occurrences of each prompt (a tuple of its real tokens), updated
             in place. Calls that share it sample equal prompts differently. None starts from 0.
-        stop_ids: Further tokens that end a sequence, as `eos_id` does.
-        on_tokens: Function that is called after each step. It gets the rows (N,) whose sequences
-            have not ended, and their new tokens (N,). It returns a bool tensor (N,), True where the
-            sequence ends with this token. With it, text can be shown before it is complete.
+        on_tokens: Function that is called with the new tokens of each step; see `OnTokens`.
 
     Returns:
         (B, T + t) int64, the columns of `ids` and then the new tokens; for an encoder-decoder
@@ -71,18 +64,16 @@ def generate(
         InputError: An argument is invalid or too large for the model, or `bos_id` is not known.
 
     Example:
-        >>> from fourfold.models import CausalLM, CausalLMConfig
-        >>> config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
-        >>> generate(CausalLM(config), torch.tensor([[3, 1, 4]]), max_new=5).shape
+        >>> import fourfold
+        >>> model = fourfold.create("gpt2", n_layers=1, d_model=48)
+        >>> generate(model, torch.tensor([[3, 1, 4]]), max_new=5).shape
         torch.Size([1, 8])
     """
     sampler = TokenSampler(temperature, top_k, top_p)
-    inputs = GenerationInputs(
-        model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="ids"
-    )
+    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    inputs = GenerationInputs(model, ids, mask, **special, ids_name="ids")
     if max_new is None and not inputs.is_seq2seq:
         raise InputError("must be given for a causal LM", option="max_new")
-    eos_ids = inputs.end_tokens(stop_ids)
     limit = inputs.limit("max_new", max_new, minimum=0)  # (B,)
     most = int(limit.max())
     draws = torch.zeros(len(ids), most, dtype=torch.float32, device=ids.device)
@@ -92,10 +83,5 @@ def generate(
         step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
         if isinstance(step, CausalStep) and step.has_keys and is_worth_capturing(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
-        options: dict[str, Any] = {
-            "eos_ids": eos_ids,
-            "pad_id": inputs.pad_id,
-            "on_tokens": on_tokens,
-        }
-        new = sample(step, start, limit, sampler, draws, **options)
+        new = sample(step, start, limit, sampler, draws, inputs.eos_ids, inputs.pad_id, on_tokens)
     return torch.cat([start, new], dim=1)

@@ -142,22 +142,19 @@ class GenerationInputs:
             if token is not None and not (isinstance(token, int) and 0 <= token <= last):
                 raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
 
-    def end_tokens(self, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
-        """Return all tokens that end a sequence.
-
-        Args:
-            stop_ids: Tokens beside `eos_id`; None means those of `model.generation_defaults`.
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """All tokens that end a sequence: `eos_id`, and those that the model stores beside it.
 
         Raises:
-            InputError: A token is not in the vocabulary.
+            InputError: A stored token is not in the vocabulary.
         """
-        stored = getattr(self.model.generation_defaults, "stop_ids", None)
-        stop_ids = (stored or ()) if stop_ids is None else stop_ids
-        check_type("stop_ids", stop_ids, Sequence)
-        for token in stop_ids:
+        stored = getattr(self.model.generation_defaults, "stop_ids", None) or ()
+        check_type("stop_ids", stored, Sequence)
+        for token in stored:
             check_type("stop_ids", token, int)
             check_range("stop_ids", token, minimum=0, below=self.vocab_size)
-        return (*stop_ids, *(() if self.eos_id is None else (self.eos_id,)))
+        return (*stored, *(() if self.eos_id is None else (self.eos_id,)))
 
     def require(self, name: str, meaning: str) -> int:
         """Return a special token, which must be known.

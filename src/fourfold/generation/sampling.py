@@ -18,7 +18,8 @@ from fourfold.errors import InputError
 from fourfold.generation.step import Step, raise_on_nan
 from fourfold.losses import upcast_fp32
 
-# Function from batch indices (N,) and new tokens (N,) to a bool tensor (N,), True = end here.
+# Function that is called after each step with the batch indices (N,) of the sequences that have not
+# ended and their new tokens (N,). It returns a bool tensor (N,), True = the sequence ends here.
 OnTokens = Callable[[Tensor, Tensor], Tensor]
 # A smaller temperature selects the most probable token, too, but logits divided by it overflow.
 MIN_TEMPERATURE = 1e-30
@@ -140,7 +141,6 @@ def sample(
     limit: Tensor,
     sampler: TokenSampler,
     draws: Tensor,
-    *,
     eos_ids: Sequence[int],
     pad_id: int,
     on_tokens: OnTokens | None = None,

@@ -92,7 +92,8 @@ class PatchEmbedding(nn.Module):
         check_image_shape(images, self.n_channels, self.image_size)
         # Under autocast the convolution runs in low precision; the residual stream stays in fp32.
         x = self.patches(self.stem(images)).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
-        n_placed, prefix = self.n_placed, self.prefix
+        n_placed = self.n_placed
+        prefix: Tensor | None = self.prefix
         if self.positions is not None:
             table = self.positions.weight
             x = x + table[n_placed:]
