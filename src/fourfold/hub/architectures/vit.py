@@ -8,7 +8,7 @@ import torch
 
 from fourfold.core.validation import check_type
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, Json, field
+from fourfold.hub.architecture import Architecture, Field, Json, field
 from fourfold.hub.architectures.bert import encoder_fields, encoder_rules
 from fourfold.hub.keymap import (
     CLASS_AND_REGISTERS,
@@ -56,7 +56,8 @@ VIT = Architecture(
         field("image_size", "image_size", default=224),
         field("patch_size", "patch_size", default=16),
         field("n_channels", "num_channels", default=3),
-        field("qkv_bias", "qkv_bias", default=True),
+        # None follows the native field `bias`, which is true.
+        Field("qkv_bias", ("qkv_bias",), True, lambda value: None if value is True else value),
     ),
     implied={
         "norm_placement": "pre",
