@@ -19,6 +19,7 @@ from fourfold.core.attention import (
 )
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import LoweredMask, Mask
+from fourfold.core.rotary import rotate, rotation
 from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.models.analysis.attention_maps import attention_maps
@@ -32,6 +33,7 @@ def loops(
 ) -> Tensor:
     """Compute attention by its definition: one query, one head, one row at a time."""
     n_rows, n_heads, q_len, width = q.shape
+    groups = n_heads // k.shape[1]
     out = q.new_zeros(n_rows, n_heads, q_len, v.shape[3])
     for b in range(n_rows):
         for h in range(n_heads):
@@ -39,23 +41,30 @@ def loops(
                 seen = [j for j in range(k.shape[2]) if allowed[b, h, t, j]]
                 if not seen:
                     continue
-                scores = (k[b, h, seen] @ q[b, h, t]) * (width**-0.5 if scale is None else scale)
+                scores = (k[b, h // groups, seen] @ q[b, h, t]) * (
+                    width**-0.5 if scale is None else scale
+                )
                 if bias is not None:
                     scores = scores + bias[b, h, t, seen]
                 weights = scores.exp() / scores.exp().sum()
-                out[b, h, t] = weights @ v[b, h, seen]
+                out[b, h, t] = weights @ v[b, h // groups, seen]
     return out
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    n_rows, n_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    n_rows, n_heads = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    n_kv_heads = draw(st.sampled_from([n for n in range(1, 5) if n_heads % n == 0]))
     q_len, k_len = draw(st.integers(1, 6)), draw(st.integers(1, 6))
     torch.manual_seed(draw(st.integers(0, 2**16)))
     width, v_width = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     q, k, v = (
-        torch.randn(n_rows, n_heads, t, d, dtype=torch.float64, requires_grad=True)
-        for t, d in ((q_len, width), (k_len, width), (k_len, v_width))
+        torch.randn(n_rows, heads, t, d, dtype=torch.float64, requires_grad=True)
+        for heads, t, d in (
+            (n_heads, q_len, width),
+            (n_kv_heads, k_len, width),
+            (n_kv_heads, k_len, v_width),
+        )
     )
     shapes = [
         (n_rows, n_heads, q_len, k_len),
@@ -151,9 +160,9 @@ def may_see(mask: Mask, row: int, query: int, key: int, offset: int) -> bool:
 
 @pytest.mark.parametrize("name", ["naive", "sdpa", "flex"])
 @examples
-@given(pattern=patterns())
+@given(pattern=patterns(), n_kv_heads=st.sampled_from([1, 2]))
 def test_mask_means_the_same_on_every_backend(
-    name: str, pattern: tuple[Mask, int, int, int]
+    name: str, pattern: tuple[Mask, int, int, int], n_kv_heads: int
 ) -> None:
     mask, n_rows, q_len, k_len = pattern
     allowed = torch.tensor(
@@ -162,7 +171,8 @@ def test_mask_means_the_same_on_every_backend(
             for b in range(n_rows)
         ]
     )[:, None].expand(-1, 2, -1, -1)
-    q, k, v = (torch.randn(n_rows, 2, t, 3, dtype=torch.float64) for t in (q_len, k_len, k_len))
+    q = torch.randn(n_rows, 2, q_len, 3, dtype=torch.float64)
+    k, v = torch.randn(2, n_rows, n_kv_heads, k_len, 3, dtype=torch.float64)
     with backend(name):
         lowered = lower_mask(mask, q_len, k_len, q)
         actual = attend(q, k, v, mask=lowered.mask, causal=lowered.causal)
@@ -218,14 +228,16 @@ def test_naive_attention_computes_in_fp32_or_better() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("n_heads", [2, 4])
 def test_bf16_attention_on_a_cpu_is_precise(
-    length: int, causal: bool, masked: bool, biased: bool
+    length: int, causal: bool, masked: bool, biased: bool, n_heads: int
 ) -> None:
-    q, k, v = (torch.randn(2, 2, length, 8).bfloat16().requires_grad_() for _ in range(3))
+    shapes = [(2, heads, length, 8) for heads in (n_heads, 2, 2)]
+    q, k, v = (torch.randn(shape).bfloat16().requires_grad_() for shape in shapes)
     mask = torch.rand(2, 1, length, length) < 0.5 if masked else None
     if mask is not None:
         mask[0, :, 3] = False
-    bias = torch.randn(2, length, length) if biased else None
+    bias = torch.randn(n_heads, length, length) if biased else None
     y = attend(q, k, v, mask=mask, bias=bias, causal=causal)
     grads = torch.autograd.grad(y.float().square().sum(), (q, k, v))
     with attention_backend("naive"):
@@ -275,6 +287,86 @@ def test_causal_mask_is_lowered_to_a_flag() -> None:
     assert lower_mask(Mask(causal=True), 3, 4, like).mask.tolist() == [
         [[[True, True, False, False], [True, True, True, False], [True] * 4]]
     ]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("q_len", [1, 5])
+def test_cpu_kernel_for_windows_supports_grouped_heads(causal: bool, q_len: int) -> None:
+    q = torch.randn(2, 6, q_len, 4, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 3, 9, 4, dtype=torch.float64)
+    given: dict[str, Any] = {"causal": causal, "window": 3}
+    with attention_backend("naive"):
+        expected = attend(q, k, v, **given)
+    assert_same(attend(q, k, v, **given), expected)
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_queries_read_the_keys_of_their_group_once(
+    monkeypatch: pytest.MonkeyPatch, n_rows: int, dtype: torch.dtype
+) -> None:
+    q, k = torch.randn(n_rows, 6, 1, 8, dtype=dtype), torch.randn(n_rows, 2, 40, 8, dtype=dtype)
+    mask = torch.rand(n_rows, 1, 1, 40) < 0.7
+    with attention_backend("naive"):
+        expected = attend(q, k, k, mask=mask)
+    monkeypatch.setattr("fourfold.core.attention.repeat_heads", None)
+    y = attend(q, k, k, mask=mask)
+    assert (y - expected).norm() < (0.02 if dtype is torch.bfloat16 else 1e-5) * expected.norm()
+
+
+def test_a_cache_stores_the_heads_of_keys_and_values_only() -> None:
+    attn, cache = Attention(12, 6, n_kv_heads=2, d_value=3), KVCache()
+    attn(torch.randn(1, 5, 12), cache=cache.layer(0))
+    assert cache.layers[0].buffers is not None
+    assert [tuple(x.shape[:2]) for x in cache.layers[0].buffers] == [(1, 2)] * 2
+    assert [tuple(p.weight.shape) for p in (attn.q, attn.k, attn.v, attn.out)] == [
+        (12, 12),
+        (4, 12),
+        (6, 12),
+        (12, 18),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["head", "all"])
+def test_queries_and_keys_are_normalized_before_they_are_turned(kind: Any) -> None:
+    attn = Attention(12, 6, n_kv_heads=2, d_head=4, qk_norm=kind, bias=False).double()
+    widths = (4, 4) if kind == "head" else (24, 8)
+    assert (len(attn.q_norm.weight), len(attn.k_norm.weight)) == widths
+    for norm in (attn.q_norm, attn.k_norm):
+        torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    turns = rotation(slice(0, 5), x, width=4, theta=100.0)
+
+    def normalized(y: Tensor, weight: Tensor, n_heads: int) -> Tensor:
+        groups = y.unflatten(-1, (n_heads, 4)) if kind == "head" else y
+        eps = torch.finfo(torch.float64).eps
+        y = groups * (groups.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+        return rotate(y.reshape(2, 5, n_heads, 4).transpose(1, 2), turns)
+
+    q = normalized(attn.q(x), attn.q_norm.weight, 6)
+    k = normalized(attn.k(x), attn.k_norm.weight, 2).repeat_interleave(3, 1)
+    assert_same(attn.weights(x, rotation=turns), (q @ k.mT / 2).softmax(-1))
+
+
+@pytest.mark.parametrize(("bias", "qkv"), [(True, False), (False, True), (True, None)])
+def test_projections_to_queries_keys_and_values_have_their_own_bias(
+    bias: bool, qkv: bool | None
+) -> None:
+    attn = Attention(12, 2, bias=bias, qkv_bias=qkv)
+    found = {name for name, _ in attn.named_parameters() if name.endswith("bias")}
+    wanted = {"q.bias", "k.bias", "v.bias"} if (bias if qkv is None else qkv) else set()
+    assert found == wanted | ({"out.bias"} if bias else set())
+
+
+@pytest.mark.parametrize("kind", ["head", "all"])
+def test_autocast_norms_of_queries_keep_the_low_precision(kind: Any) -> None:
+    attn = Attention(16, 2, qk_norm=kind, norm=torch.nn.LayerNorm)
+    x = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = attn(x, mask=LoweredMask(None, True))
+    assert y.dtype == torch.bfloat16
+    y.float().square().sum().backward()
+    torch.testing.assert_close(y.float(), attn(x, mask=LoweredMask(None, True)), atol=0.05, rtol=0)
 
 
 def test_unknown_backend_is_rejected() -> None:

@@ -21,32 +21,62 @@ def states(*shape: int) -> Tensor:
     return torch.randn(*shape, 12, dtype=torch.float64)
 
 
-def by_hand(block: Block, x: Tensor, memory: Tensor | None, pre: bool) -> Tensor:
-    parts = [(block.attn_norm, lambda y: block.attn(y))]
+def by_hand(block: Any, x: Tensor, memory: Tensor | None, placement: str, scaled: bool) -> Tensor:
+    parts: list[tuple[str, Any]] = [("attn", lambda y: block.attn(y))]
     if memory is not None:
-        parts.append((block.cross_attn_norm, lambda y: block.cross_attn(y, memory)))
-    parts.append((block.ff_norm, block.ff))
-    for norm, sublayer in parts:
-        x = x + sublayer(norm(x)) if pre else norm(x + sublayer(x))
-    return x
+        parts.append(("cross_attn", lambda y: block.cross_attn(y, memory)))
+    parts.append(("ff", block.ff))
+    start, branches = x, []
+    for name, sublayer in parts:
+        norm = getattr(block, f"{name}_norm")
+        gamma = getattr(block, f"{name}_gamma") if scaled else 1.0
+        if placement == "pre":
+            branch = gamma * sublayer(norm(x))
+        elif placement == "sandwich":
+            branch = gamma * getattr(block, f"{name}_post_norm")(sublayer(norm(x)))
+        elif placement == "inside":
+            branch = gamma * norm(sublayer(x))
+        else:
+            branch = gamma * sublayer(x)
+        if block.parallel:
+            branches.append(branch)
+        else:
+            x = norm(x + branch) if placement == "post" else x + branch
+    return start + sum(branches) if block.parallel else x
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("placement", "parallel"),
+    [
+        *[("pre", False), ("post", False), ("sandwich", False), ("inside", False)],
+        *[("pre", True), ("sandwich", True), ("inside", True)],
+    ],
+)
 @pytest.mark.parametrize("cross", [False, True])
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_pre_and_post_norm_equal_the_formulas(placement: str, cross: bool, norm: str) -> None:
-    given = config(norm_placement=placement, norm=norm)
+@pytest.mark.parametrize(("norm", "scale"), [("layer", None), ("rms", None), ("rms", 0.1)])
+def test_norms_and_residual_connections_equal_the_formulas(
+    placement: str, parallel: bool, cross: bool, norm: str, scale: float | None
+) -> None:
+    given = config(norm_placement=placement, norm=norm, parallel=parallel, layer_scale=scale)
     stack = Stack(given, cross_attention=cross).double()
     for parameter in stack.parameters():
         nn.init.normal_(parameter)
     x, memory = states(2, 4), states(2, 5) if cross else None
     expected = x
     for block in stack.blocks:
-        expected = by_hand(block, expected, memory, placement == "pre")
-    if placement == "pre":
+        expected = by_hand(block, expected, memory, placement, scale is not None)
+    if placement != "post":
         assert not isinstance(stack.norm, nn.Identity)
         expected = stack.norm(expected)
     assert_same(stack(x, memory=memory), expected)
+
+
+def test_layer_scale_starts_with_the_given_value() -> None:
+    block = Block(config(layer_scale=0.25), cross_attention=True)
+    found = {name: p for name, p in block.named_parameters() if name.endswith("gamma")}
+    assert set(found) == {"attn_gamma", "cross_attn_gamma", "ff_gamma"}
+    assert all(torch.equal(p, torch.full((12,), 0.25)) for p in found.values())
+    assert not [name for name, _ in Block(config()).named_parameters() if "gamma" in name]
 
 
 def test_stack_without_bias_has_no_bias_parameter() -> None:

@@ -8,7 +8,14 @@ import pytest
 from fourfold.core.config import TransformerConfig
 from fourfold.core.validation import check_nesting
 from fourfold.errors import InputError
-from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViT, ViTConfig
+from fourfold.models import (
+    CausalLMConfig,
+    EncoderDecoderConfig,
+    MaskedAutoencoderConfig,
+    MaskedLMConfig,
+    ViT,
+    ViTConfig,
+)
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 
@@ -35,7 +42,7 @@ from fourfold.optim import OptimizerConfig
         (
             TransformerConfig,
             {"norm_placement": "both"},
-            "norm_placement must be one of post, pre, got 'both'",
+            "norm_placement must be one of post, pre, sandwich, inside, got 'both'",
         ),
         (TransformerConfig, {"n_layers": 0}, "n_layers must be at least 1, got 0"),
         (TransformerConfig, {"d_head": -1}, "d_head must be at least 1, got -1"),
@@ -45,6 +52,58 @@ from fourfold.optim import OptimizerConfig
             {"drop_path": -0.1},
             "drop_path must be at least 0 and below 1, got -0.1",
         ),
+        (TransformerConfig, {"n_kv_heads": 3}, r"n_kv_heads must divide n_heads \(8\), got 3"),
+        (TransformerConfig, {"n_kv_heads": 16}, r"n_kv_heads must divide n_heads \(8\), got 16"),
+        (TransformerConfig, {"parallel": True}, "norm_placement must not be post if parallel"),
+        (TransformerConfig, {"layer_scale": -1.0}, "layer_scale must be at least 0, got -1"),
+        (
+            TransformerConfig,
+            {"window": 3, "window_pattern": "SLs"},
+            "window_pattern must consist of the letters S and L, got 'SLs'",
+        ),
+        (TransformerConfig, {"window_pattern": "SL"}, "window must be given with window_pattern"),
+        (TransformerConfig, {"rope_theta": 0}, "rope_theta must be above 1, got 0"),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "d_head": 5},
+            "d_head must be even for rotary positions, got 5",
+        ),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "rope_local_theta": 1e3},
+            "window must be given with rope_local_theta, got None",
+        ),
+        (
+            TransformerConfig,
+            {"rope_scaling": {"rope_type": "linear", "factor": 2}},
+            "rope_theta must be given with rope_scaling, got None",
+        ),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "dynamic"}},
+            "rope_scaling.rope_type must be one of linear, llama3, yarn, got 'dynamic'",
+        ),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear"}},
+            "rope_scaling.factor must be of type float or int, got 'None'",
+        ),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": -2}},
+            "rope_scaling.factor must be above 0, got -2",
+        ),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factr": 2}},
+            "rope_scaling must be one of factor, got 'factr'; did you mean factor",
+        ),
+        (
+            MaskedAutoencoderConfig,
+            {"rope_theta": 1e4},
+            "rope_theta must be None for a masked autoencoder, .* got 10000",
+        ),
+        (CausalLMConfig, {"embed_scale": 0}, "embed_scale must be above 0, got 0"),
         (CausalLMConfig, {"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         (MaskedLMConfig, {"max_len": 0}, "max_len must be at least 1, got 0"),
         (
@@ -107,6 +166,15 @@ def test_head_widths_default_to_each_other() -> None:
     assert TransformerConfig(d_model=12, n_heads=5, d_head=3).value_width == 3
     given = TransformerConfig(d_model=12, n_heads=3, d_value=7)
     assert (given.head_width, given.value_width) == (4, 7)
+
+
+def test_windows_follow_the_pattern() -> None:
+    config = TransformerConfig(n_layers=5, window=3)
+    assert config.windows() == [3] * 5
+    config = TransformerConfig(n_layers=5, window=3, window_pattern="SSL")
+    assert config.windows() == [3, 3, None, 3, 3]
+    assert config.windows(3) == [3, 3, None]
+    assert TransformerConfig(n_layers=2).windows() == [None, None]
 
 
 def test_a_literal_field_lists_its_values() -> None:

@@ -145,7 +145,7 @@ def test_rows_leave_the_batch_at_eos_or_their_limit(table: Callable) -> None:
     toy.logits[:, :4, :, :, EOS] = toy.logits[1:, :, :, :, EOS] = -50.0
     toy.logits[3, 6, :, :, EOS] = 90.0
     prompt = torch.ones(4, 1, dtype=torch.long)
-    out = sample(toy, prompt, limit, TokenSampler(), torch.zeros(4, 12), eos_id=EOS, pad_id=PAD)
+    out = sample(toy, prompt, limit, TokenSampler(), torch.zeros(4, 12), [EOS], PAD)
     assert toy.calls == [4] * 3 + [3] * 2 + [2] * 2 + [1] * 5
     assert out.shape == (4, 12)
     for row, length in enumerate([5, 12, 3, 7]):
@@ -161,6 +161,6 @@ def test_columns_end_with_the_longest_row(table: Callable) -> None:
     toy.logits[:, 3:, :, :, EOS] = 50.0
     toy.logits[:, :3, :, :, EOS] = -50.0
     limit, prompt = torch.tensor([9, 9]), torch.ones(2, 1, dtype=torch.long)
-    out = sample(toy, prompt, limit, TokenSampler(), torch.zeros(2, 9), eos_id=EOS, pad_id=PAD)
+    out = sample(toy, prompt, limit, TokenSampler(), torch.zeros(2, 9), [EOS], PAD)
     assert out.shape == (2, 4)
     assert (out[:, 3] == EOS).all()

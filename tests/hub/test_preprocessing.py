@@ -150,7 +150,12 @@ def test_generation_config_has_precedence_over_config(tmp_path: Path) -> None:
     generation = {"eos_token_id": [1, 7], "num_beams": 4, "length_penalty": 1, "max_length": 512}
     found = read_generation_defaults(write_json(tmp_path, config, generation))
     assert found == GenerationDefaults(
-        eos_id=1, pad_id=6, num_beams=4, length_penalty=1.0, length_penalty_type="power"
+        eos_id=1,
+        pad_id=6,
+        num_beams=4,
+        length_penalty=1.0,
+        length_penalty_type="power",
+        stop_ids=[7],
     )
     assert isinstance(found.length_penalty, float)
 

@@ -40,6 +40,13 @@ IMAGES = {
     "crop_mode": "center",
 }
 VARIANTS = ("cls", "distilled", "mean", "representation")
+# Arguments of timm. DeiT III has LayerScale, and no position of the tokens before the patches.
+TIMM_VARIANTS: dict[str, dict[str, Any]] = {
+    "deit3": {},
+    "deit3-registers": {"reg_tokens": 3},
+    "registers-with-positions": {"reg_tokens": 2, "init_values": 0.5},
+    "no-qkv-bias": {"qkv_bias": False},
+}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -115,7 +122,7 @@ def compare(model: Any, weights: dict[str, Tensor], reference: Callable[[Tensor]
     F.cross_entropy(actual, labels).backward()
     F.cross_entropy(expected, labels).backward()
     gradients = {name: x.grad for name, x in weights.items() if x.grad is not None}
-    keys = timm_format._keymap(model.n_prefix)
+    keys = timm_format._keymap(model.config)
     wanted, _ = keys.to_native(gradients, model.state_dict())
     largest = max(float(g.abs().max()) for g in wanted.values())
     found = {name: p.grad for name, p in model.named_parameters()}
@@ -144,12 +151,12 @@ def test_logits_and_all_gradients_match_the_reference(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])
-@pytest.mark.parametrize("variant", VARIANTS[:3])
+@pytest.mark.parametrize("variant", [*VARIANTS[:3], *TIMM_VARIANTS])
 def test_logits_and_all_gradients_match_timm(
     variant: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     timm = pytest.importorskip("timm")
-    sizes = {
+    sizes: dict[str, Any] = {
         "img_size": SIDE,
         "patch_size": PATCH,
         "embed_dim": WIDTH,
@@ -160,7 +167,13 @@ def test_logits_and_all_gradients_match_timm(
     }
     if variant == "mean":
         sizes |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
-    name = "deit_base_distilled_patch16_224" if variant == "distilled" else "vit_base_patch16_224"
+    sizes |= TIMM_VARIANTS.get(variant, {})
+    architecture = {
+        "distilled": "deit_base_distilled_patch16_224",
+        "deit3": "deit3_base_patch16_224",
+        "deit3-registers": "deit3_base_patch16_224",
+    }
+    name = architecture.get(variant, "vit_base_patch16_224")
     timm_model = timm.create_model(name, **sizes).eval().to(dtype)
     with torch.no_grad():
         for parameter in timm_model.parameters():
@@ -257,6 +270,16 @@ def test_export_restores_all_tensors(variant: str, tmp_path: Path) -> None:
     assert all(torch.equal(back[name], weights[name]) for name in weights)
 
 
+def test_class_token_without_a_position_is_found_by_the_shapes(tmp_path: Path) -> None:
+    weights = state("distilled")
+    weights["pos_embed"] = weights["pos_embed"][:, 2:].contiguous()
+    model: Any = fourfold.load(folder(tmp_path / "vit", weights))
+    assert model.config.prefix_positions == "none"
+    moved = {**weights, "pos_embed": F.pad(weights["pos_embed"], (0, 0, 2, 0))}
+    images = torch.randn(2, 3, SIDE, SIDE)
+    torch.testing.assert_close(model(images), forward(moved, images), rtol=1e-5, atol=1e-5)
+
+
 def test_checkpoint_without_a_head_initializes_training(tmp_path: Path) -> None:
     weights = {name: x for name, x in state().items() if not name.startswith("head.")}
     directory = folder(tmp_path / "vit", weights)
@@ -291,14 +314,14 @@ def add(name: str, *shape: int) -> Callable[..., Any]:
         (remove("pos_embed"), "no tensor pos_embed of 3 dimensions"),
         (remove("blocks.0.mlp.fc1.weight"), "no tensor blocks.0.mlp.fc1.weight"),
         (remove("blocks.1.attn.qkv.bias"), "no tensor for stack.blocks.1.attn.q.bias"),
-        (remove("head_dist.weight"), "do not belong to this architecture, such as head_dist.bias"),
+        (remove("head_dist.weight"), "do not belong to this architecture: head_dist.bias"),
         (remove("patch_embed.proj.weight"), "no tensor patch_embed.proj.weight"),
-        (add("pos_embed", 1, 9, 36), "pos_embed must have a row for each of 2"),
+        (add("pos_embed", 1, 10, 36), "pos_embed must have a row for each of 2"),
         (
             add("blocks.0.ls1.gamma", 36),
-            "do not belong to this architecture, such as blocks.0.ls1.gamma",
+            "no tensor for stack.blocks.0.ff_gamma (36,), stack.blocks.1.attn_gamma (36,)",
         ),
-        (add("fc_norm.weight", 36), "do not belong to this architecture, such as fc_norm.weight"),
+        (add("fc_norm.weight", 36), "do not belong to this architecture: fc_norm.weight"),
         (set_config(model_args={}), "weights of width 36 do not determine"),
         (set_config(model_args={"num_heads": 5}), "n_heads"),
         (

@@ -236,6 +236,9 @@ def mapped_gradients(hf_model: Any, model: nn.Module, folder: Path) -> dict[str,
     if model.source.is_base_model:
         read = {architecture.base_model_prefix + key: value for key, value in read.items()}
     mapped, _ = architecture.keymap.to_native(read, model.state_dict())
+    zeros = {key: torch.zeros_like(value) for key, value in read.items()}
+    constant, _ = architecture.keymap.to_native(zeros, model.state_dict())  # Gemma adds 1
+    mapped = {key: value - constant[key] for key, value in mapped.items()}
     with torch.no_grad():
         for p, value in zip(hf_model.parameters(), values, strict=True):
             p.copy_(value)

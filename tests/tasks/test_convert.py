@@ -41,7 +41,10 @@ AUTO: dict[str, Any] = {
     "roberta": hf.AutoModelForMaskedLM,
     "distilbert": hf.AutoModelForMaskedLM,
     "gpt1": hf.AutoModelForCausalLM,
-    "gpt2": hf.AutoModelForCausalLM,
+    **dict.fromkeys(
+        ("gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma3"), hf.AutoModelForCausalLM
+    ),
+    "dinov2": hf.AutoModelForImageClassification,
     "clip": hf.AutoModel,
     "vit": hf.AutoModelForImageClassification,
     "deit": hf.DeiTForImageClassificationWithTeacher,  # Auto takes the one without a second head
@@ -61,7 +64,7 @@ def auto(name: str) -> Any:
 @torch.no_grad()
 def output(theirs: Any) -> Tensor:
     """Return the first output of a transformers model for fixed input."""
-    if theirs.config.model_type in ("vit", "deit"):
+    if theirs.config.model_type.startswith(("vit", "deit", "dinov2")):
         images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
         return theirs.eval()(pixel_values=images)[0]
     if theirs.config.model_type == "clip":
@@ -313,7 +316,7 @@ def spoil(folder: Path, how: str) -> None:
         ("decoder", "is_decoder must be False, got True"),
         ("pickle", "which could run code"),
         ("missing", "no tensor for stack.blocks.1.ff.down.bias"),
-        ("surplus", "do not belong to this architecture, such as adapter.weight"),
+        ("surplus", "do not belong to this architecture: adapter.weight"),
         ("untied", "differs from bert.embeddings.word_embeddings.weight, although"),
     ],
 )

@@ -82,12 +82,20 @@ def load(
         name = str(dtype).removeprefix("torch.")
         check_choice("dtype", name, DTYPES)
         dtype = getattr(torch, name)
-    source = read_model(path, classes=classes)
-    model: Any = source.model
-    set_inference_attributes(model, source.tokenizer, source.artifacts, source.defaults)
+    model: Any = set_attributes(read_model(path, classes=classes))
     loaded: Model = model.to(device=device, dtype=dtype)
     quantize_model(loaded, quantize)
     return loaded
+
+
+def set_attributes(source: SourceModel) -> Model:
+    """Set `tokenizer`, `generation_defaults` and `artifacts` of a model, and return the model.
+
+    Args:
+        source: The model, and the values that were stored with it.
+    """
+    set_inference_attributes(source.model, source.tokenizer, source.artifacts, source.defaults)
+    return source.model
 
 
 def set_inference_attributes(
@@ -110,7 +118,7 @@ def set_inference_attributes(
 
 
 def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:
-    """Return the defaults of generation among the constructor arguments of a task."""
+    """Return the fields of GenerationDefaults that are among the arguments of a task."""
     given = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
     return GenerationDefaults(**given)
 
@@ -126,6 +134,11 @@ def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> Generation
     values = {name: getattr(model.tokenizer, name, None) for name in missing}
     start = getattr(model.config, "decoder_start_token_id", None)
     return replace(defaults, **(values if start is None else {**values, "bos_id": start}))
+
+
+def is_model_directory(path: Path) -> bool:
+    """Return True if a directory holds a model that `fourfold.save` or another library wrote."""
+    return directory.is_model_directory(path) or (path / native_directory.DESCRIPTION).is_file()
 
 
 def read_model(

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.text_files import iterate_lines
 from fourfold.tokenization.tokenizer import Tokenizer
 

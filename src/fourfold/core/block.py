@@ -5,12 +5,16 @@ The two placements of the norm::
                  post-norm                       pre-norm
           x = norm(x + sublayer(x))       x = x + sublayer(norm(x))
 
+                 inside                          sandwich
+          x = x + norm(sublayer(x))       x = x + post_norm(sublayer(norm(x)))
+
 A block consists of self-attention, optional cross-attention and a feed-forward layer, each with a
 residual connection. A memory is the output of an encoder. Shapes: B batch, T tokens, S memory
 tokens, H heads, Tk keys, D model width.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,24 +24,34 @@ from fourfold.core.attention import Attention, lower_mask
 from fourfold.core.config import TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.kv_cache import KVCache, LayerCache
-from fourfold.core.masks import LoweredMask, Mask
+from fourfold.core.masks import LoweredMask, Mask, count_positions
+from fourfold.core.rotary import Rotation, rotation
 from fourfold.kernels.dropout import Dropout
 
 
-def norm_from_config(config: TransformerConfig) -> nn.Module:
-    """Build the LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of a config."""
+def norm_from_config(config: TransformerConfig, width: int | None = None) -> nn.Module:
+    """Build the LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of a config.
+
+    Args:
+        config: Config of the model.
+        width: Width of the normalized vectors; None means `config.d_model`.
+    """
     if config.norm == "rms":
-        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
-    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
+        return nn.RMSNorm(width or config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(width or config.d_model, eps=config.norm_eps, bias=config.bias)
 
 
 def _attention_from_config(config: TransformerConfig) -> Attention:
     return Attention(
         config.d_model,
         config.n_heads,
+        n_kv_heads=config.n_kv_heads,
         d_head=config.d_head,
         d_value=config.d_value,
         bias=config.bias,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        norm=partial(norm_from_config, config),
         scale=config.attn_scale,
         dropout=config.attn_dropout,
     )
@@ -65,7 +79,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block with pre-norm or post-norm.
+    """Transformer block, with one of four placements of the norms.
 
     Args:
         config: Shape and components of the block.
@@ -77,7 +91,8 @@ class Block(nn.Module):
         self, config: TransformerConfig, *, cross_attention: bool = False, drop_path: float = 0.0
     ) -> None:
         super().__init__()
-        self.pre_norm = config.norm_placement == "pre"
+        self.norm_placement = config.norm_placement
+        self.parallel = config.parallel
         self.attn_norm = norm_from_config(config)
         self.attn = _attention_from_config(config)
         if cross_attention:
@@ -92,6 +107,13 @@ class Block(nn.Module):
             bias=config.bias,
             dropout=config.ff_dropout,
         )
+        for name in ("attn", "cross_attn", "ff") if cross_attention else ("attn", "ff"):
+            if config.norm_placement == "sandwich":
+                self.add_module(f"{name}_post_norm", norm_from_config(config))
+            if config.layer_scale is not None:
+                gamma = nn.Parameter(torch.full((config.d_model,), config.layer_scale))
+                self.register_parameter(f"{name}_gamma", gamma)
+        self.has_layer_scale = config.layer_scale is not None
         self.dropout = Dropout(config.dropout)
         self.drop_path = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
 
@@ -104,6 +126,7 @@ class Block(nn.Module):
         memory_mask: LoweredMask = LoweredMask(),
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Transform x by self-attention, cross-attention (if any) and the feed-forward layer.
 
@@ -114,27 +137,42 @@ class Block(nn.Module):
             memory_mask: Cross-attention mask as returned by `lower_mask`.
             bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
             cache: Keys and values of earlier tokens and of the memory; extended in place.
+            rotation: Rotary positions of x in self-attention; None means no rotary positions.
 
         Returns:
             (B, T, D).
         """
-        x = self._residual(x, self.attn_norm, self.attn, mask=mask, bias=bias, cache=cache)
+        own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
+        cross = {"mask": memory_mask, "cache": cache}
+        if self.parallel:
+            y = x + self._branch(x, "attn", **own)
+            if memory is not None:
+                y = y + self._branch(x, "cross_attn", memory, **cross)
+            return y + self._branch(x, "ff")
+        x = self._residual(x, "attn", **own)
         if memory is not None:
-            x = self._residual(
-                x, self.cross_attn_norm, self.cross_attn, memory, mask=memory_mask, cache=cache
-            )
-        return self._residual(x, self.ff_norm, self.ff)
+            x = self._residual(x, "cross_attn", memory, **cross)
+        return self._residual(x, "ff")
 
-    def _residual(
-        self, x: Tensor, norm: nn.Module, sublayer: nn.Module, *inputs: Tensor, **options: Any
-    ) -> Tensor:
-        if self.pre_norm:
-            return x + self.drop_path(self.dropout(sublayer(norm(x), *inputs, **options)))
-        return norm(x + self.drop_path(self.dropout(sublayer(x, *inputs, **options))))
+    def _residual(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
+        y = x + self._branch(x, name, *inputs, **options)
+        return getattr(self, f"{name}_norm")(y) if self.norm_placement == "post" else y
+
+    def _branch(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
+        """Compute what the sub-layer `name` adds to the residual stream x (B, T, D)."""
+        norm = getattr(self, f"{name}_norm")
+        is_first = self.norm_placement in ("pre", "sandwich")
+        y = getattr(self, name)(norm(x) if is_first else x, *inputs, **options)
+        if self.norm_placement == "inside":
+            y = norm(y)
+        elif self.norm_placement == "sandwich":
+            y = getattr(self, f"{name}_post_norm")(y)
+        y = self.dropout(y)
+        return self.drop_path(y * getattr(self, f"{name}_gamma") if self.has_layer_scale else y)
 
 
 class Stack(nn.Module):
-    """Stack of N blocks, followed by a norm if the blocks are pre-norm.
+    """Stack of N blocks, followed by a norm unless the blocks are post-norm.
 
     Args:
         config: Shape and components of the blocks.
@@ -160,8 +198,13 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, cross_attention=cross_attention, drop_path=rate) for rate in rates
         )
-        self.norm = norm_from_config(config) if config.norm_placement == "pre" else nn.Identity()
-        self.window = config.window
+        self.norm = nn.Identity() if config.norm_placement == "post" else norm_from_config(config)
+        self.windows = config.windows(depth)
+        self.head_width = config.head_width
+        # Base and scaling of rotary positions in layers with full attention, and with a window.
+        self.rope = config.rope_theta, config.rope_scaling
+        has_local = config.rope_local_theta is not None
+        self.local_rope = (config.rope_local_theta, None) if has_local else self.rope
         self.attn_dropout = config.attn_dropout
         self.has_narrow_heads = min(config.head_width, config.value_width) < 16
 
@@ -174,12 +217,14 @@ class Stack(nn.Module):
         memory_mask: Mask = Mask(),
         bias: Tensor | None = None,
         cache: KVCache | None = None,
+        positions: Tensor | slice | None = None,
     ) -> Tensor:
         """Transform x by all blocks.
 
-        This method adds the window of the config to the self-attention mask. It converts each mask
-        once, by `lower_mask`, to the form that the attention backend takes. All blocks share the
-        converted masks.
+        There are up to two kinds of layers: with the window of the config, and with full attention.
+        This method converts the self-attention mask of each kind once, by `lower_mask`, to the form
+        that the attention backend takes, and computes the rotary positions of each kind once. All
+        blocks share the mask of the memory.
 
         Args:
             x: (B, T, D); with a cache, only the new tokens.
@@ -188,22 +233,40 @@ class Stack(nn.Module):
             memory_mask: Cross-attention mask.
             bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
             cache: Keys and values of earlier tokens and of the memory; extended in place.
+            positions: Positions of the tokens x for rotary positions, a slice of length T or a
+                tensor (B, T). None counts the real tokens of each document from 0 (see
+                `count_positions`).
 
         Returns:
             (B, T, D).
         """
         q_len = x.shape[1]
-        k_len = cache.n_keys(q_len) if cache is not None else q_len
         # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
         dropout = self.training and self.attn_dropout > 0.0
         dense = bias is not None or dropout or (self.has_narrow_heads and x.is_cuda)
-        if self.window is not None:
-            mask = replace(mask, window=self.window)
-        lowered = lower_mask(mask, q_len, k_len, x, dense=dense)
+        if positions is None and self.rope[0] is not None:
+            length = q_len if cache is None else cache.length
+            positions = count_positions(mask.keys, mask.documents, q_len, length)
+        kinds = {}
+        for window in dict.fromkeys(self.windows):
+            k_len = q_len if cache is None else cache.n_keys(q_len, window)
+            own = mask if window is None else replace(mask, window=window)
+            lowered = lower_mask(own, q_len, k_len, x, dense=dense)
+            kinds[window] = lowered, self._rotation(positions, x, window)
         cross = LoweredMask()
         if memory is not None:
             cross = lower_mask(memory_mask, q_len, memory.shape[1], x, dense=dense)
-        for i, block in enumerate(self.blocks):
+        options = {"memory": memory, "memory_mask": cross, "bias": bias}
+        for i, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             layer = cache.layer(i) if cache is not None else None
-            x = block(x, lowered, memory=memory, memory_mask=cross, bias=bias, cache=layer)
+            lowered, turns = kinds[window]
+            x = block(x, lowered, cache=layer, rotation=turns, **options)
         return self.norm(x)
+
+    def _rotation(
+        self, positions: Tensor | slice | None, x: Tensor, window: int | None
+    ) -> Rotation | None:
+        theta, scaling = self.rope if window is None else self.local_rope
+        if theta is None or positions is None:
+            return None
+        return rotation(positions, x, width=self.head_width, theta=theta, scaling=scaling)

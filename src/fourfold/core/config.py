@@ -5,58 +5,55 @@ base model of Vaswani et al. 2017, Table 3, as defaults. A family extends `Trans
 fields of its own (see ``models/``).
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fourfold.core.validation import check_positive, check_range, check_types
+from fourfold.core.validation import (
+    check_choice,
+    check_fields,
+    check_range,
+    check_type,
+    quote,
+)
 from fourfold.errors import InputError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 TextPositions = Literal["none", "learned", "sinusoidal", "sinusoidal_halves"]
 Init = Literal["vaswani", "bert", "gpt", "gpt2", "vit", "t5"]
-# Fields of model configs, by the range of their values. Each config has only some of the fields.
-# The largest values are far above those of published models. They reject numbers whose layers or
-# tables no machine can build, before anything is allocated.
-_WIDTHS = ("d_model", "d_head", "d_value", "d_embed", "hidden_size", "representation_size")
-POSITIVE: dict[str, int] = {  # largest value by name
-    **dict.fromkeys(("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"), 1024),
-    **dict.fromkeys(("n_heads", "image_n_heads", "decoder_n_heads", "n_channels"), 4096),
-    **dict.fromkeys((*_WIDTHS, "image_d_model", "decoder_d_model"), 2**20),
-    **dict.fromkeys(("n_buckets", "max_distance"), 2**20),
-    **dict.fromkeys(("d_ff", "image_d_ff", "decoder_d_ff", "max_len", "window"), 2**22),
-    **dict.fromkeys(("vocab_size", "n_classes"), 2**24),
-    **dict.fromkeys(("image_size", "patch_size"), 2**14),
+NormPlacement = Literal["post", "pre", "sandwich", "inside"]
+QKNorm = Literal["none", "head", "all"]
+# Keys of `rope_scaling` that each `rope_type` needs, and those that it may have.
+_LENGTH = "original_max_position_embeddings"
+ROPE_SCALING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _LENGTH), ()),
+    "yarn": (
+        ("factor", _LENGTH),
+        ("attention_factor", "beta_fast", "beta_slow", "truncate"),
+    ),
 }
-NOT_NEGATIVE = {
-    "n_segments": 2**16,
-    "lstm_width": 2**20,
-    **dict.fromkeys(("eos_id", "decoder_start_token_id"), 2**24),
+# Fields of `TransformerConfig`, and other fields that must not be None if they are given.
+NEEDED = {
+    "window_pattern": ("window",),
+    "rope_local_theta": ("window", "rope_theta"),
+    "rope_scaling": ("rope_theta",),
 }
-FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dropout")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Base class of the configs of all models, whose constructor checks the fields.
 
-    The constructor checks the type of every field. It also checks the range of each field whose
-    name is in one of the constants `POSITIVE` (from 1), `NOT_NEGATIVE` (from 0), both with their
-    largest values, and `FRACTIONS` (from 0, below 1) of this module. A subclass checks the ranges
-    of its other fields.
+    The constructor checks type and range of the fields, see `check_fields`. A subclass checks the
+    ranges of its other fields.
 
     Raises:
         InputError: A field has a value outside its type or range.
     """
 
     def __post_init__(self) -> None:
-        check_types(self)
-        values = vars(self)
-        for name, maximum in POSITIVE.items():
-            check_positive(name, values.get(name), maximum)
-        for name, maximum in NOT_NEGATIVE.items():
-            check_range(name, values.get(name, 0) or 0, minimum=0, maximum=maximum)
-        for name in FRACTIONS:
-            check_range(name, values.get(name, 0.0), minimum=0.0, below=1.0)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,9 @@ class TransformerConfig(ModelConfig):
         d_model: Width D of the residual stream.
         n_layers: Number of blocks N.
         n_heads: Number of attention heads H.
+        n_kv_heads: Number of heads of keys and values, a divisor of H. Each of them serves
+            H / n_kv_heads heads of queries (grouped-query attention, Ainslie et al. 2023; 1 is
+            multi-query attention, Shazeer 2019). None means H.
         d_head: Width of a query and key per head; None means d_model / n_heads.
         d_value: Width of a value per head; None means d_head (the two widths differ in Table 3,
             rows B, of Vaswani et al. 2017).
@@ -75,15 +75,34 @@ class TransformerConfig(ModelConfig):
             quick_gelu (approximation in CLIP) or silu.
         feed_forward: mlp (two matrices) or glu (gated, three matrices; Shazeer 2020).
         norm: layer (LayerNorm) or rms (RMSNorm).
-        norm_placement: post (Vaswani, BERT, GPT-1) or pre (GPT-2, ViT).
+        norm_placement: post (Vaswani, BERT, GPT-1), pre (GPT-2, ViT, Llama), sandwich (before and
+            after each sub-layer, inside the residual connection; Gemma 2) or inside (only after
+            each sub-layer, inside the residual connection; OLMo 2).
         norm_eps: Number that a norm adds to the variance: 1e-12 in BERT, 1e-5 in GPT-2, 1e-6 in
             tensor2tensor and ViT.
         bias: Learn a bias in matrices and norms.
+        qkv_bias: Learn a bias in the projections to queries, keys and values. None means `bias`.
+        qk_norm: Normalize queries and keys before rotary positions: none, head (each head by
+            itself; Qwen3, Gemma 3) or all (all heads together; OLMo 2).
         attn_scale: Factor on the attention scores; None means 1 / sqrt(d_head).
         window: Self-attention of each token is restricted to the tokens that are less than `window`
             positions away: `window` tokens in a decoder, 2 * window - 1 in an encoder, including
             the token itself. Class and distillation tokens of an image see all tokens, and all
             tokens see them. None means full attention.
+        window_pattern: Layers to which the window applies, as letters that are repeated over the
+            layers: S for a layer with the window, L for a layer with full attention. None means
+            that the window applies to all layers.
+        rope_theta: Base of the wavelengths of rotary positions (Su et al. 2021), 10000 in the
+            paper. None means no rotary positions.
+        rope_local_theta: Base in layers with a window, where `rope_scaling` then does not apply.
+            None means that all layers have the same rotary positions.
+        rope_scaling: Change of the wavelengths for longer texts, a dictionary with the key names of
+            transformers. Its `rope_type` is linear, llama3 or yarn (see `ROPE_SCALING`). None means
+            no change.
+        parallel: Add the outputs of all sub-layers of a block to the block's input (GPT-J, PaLM).
+            Otherwise, the input of each sub-layer contains the output of the one before it.
+        layer_scale: Initial value of a learned factor on each channel of the output of each
+            sub-layer (Touvron et al. 2021, CaiT). None means no factor.
         dropout: Dropout probability of embeddings and of the output of each sub-layer (Vaswani et
             al. 2017, section 5.4).
         attn_dropout: Dropout probability of attention weights (BERT, GPT).
@@ -99,17 +118,26 @@ class TransformerConfig(ModelConfig):
     d_model: int = 512
     n_layers: int = 6
     n_heads: int = 8
+    n_kv_heads: int | None = None
     d_head: int | None = None
     d_value: int | None = None
     d_ff: int = 2048
     activation: Activation = "relu"
     feed_forward: Literal["mlp", "glu"] = "mlp"
     norm: Literal["layer", "rms"] = "layer"
-    norm_placement: Literal["post", "pre"] = "post"
+    norm_placement: NormPlacement = "post"
     norm_eps: float = 1e-6
     bias: bool = True
+    qkv_bias: bool | None = None
+    qk_norm: QKNorm = "none"
     attn_scale: float | None = None
     window: int | None = None
+    window_pattern: str | None = None
+    rope_theta: float | None = None
+    rope_local_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    parallel: bool = False
+    layer_scale: float | None = None
     dropout: float = 0.1
     attn_dropout: float = 0.0
     ff_dropout: float = 0.0
@@ -118,6 +146,21 @@ class TransformerConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         head_width(self.d_model, self.n_heads, self.d_head)
+        if self.n_heads % self.kv_heads:
+            message = f"must divide n_heads ({self.n_heads}), got {self.n_kv_heads}"
+            raise InputError(message, option="n_kv_heads")
+        if self.parallel and self.norm_placement == "post":
+            raise InputError("must not be post if parallel is true", option="norm_placement")
+        if self.layer_scale is not None:
+            check_range("layer_scale", self.layer_scale, minimum=0.0)
+        if self.window_pattern is not None and not re.fullmatch("[SL]+", self.window_pattern):
+            message = f"must consist of the letters S and L, got {quote(self.window_pattern)!r}"
+            raise InputError(message, option="window_pattern")
+        for name, needed in NEEDED.items():
+            for other in needed if getattr(self, name) is not None else ():
+                if getattr(self, other) is None:
+                    raise InputError(f"must be given with {name}, got None", option=other)
+        _check_rotary(self)
 
     @property
     def head_width(self) -> int:
@@ -128,6 +171,21 @@ class TransformerConfig(ModelConfig):
     def value_width(self) -> int:
         """Width of a value per head."""
         return self.d_value or self.head_width
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.n_kv_heads or self.n_heads
+
+    def windows(self, n_layers: int | None = None) -> list[int | None]:
+        """Return the window of each layer, None for a layer with full attention.
+
+        Args:
+            n_layers: Number of layers; None means that of this config.
+        """
+        pattern = self.window_pattern or "S"
+        letters = (pattern[i % len(pattern)] for i in range(n_layers or self.n_layers))
+        return [self.window if letter == "S" else None for letter in letters]
 
 
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
@@ -140,6 +198,29 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
         message = f"must be divisible by n_heads ({n_heads}) unless d_head is given, got {d_model}"
         raise InputError(message, option="d_model")
     return d_head or d_model // n_heads
+
+
+def _check_rotary(config: TransformerConfig) -> None:
+    """Raise InputError if a config has impossible rotary positions."""
+    for name in ("rope_theta", "rope_local_theta"):
+        if (theta := getattr(config, name)) is not None:
+            check_range(name, theta, above=1.0)
+    if config.rope_theta is not None and config.head_width % 2:
+        message = f"must be even for rotary positions, got {config.head_width}"
+        raise InputError(message, option="d_head")
+    if config.rope_scaling is None:
+        return
+    kind = config.rope_scaling.get("rope_type")
+    check_choice("rope_scaling.rope_type", kind, tuple(ROPE_SCALING))
+    needed, others = ROPE_SCALING[str(kind)]
+    values = {key: value for key, value in config.rope_scaling.items() if key != "rope_type"}
+    for key in (*values, *needed):
+        check_choice("rope_scaling", key, (*needed, *others))
+        option = f"rope_scaling.{key}"
+        check_type(option, values.get(key), bool if key == "truncate" else float)
+        if key != "truncate":
+            low = values.get("low_freq_factor", 0.0) if key == "high_freq_factor" else 0.0
+            check_range(option, values[key], above=low)
 
 
 def require_sizes(config: Any) -> None:

@@ -1,8 +1,8 @@
 """Key-value caches: `KVCache` of a decoder, and `LayerCache` of one of its layers.
 
 The decoding loop owns the cache; modules hold no decoding state. A memory is the output of an
-encoder. Shapes: B batch, H heads, T tokens so far, t new tokens, S tokens of the memory, Dh head
-width, D model width.
+encoder. Shapes: B batch, H heads of keys and values, T tokens so far, t new tokens, S tokens of the
+memory, Dh head width, D model width.
 """
 
 import torch
@@ -110,8 +110,8 @@ class KVCache:
             self.documents = torch.cat([old, new], dim=1)
         self.length += ids.shape[1]
 
-    def n_keys(self, n_new: int) -> int:
-        """Return the number of keys that a layer gets for the last `n_new` tokens."""
+    def n_keys(self, n_new: int, window: int | None = None) -> int:
+        """Return the number of keys that a layer with a window gets for the last `n_new` tokens."""
         return self.length
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:

@@ -14,6 +14,49 @@ from fourfold.errors import InputError
 MAX_SIZE = 2**31 - 1  # of one dimension; torch counts the elements of a tensor in 64 bits
 MAX_BEAMS = 1024  # width of a beam search, whose memory grows with it
 MAX_DEPTH = 64  # levels of nested mappings and lists in a config or a checkpoint
+# Fields of model configs, by the range of their values. Each config has only some of the fields.
+# The largest values are far above those of published models. They reject numbers whose layers or
+# tables no machine can build, before anything is allocated.
+_WIDTHS = ("d_model", "d_head", "d_value", "d_embed", "hidden_size", "representation_size")
+POSITIVE: dict[str, int] = {  # largest value by name
+    **dict.fromkeys(("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"), 1024),
+    **dict.fromkeys(
+        ("n_heads", "n_kv_heads", "image_n_heads", "decoder_n_heads", "n_channels"), 4096
+    ),
+    **dict.fromkeys((*_WIDTHS, "image_d_model", "decoder_d_model"), 2**20),
+    **dict.fromkeys(("n_buckets", "max_distance"), 2**20),
+    **dict.fromkeys(("d_ff", "image_d_ff", "decoder_d_ff", "max_len", "window"), 2**22),
+    **dict.fromkeys(("vocab_size", "n_classes"), 2**24),
+    **dict.fromkeys(("image_size", "patch_size"), 2**14),
+}
+NOT_NEGATIVE = {
+    "n_segments": 2**16,
+    "lstm_width": 2**20,
+    **dict.fromkeys(("eos_id", "decoder_start_token_id"), 2**24),
+}
+FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dropout")
+
+
+def check_fields(config: Any) -> None:
+    """Check the type of every field of a model config, and the range of some.
+
+    The fields with a range are those whose names are in one of the constants `POSITIVE` (from 1)
+    and `NOT_NEGATIVE` (from 0), both with their largest values, and `FRACTIONS` (from 0, below 1).
+
+    Args:
+        config: A dataclass instance.
+
+    Raises:
+        InputError: A field has a value outside its type or range.
+    """
+    check_types(config)
+    values = vars(config)
+    for name, maximum in POSITIVE.items():
+        check_positive(name, values.get(name), maximum)
+    for name, maximum in NOT_NEGATIVE.items():
+        check_range(name, values.get(name, 0) or 0, minimum=0, maximum=maximum)
+    for name in FRACTIONS:
+        check_range(name, values.get(name, 0.0), minimum=0.0, below=1.0)
 
 
 def check_types(config: Any, *, prefix: str = "") -> None:

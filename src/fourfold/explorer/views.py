@@ -458,14 +458,9 @@ def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | 
 
 
 def patch_names(n_rows: int, n_columns: int, n_prefix: int) -> list[str]:
-    """Return the names of the tokens of an image, such as "[CLS]" and "row 0, column 1".
-
-    Args:
-        n_rows: Number of rows of patches.
-        n_columns: Number of columns of patches.
-        n_prefix: Number of tokens before the patches: the class and the distillation token.
-    """
-    prefix = ["[CLS]", "[DIST]"][:n_prefix]
+    """Return the names of the tokens before the patches, and of the patches row by row."""
+    registers = [f"register {i}" for i in range(1, n_prefix)]
+    prefix = ["[CLS]", *registers] if n_prefix > 2 else ["[CLS]", "[DIST]"][:n_prefix]
     grid = [(i, j) for i in range(n_rows) for j in range(n_columns)]
     return prefix + [f"row {i}, column {j}" for i, j in grid]
 

@@ -4,6 +4,7 @@ Shapes: B sequences, K hypotheses of each sequence (1 in the first step), N = B 
 cache entries of a sequence, t new tokens, Dh head width.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -155,18 +156,21 @@ class WindowLayer(LayerCache):
 
 
 class WindowCache(KVCache):
-    """Key-value cache for attention with a window W, which stores fewer than 2 W tokens.
+    """Cache of a decoder with windows, in which such a layer stores fewer than 2 W tokens.
 
-    The cache stores all tokens if there is padding or there are several documents. The distance of
-    two tokens is then not the number of cache entries between them.
+    Here W is the window of the layer. A layer with full attention stores all tokens. If there is
+    padding or several documents, each layer stores all tokens, because the distance between two
+    tokens is then not the number of entries between them.
 
     Args:
-        window: Number W of tokens that a token attends to, itself included.
+        windows: For each layer, the number W of tokens that a token attends to, itself included;
+            None for a layer with full attention.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, windows: Sequence[int | None]) -> None:
         super().__init__()
-        self.window: int | None = window
+        self.windows = windows
+        self.stores_all = False
 
     def layer(self, index: int) -> LayerCache:
         """Return the keys and values of the layer with the given index.
@@ -174,16 +178,15 @@ class WindowCache(KVCache):
         The object is created at the first use of the layer. With a window, it is a `WindowLayer`.
         """
         while len(self.layers) <= index:
-            self.layers.append(LayerCache() if self.window is None else WindowLayer(self.window))
+            window = None if self.stores_all else self.windows[len(self.layers)]
+            self.layers.append(LayerCache() if window is None else WindowLayer(window))
         return self.layers[index]
 
-    def n_keys(self, n_new: int) -> int:
-        """Return the number of keys that the last `n_new` tokens of each sequence can attend to.
-
-        This is the length of the keys that each layer returns for these tokens. With a window W, it
-        is at most W + `n_new` - 1.
-        """
-        return self.length if self.window is None else min(self.length, self.window + n_new - 1)
+    def n_keys(self, n_new: int, window: int | None = None) -> int:
+        """Return the number of keys that a layer with a window gets for the last `n_new` tokens."""
+        if self.stores_all or window is None:
+            return self.length
+        return min(self.length, window + n_new - 1)
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
         """Add new tokens to the attributes `length`, `keys` and `documents` of the cache.
@@ -197,10 +200,10 @@ class WindowCache(KVCache):
             InputError: `keys` or `documents` is given for the first time after the first call.
         """
         if keys is not None or documents is not None:
-            if self.window is not None and self.length:
+            if self.length and not self.stores_all:
                 problem = "must be given from the first call on if attention has a window"
                 raise InputError(problem, option="documents" if keys is None else "mask")
-            self.window = None
+            self.stores_all = True
         super().advance(ids, keys, documents)
 
 

@@ -1,5 +1,6 @@
 """GenerationDefaults: special tokens and beam search options that are stored with a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -16,6 +17,7 @@ class GenerationDefaults:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).
         eos_id: Token that ends a sequence.
         pad_id: Token that fills the columns after the end of a sequence.
+        stop_ids: Further tokens that end a sequence, of which `generate` takes account.
         num_beams: Beam width; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Formula of the penalty: gnmt, power or none.
@@ -27,3 +29,4 @@ class GenerationDefaults:
     num_beams: int | None = None
     length_penalty: float | None = None
     length_penalty_type: str | None = None
+    stop_ids: Sequence[int] | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fourfold.errors import InputError
 from fourfold.generation.cuda_graph import GraphStep, is_worth_capturing
 from fourfold.generation.inputs import GenerationInputs
-from fourfold.generation.sampling import TokenSampler, sample, uniform_per_prompt
+from fourfold.generation.sampling import OnTokens, TokenSampler, sample, uniform_per_prompt
 from fourfold.generation.step import CausalStep, decoding_mode
 
 
@@ -30,12 +30,12 @@ def generate(
     pad_id: int | None = None,
     use_cache: bool = True,
     copies: Counter[tuple[int, ...]] | None = None,
+    on_tokens: OnTokens | None = None,
 ) -> Tensor:
     """Generate a continuation of each prompt, or a target for each source.
 
-    Up to rounding, the result for a prompt does not depend on other prompts, except that equal
-    prompts get different samples. Special tokens that are None are taken from
-    `model.generation_defaults`.
+    Up to rounding, the result for a prompt does not depend on other prompts, but equal prompts get
+    different samples. Special tokens that are None are taken from `model.generation_defaults`.
 
     Args:
         model: A causal LM or an encoder-decoder.
@@ -53,7 +53,8 @@ def generate(
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
         copies: Number of earlier occurrences of each prompt (a tuple of its real tokens), updated
-            in place. Calls with one Counter sample equal prompts differently. None starts from 0.
+            in place. Calls that share it sample equal prompts differently. None starts from 0.
+        on_tokens: Function that is called with the new tokens of each step; see `OnTokens`.
 
     Returns:
         Token ids int64. For a causal LM, (B, T + t): the columns of `ids`, then t new tokens. For
@@ -63,15 +64,14 @@ def generate(
         InputError: An argument is invalid or too large for the model, or `bos_id` is not known.
 
     Example:
-        >>> from fourfold.models import CausalLM, CausalLMConfig
-        >>> config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
-        >>> generate(CausalLM(config), torch.tensor([[3, 1, 4]]), max_new=5).shape
+        >>> import fourfold
+        >>> model = fourfold.create("gpt2", n_layers=1, d_model=48)
+        >>> generate(model, torch.tensor([[3, 1, 4]]), max_new=5).shape
         torch.Size([1, 8])
     """
     sampler = TokenSampler(temperature, top_k, top_p)
-    inputs = GenerationInputs(
-        model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="ids"
-    )
+    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    inputs = GenerationInputs(model, ids, mask, **special, ids_name="ids")
     if max_new is None and not inputs.is_seq2seq:
         raise InputError("must be given for a causal LM", option="max_new")
     limit = inputs.limit("max_new", max_new, minimum=0)  # (B,)
@@ -83,5 +83,5 @@ def generate(
         step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
         if isinstance(step, CausalStep) and step.has_keys and is_worth_capturing(ids.device, most):
             step = GraphStep(step, start.shape[1] + most)
-        new = sample(step, start, limit, sampler, draws, eos_id=inputs.eos_id, pad_id=inputs.pad_id)
+        new = sample(step, start, limit, sampler, draws, inputs.eos_ids, inputs.pad_id, on_tokens)
     return torch.cat([start, new], dim=1)

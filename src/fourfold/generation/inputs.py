@@ -3,6 +3,7 @@
 Shapes: B rows (prompts or sources), T tokens, C channels.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fourfold.core.kv_cache import KVCache
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_range, check_type
 from fourfold.errors import InputError
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.generation.step import CausalStep, Seq2SeqStep, Step
@@ -141,6 +142,20 @@ class GenerationInputs:
         for name, token in tokens.items():
             if token is not None and not (isinstance(token, int) and 0 <= token <= last):
                 raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """All tokens that end a sequence: `eos_id`, and those that the model stores beside it.
+
+        Raises:
+            InputError: A stored token is not in the vocabulary.
+        """
+        stored = getattr(self.model.generation_defaults, "stop_ids", None) or ()
+        check_type("stop_ids", stored, Sequence)
+        for token in stored:
+            check_type("stop_ids", token, int)
+            check_range("stop_ids", token, minimum=0, below=self.vocab_size)
+        return (*stored, *(() if self.eos_id is None else (self.eos_id,)))
 
     def require(self, name: str, meaning: str) -> int:
         """Return a special token, which must be known.

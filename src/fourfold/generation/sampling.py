@@ -6,6 +6,7 @@ vocabulary.
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -17,7 +18,10 @@ from fourfold.errors import InputError
 from fourfold.generation.step import Step, raise_on_nan
 from fourfold.losses import upcast_fp32
 
-# Smaller temperatures select the most probable token, too, but the divided logits would overflow.
+# Function that is called after each step with the batch indices (N,) of the sequences that have not
+# ended and their new tokens (N,). It returns a bool tensor (N,), True = the sequence ends here.
+OnTokens = Callable[[Tensor, Tensor], Tensor]
+# A smaller temperature selects the most probable token, too, but logits divided by it overflow.
 MIN_TEMPERATURE = 1e-30
 
 
@@ -141,9 +145,9 @@ def sample(
     limit: Tensor,
     sampler: TokenSampler,
     draws: Tensor,
-    *,
-    eos_id: int | None,
+    eos_ids: Sequence[int],
     pad_id: int,
+    on_tokens: OnTokens | None = None,
 ) -> Tensor:
     """Generate tokens until each sequence of the batch has ended or reached its limit.
 
@@ -155,9 +159,9 @@ def sample(
         limit: Maximum number of new tokens of each sequence, (B,) int64, at least 1.
         sampler: Function that chooses the next tokens from logits.
         draws: Uniform random numbers (B, limit.max()) in [0, 1), one for each new token.
-        eos_id: Token that ends a sequence and is the last token of the sequence; None means that
-            sequences end at their limit only.
+        eos_ids: Tokens that end a sequence. Such a token is the last one of the sequence.
         pad_id: Token that fills the columns after the end of a sequence.
+        on_tokens: Function that is called with the new tokens of each step; see `generate`.
 
     Returns:
         New tokens (B, t) int64, where t is the largest number of new tokens of a sequence.
@@ -171,8 +175,10 @@ def sample(
         token = sampler(logits, draws[rows, t])  # (N,)
         out[rows, t] = token
         unfinished = limit[rows] > t + 1
-        if eos_id is not None:
+        for eos_id in eos_ids:
             unfinished &= token != eos_id
+        if on_tokens is not None:
+            unfinished &= ~on_tokens(rows, token).to(unfinished.device)
         if not unfinished.all():
             remaining = unfinished.nonzero().squeeze(1)
             if not len(remaining):

@@ -183,6 +183,8 @@ class Architecture:
             some architectures with the same `model_type` lack.
         model_options: Function from tensor names to further arguments of the model's constructor,
             such as the number of classification heads in the checkpoint.
+        unsaved: Further native config fields that config.json cannot store and that an export
+            ignores, because they have an effect in training only.
     """
 
     model_type: str
@@ -200,6 +202,7 @@ class Architecture:
     export_if: Callable[[Any], bool] = lambda config: True
     distinctive: tuple[str, ...] = ()
     model_options: Callable[[Collection[str]], dict[str, Any]] = lambda names: {}
+    unsaved: tuple[str, ...] = ()
 
     def read_config(self, config: Json, names: Collection[str]) -> TransformerConfig:
         """Convert config.json to a config of fourfold, an instance of `config_class`.
@@ -260,18 +263,26 @@ class Architecture:
         if max(config.norm_eps, imported.norm_eps) <= MAX_NEGLIGIBLE_EPS:
             # `transformers_format` reports the change.
             imported = replace(imported, norm_eps=config.norm_eps)
+        imported = replace(imported, **{name: getattr(config, name) for name in self.unsaved})
         return differing_fields(config, imported)
 
 
 def resolve_defaults(config: Any) -> Any:
     """Return a copy of a config in which settings with the same meaning have equal values.
 
-    Two such copies can be compared field by field. In `d_head`, `d_value` and `n_decoder_layers`,
-    None is replaced by the number that None implies. In `attn_scale`, the default 1 / sqrt(d_head)
-    is replaced by None.
+    Two such copies can be compared field by field. In `d_head`, `d_value`, `n_kv_heads`, `qkv_bias`
+    and `n_decoder_layers`, None is replaced by the value that None implies. In `attn_scale`, the
+    default 1 / sqrt(d_head) is replaced by None. `window_pattern` has one letter for each layer,
+    and is None if all layers have the same window.
     """
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
     values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
+    values["n_kv_heads"] = config.kv_heads
+    values["qkv_bias"] = config.bias if config.qkv_bias is None else config.qkv_bias
+    letters = "".join("L" if window is None else "S" for window in config.windows())
+    values["window_pattern"] = letters if "L" in letters and "S" in letters else None
+    if "S" not in letters:
+        values |= {"window": None, "rope_local_theta": None}
     if hasattr(config, "n_decoder_layers"):
         values["n_decoder_layers"] = config.n_decoder_layers or config.n_layers
     return replace(config, **values)

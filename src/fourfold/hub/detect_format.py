@@ -45,6 +45,8 @@ def read_model(
     with errors_in(path):
         source = _read_weights(path, content)
     model = source.model
+    # DINOv2, which pools in this way, is published without a head, for its hidden states.
+    allow_missing_heads |= isinstance(model, ViT) and model.config.pool == "cls_mean"
     if isinstance(model, ViT) and not allow_missing_heads:
         n_heads = 1 + model.config.distillation
         if missing := n_heads - len(model.heads):

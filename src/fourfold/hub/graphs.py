@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.attention import split_heads
 from fourfold.core.kv_cache import KVCache, LayerCache
 from fourfold.errors import InputError
 from fourfold.models import CLIP, CausalClassifier, CausalLM, LadderLM, MaskedLM, ResNet, ViT
@@ -276,7 +277,7 @@ def _cache_inputs(config: Any, n_layers: int, kind: str, length: str) -> list[In
     widths = (config.head_width, config.value_width) * n_layers
     names = _cache_names(n_layers, kind)
     return [
-        Input(f"past_key_values.{name}", ("batch", config.n_heads, length, width))
+        Input(f"past_key_values.{name}", ("batch", config.kv_heads, length, width))
         for name, width in zip(names, widths, strict=True)
     ]
 
@@ -340,9 +341,7 @@ def _seq2seq_graphs(model: Any) -> GraphSet:
         memory = model.encode(src, None if mask is None else mask.bool())
         pairs = ((block.cross_attn.k, block.cross_attn.v) for block in model.decoder.blocks)
         return tuple(
-            project(memory).unflatten(-1, (config.n_heads, -1)).transpose(1, 2)
-            for pair in pairs
-            for project in pair
+            split_heads(project(memory), config.kv_heads) for pair in pairs for project in pair
         )
 
     def decode(ids: Tensor, *more: Tensor) -> tuple[Tensor, ...]:

@@ -16,12 +16,14 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
 
+_MAX_LISTED = 8  # names in an error message
 Names = str | tuple[str, ...]
 # Native names of the query, key and value projections, for libraries with one matrix for all three.
 QKV = tuple("stack.blocks.{i}.attn." + projection + ".{p}" for projection in "qkv")
@@ -40,11 +42,14 @@ class TensorOp:
         n_unmapped: Number of rows that `to_native` drops at the beginning of the external tensor,
             such as the rows for padding in a position table. `KeyMap.to_native` returns the dropped
             rows separately.
+        rounds: True if both functions round their result. `KeyMap.to_native` then also returns the
+            external tensors, and an export writes those that still have the native values.
     """
 
     to_native: Callable[..., tuple[Tensor, ...]]
     to_external: Callable[..., tuple[Tensor, ...]]
     n_unmapped: int = 0
+    rounds: bool = False
 
 
 def _transpose(x: Tensor) -> Tensor:
@@ -79,6 +84,17 @@ UNSQUEEZE_0 = TensorOp(lambda x: (x[None],), lambda x: (x[0],))
 PREFIX_TOKENS = TensorOp(
     lambda *tokens: (torch.cat([x[0] for x in tokens]),),
     lambda table: tuple(row[None, None] for row in table),
+)
+# A class token (1, 1, D) and registers (1, n, D); the native tensor is one table.
+CLASS_AND_REGISTERS = TensorOp(
+    lambda *tokens: (torch.cat([x[0] for x in tokens]),),
+    lambda table: (table[None, :1], table[None, 1:]),
+)
+# Gemma stores the weights of a norm minus 1. The sum is computed in at least fp32.
+ADD_ONE = TensorOp(
+    lambda x: (x.to(torch.promote_types(x.dtype, torch.float32)) + 1,),
+    lambda x: (x.to(torch.promote_types(x.dtype, torch.float32)) - 1,),
+    rounds=True,
 )
 # fairseq numbers positions from 2; rows 0 and 1 of the table belong to padding or are unused.
 OFFSET_2 = TensorOp(
@@ -148,9 +164,9 @@ class KeyMap:
             expected: State dict of the model, for the required names and shapes.
 
         Returns:
-            A tuple of two dictionaries. The first is the native state dict, which is complete. The
-            second holds the unmapped tensors by external name, which an export writes again: those
-            of an `Extra` with `is_kept`, and the rows that a `TensorOp` drops.
+            Two dictionaries: the native state dict; and the unmapped tensors by external name,
+            which an export writes again. Unmapped tensors are those of an `Extra` with `is_kept`,
+            the rows that a `TensorOp` drops, and tensors whose conversion rounds.
 
         Raises:
             InputError: A name is unknown or missing, a shape does not match, or a tied tensor
@@ -168,6 +184,8 @@ class KeyMap:
             native.update(zip(names, outputs, strict=True))
             if op.n_unmapped:
                 unmapped[keys[0]] = external[keys[0]][: op.n_unmapped].clone()
+            if op.rounds:
+                unmapped |= {key: external[key] for key in keys}
             for key in keys:
                 unknown.pop(key, None)
         for extra in self.extras:
@@ -222,8 +240,13 @@ class KeyMap:
         external: dict[str, Tensor] = {}
         unmatched = set(native)
         for op, names, keys in self._rules_for(native):
-            outputs = op.to_external(*(native[name] for name in names))
-            # The lengths differ for a rule with another number of prefix tokens than the model.
+            inputs = [native[name] for name in names]
+            outputs = op.to_external(*inputs)
+            if op.rounds and all(key in unmapped for key in keys):
+                imported = op.to_native(*(unmapped[key] for key in keys))
+                if all(map(torch.equal, imported, inputs)):
+                    outputs = tuple(unmapped[key] for key in keys)
+            # The numbers differ for a rule that is made for another number of prefix tokens.
             for key, tensor in zip(keys, outputs, strict=False):
                 external[key] = tensor.contiguous()
                 if op.n_unmapped and key in unmapped:
@@ -274,17 +297,24 @@ def _check_complete(
     Raises:
         InputError: A native name is missing, a shape is wrong, or `unknown` is not empty.
     """
-    missing = [name for name in expected if name not in native]
-    problems = [f"no tensor for {name} {tuple(expected[name].shape)}" for name in missing[:1]]
+    missing = [f"{n} {tuple(x.shape)}" for n, x in expected.items() if n not in native]
+    problems = [f"no tensor for {_listed(missing)}"] if missing else []
     if unknown:
         surplus = f"{len(unknown)} tensors that do not belong to this architecture"
-        problems.append(f"{surplus}, such as {next(iter(unknown))}")
+        problems.append(f"{surplus}: {_listed(unknown)}")
     if problems:
         raise InputError(f"have {' and '.join(problems)}", option="weights")
     for name, tensor in expected.items():
         if native[name].shape != tensor.shape:
             shapes = f"{tuple(native[name].shape)}, but config.json implies {tuple(tensor.shape)}"
             raise InputError(f"has shape {shapes}", option=f"tensor for {name}")
+
+
+def _listed(names: Collection[str]) -> str:
+    """Return the first names of a collection, and the number of the other names."""
+    shown = ", ".join(name[:80] for name in islice(names, _MAX_LISTED))
+    rest = len(names) - _MAX_LISTED
+    return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def _tuple(names: Names) -> tuple[str, ...]:

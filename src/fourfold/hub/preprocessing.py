@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 
+from fourfold.core.validation import check_type
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
@@ -141,8 +142,8 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
 def read_generation_defaults(path: Path) -> GenerationDefaults:
     """Read the special token ids and the options of beam search of a transformers directory.
 
-    generation_config.json has precedence over config.json. If there are several end-of-text tokens,
-    only the first of them is read.
+    generation_config.json has precedence over config.json. Of several end-of-text tokens, the first
+    is `eos_id`, and the others are `stop_ids`.
 
     Args:
         path: Directory with a config.json.
@@ -165,7 +166,25 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
         length_penalty=None if alpha is None else float(alpha),
         # transformers divides the score of a hypothesis of n tokens by n ** length_penalty.
         length_penalty_type=None if alpha is None else "power",
+        stop_ids=_stop_ids(contents),
     )
+
+
+def _stop_ids(contents: Mapping[Path, Mapping[str, Any]]) -> list[int] | None:
+    """Return the end-of-text tokens after the first one; None if there are none.
+
+    Args:
+        contents: Content of each JSON file by path, in order of precedence.
+
+    Raises:
+        InputError: One of the tokens is not an integer.
+    """
+    found = [x["eos_token_id"] for x in contents.values() if x.get("eos_token_id") is not None]
+    if not found or not isinstance(found[0], list):
+        return None
+    for token in found[0]:
+        check_type("eos_token_id", token, int)
+    return found[0][1:] or None
 
 
 def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Import and export of ViT and DeiT checkpoints in the format of timm and of DeiT's releases.
+"""Import and export of ViT, DeiT and DeiT III in the format of timm and of DeiT's releases.
 
 The shapes of the tensors imply the config, except for the number of heads.
 """
@@ -21,12 +21,22 @@ from fourfold.hub.directory import (
     tensor_shape,
     write_directory,
 )
-from fourfold.hub.keymap import PREFIX_TOKENS, QKV, SPLIT_QKV, SQUEEZE_0, KeyMap, Rule
+from fourfold.hub.keymap import (
+    CLASS_AND_REGISTERS,
+    PREFIX_TOKENS,
+    QKV,
+    SPLIT_QKV,
+    SQUEEZE_0,
+    KeyMap,
+    Rule,
+)
 from fourfold.models import ViT, ViTConfig
 
 _PATCHES = "patch_embed.proj.weight"
 _PREFIX_TOKENS = ("cls_token", "dist_token")
+_REGISTERS = "reg_token"
 _HEADS = ("head", "head_dist")
+_LAYER_SCALE = 1e-6  # initial value in DeiT III, assumed if config.json does not give it
 _NORM_EPS = 1e-6
 _ACT_LAYER = "model_args.act_layer"
 # Allowed values of settings that tensor names and shapes do not show.
@@ -52,21 +62,22 @@ _HEAD_WIDTH = 64
 _MAX_HEADS = 16
 
 
-def _keymap(n_prefix: int) -> KeyMap:
-    """Return the table of tensor names of a ViT in fourfold and in timm.
-
-    Args:
-        n_prefix: Number of tokens before the patches: 0, 1 (class token) or 2 (class token and
-            distillation token).
-    """
+def _keymap(config: ViTConfig) -> KeyMap:
+    """Return the key map of a ViT with a certain config."""
+    tokens: tuple[str, ...] = _PREFIX_TOKENS[: config.n_prefix - config.n_registers]
+    prefix = Rule("embed.prefix", tokens, PREFIX_TOKENS)
+    if config.n_registers:
+        prefix = Rule("embed.prefix", (*tokens, _REGISTERS), CLASS_AND_REGISTERS)
     block = "stack.blocks.{i}."
     layer = "blocks.{i}."
     return KeyMap(
-        Rule("embed.prefix", _PREFIX_TOKENS[:n_prefix], PREFIX_TOKENS),
+        prefix,
         Rule("embed.positions.weight", "pos_embed", SQUEEZE_0),
         Rule("embed.patches.{p}", "patch_embed.proj.{p}"),
         Rule(QKV, layer + "attn.qkv.{p}", SPLIT_QKV),
         Rule(block + "attn.out.{p}", layer + "attn.proj.{p}"),
+        Rule(block + "attn_gamma", layer + "ls1.gamma"),
+        Rule(block + "ff_gamma", layer + "ls2.gamma"),
         Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
         Rule(block + "ff.up.{p}", layer + "mlp.fc1.{p}"),
         Rule(block + "ff.down.{p}", layer + "mlp.fc2.{p}"),
@@ -112,7 +123,7 @@ def read_model(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViT, list
     check_stored(tensors)
     build = partial(ViT, config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
     expected = build_on_meta(build, config, tensors)
-    native, _ = _keymap(expected.n_prefix).to_native(tensors, expected.state_dict())
+    native, _ = _keymap(config).to_native(tensors, expected.state_dict())
     model = build().float()
     model.load_state_dict(native)
     return model.eval(), notes
@@ -166,7 +177,7 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
     if not isinstance(model, ViT):
         message = f"must be a ViT to be exported to timm, got {type(model).__name__}"
         raise InputError(message, option="model")
-    tensors, problems = _keymap(model.n_prefix).to_external(model.state_dict(), {})
+    tensors, problems = _keymap(model.config).to_external(model.state_dict(), {})
     settings = _write_config(model.config, artifacts)
     if model.representation is not None:
         problems.append("representation_size")
@@ -212,6 +223,13 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
         "act_layer": "gelu",
         "global_pool": pool,
     }
+    values = {
+        "init_values": config.layer_scale,
+        "no_embed_class": config.prefix_positions == "none" or None,
+        "reg_tokens": config.n_registers or None,
+        "qkv_bias": False if config.qkv_bias is False else None,
+    }
+    model_args |= {key: value for key, value in values.items() if value is not None}
     if not config.distillation:
         model_args |= {"class_token": pool == "token", "fc_norm": False}
     settings: dict[str, Any] = {
@@ -241,8 +259,13 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4)
     n_rows = tensor_shape(tensors, "pos_embed", 3)[1]
     n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
-    side = math.isqrt(max(n_rows - n_prefix, 0))
-    if side**2 + n_prefix != n_rows:
+    n_registers = tensor_shape(tensors, _REGISTERS, 3)[1] if _REGISTERS in tensors else 0
+    n_prefix += n_registers
+    # DeiT III has no position for these tokens.
+    placed = get_key(settings, "model_args.no_embed_class") is not True
+    placed = placed and (n_prefix == 0 or math.isqrt(n_rows) ** 2 != n_rows)
+    side = math.isqrt(max(n_rows - n_prefix * placed, 0))
+    if side**2 + n_prefix * placed != n_rows:
         rows = f"a row for each of {n_prefix} prefix tokens and of a square of patches"
         raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
     pool = "cls" if _PREFIX_TOKENS[0] in tensors else "mean"
@@ -252,6 +275,10 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     if "head.weight" in tensors:
         options["n_classes"] = len(tensors["head.weight"])
         allowed |= dict.fromkeys(("global_pool", "model_args.global_pool"), (_POOLS[pool],))
+    if "blocks.0.ls1.gamma" in tensors:
+        options["layer_scale"] = get_key(settings, "model_args.init_values", _LAYER_SCALE)
+    if "blocks.0.attn.qkv.weight" in tensors and "blocks.0.attn.qkv.bias" not in tensors:
+        options["qkv_bias"] = False
     if "pre_logits.fc.weight" in tensors:
         options["representation_size"] = len(tensors["pre_logits.fc.weight"])
     check_allowed(settings, allowed)
@@ -268,6 +295,8 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         patch_size=patch_size,
         n_channels=n_channels,
         distillation=_PREFIX_TOKENS[1] in tensors,
+        n_registers=n_registers,
+        prefix_positions="all" if placed else "none",
         **options,
     )
     return config, notes

@@ -15,9 +15,10 @@ from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note
 from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
 from fourfold.hub.architectures.gpt import GPT1, GPT2
+from fourfold.hub.architectures.llama import GEMMA3, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
 from fourfold.hub.architectures.t5 import T5
-from fourfold.hub.architectures.vit import DEIT, VIT
+from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 from fourfold.hub.directory import (
     CONFIG_FILE,
     build_on_meta,
@@ -32,7 +33,29 @@ from fourfold.text_files import read_json
 # For export of a model without a source, the first architecture that represents all of its settings
 # is chosen.
 _FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
-ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES)
+_LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA3)
+_DINOS = (DINOV2, DINOV2_REGISTERS)
+ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_DINOS)
+# Architectures that are not supported, with the reason and the nearest supported one.
+_EXPERTS = "it has a mixture of experts"
+_CAPS = "it limits attention scores by tanh (attn_logit_softcapping)"
+UNSUPPORTED = {
+    "mixtral": (_EXPERTS, "mistral"),
+    "qwen2_moe": (_EXPERTS, "qwen2"),
+    "qwen3_moe": (_EXPERTS, "qwen3"),
+    "olmoe": (_EXPERTS, "olmo2"),
+    "gpt_oss": (_EXPERTS, "llama"),
+    "deepseek_v2": (_EXPERTS, "llama"),
+    "deepseek_v3": (_EXPERTS, "llama"),
+    "llama4": (_EXPERTS, "llama"),
+    "gemma": ("it has no norm after a sub-layer", "gemma3_text"),
+    "gemma2": (_CAPS, "gemma3_text"),
+    "gemma3": ("it also has an image encoder", "gemma3_text"),
+    "phi3": ("it has fused projections and longrope", "llama"),
+    "olmo": ("its norms have no weights", "olmo2"),
+    "smollm3": ("some of its layers have no rotary positions", "llama"),
+    "gpt_neox": ("it rotates a part of the channels", "llama"),
+}
 
 
 @dataclass(frozen=True)
@@ -238,6 +261,10 @@ def _architectures_of(config: Json) -> list[Architecture]:
     model_type = config.get("model_type")
     candidates = [a for a in ARCHITECTURES if a.model_type == model_type]
     if not candidates:
+        if model_type in UNSUPPORTED:
+            reason, nearest = UNSUPPORTED[model_type]
+            message = f"{model_type} is not supported, because {reason}; the nearest supported one"
+            raise InputError(f"{message} is {nearest}", option="model_type")
         known = ", ".join(dict.fromkeys(a.model_type for a in ARCHITECTURES))
         raise InputError(f"must be one of {known}, got {model_type!r}", option="model_type")
     return candidates

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from fourfold.core.block import norm_from_config
 from fourfold.core.kv_cache import KVCache
-from fourfold.core.token_embedding import TokenEmbedding
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 
 if TYPE_CHECKING:
     from fourfold.tokenization.tokenizer import Tokenizer

@@ -4,17 +4,24 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
-from fourfold.core.init import initialize
+from fourfold.core.config import (
+    Activation,
+    Init,
+    NormPlacement,
+    TextPositions,
+    TransformerConfig,
+)
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
+from fourfold.core.validation import check_range
 from fourfold.generation.caches import WindowCache
 from fourfold.models.base import Model, embedding_from_config
+from fourfold.models.init import initialize
 from fourfold.models.output_heads import VocabularyHead
 
 
@@ -28,9 +35,10 @@ class CausalLMConfig(TransformerConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
+        embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma. None means 1.
         embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
-        init: Weight initialization, a name in `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
@@ -41,15 +49,21 @@ class CausalLMConfig(TransformerConfig):
     n_heads: int = 12
     d_ff: int = 3072
     activation: Activation = "gelu_tanh"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     norm_eps: float = 1e-5
     attn_dropout: float = 0.1
     vocab_size: int | None = 50257
     max_len: int = 1024
     positions: TextPositions = "learned"
+    embed_scale: float | None = None
     embed_norm: bool = False
     tie_embeddings: bool = True
     init: Init = "gpt2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embed_scale is not None:
+            check_range("embed_scale", self.embed_scale, above=0.0)
 
 
 class CausalLM(Model):
@@ -81,12 +95,9 @@ class CausalLM(Model):
         initialize(self, config.init)
 
     def new_cache(self) -> KVCache:
-        """Build an empty key-value cache for decoding.
-
-        If the config has a window, the cache drops the keys and values outside of the window.
-        """
-        window = self.config.window
-        return KVCache() if window is None else WindowCache(window)
+        """Build an empty cache, in which layers with a window store few tokens."""
+        windows = self.config.windows()
+        return WindowCache(windows) if any(windows) else KVCache()
 
     def forward(
         self,

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.init import initialize
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.encoder_features import EncoderConfig, EncoderWithHead
+from fourfold.models.init import initialize
 from fourfold.models.output_heads import PooledClassifier
 
 

@@ -6,17 +6,16 @@ width of an encoder, E width of the shared space.
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
-from fourfold.core.config import Activation, TransformerConfig
+from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.core.masks import Mask, mask_and_positions
-from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.models.base import Model, embedding_from_config
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class CLIPConfig(TransformerConfig):
 
     The fields of `TransformerConfig` describe the text encoder. In the image encoder, the fields
     `image_d_model`, `image_n_layers`, `image_n_heads` and `image_d_ff` replace `d_model`,
-    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value` and `attn_scale` are None. All
-    other fields of `TransformerConfig` hold for both encoders.
+    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
+    are None. All other fields of `TransformerConfig` hold for both encoders.
 
     Args:
         vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
@@ -54,7 +53,7 @@ class CLIPConfig(TransformerConfig):
     n_heads: int = 8
     d_ff: int = 2048
     activation: Activation = "quick_gelu"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     norm_eps: float = 1e-5
     dropout: float = 0.0
     vocab_size: int | None = 49408
@@ -77,7 +76,7 @@ class CLIPConfig(TransformerConfig):
     def image_tower(self) -> TransformerConfig:
         """Config of the blocks of the image encoder, as a `TransformerConfig` of its own."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
-        values |= dict.fromkeys(("d_head", "d_value", "attn_scale"))
+        values |= dict.fromkeys(("d_head", "d_value", "n_kv_heads", "attn_scale"))
         for name in ("d_model", "n_layers", "n_heads", "d_ff"):
             values[name] = getattr(self, f"image_{name}")
         return TransformerConfig(**values)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack
-from fourfold.core.init import initialize
 from fourfold.core.masks import Mask
 from fourfold.models.base import embedding_from_config
 from fourfold.models.causal_lm import CausalLMConfig
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.init import initialize
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 from fourfold.models.output_heads import VocabularyHead
 from fourfold.models.vit import ViT, ViTConfig

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack
 from fourfold.core.config import Init, TextPositions, TransformerConfig
-from fourfold.core.init import INITS, initialize
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask, mask_and_positions
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
 from fourfold.models.base import Model, embedding_from_config
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
+from fourfold.models.init import INITS, initialize
 from fourfold.models.output_heads import VocabularyHead
 
 
@@ -41,7 +41,7 @@ class EncoderDecoderConfig(TransformerConfig):
         output_bias: Learn a bias for each token of the vocabulary (Marian, BART).
         decoder_start_token_id: Token that is put before a target text as input of the decoder
             (BART); None if target texts already begin with the start token.
-        init: Weight initialization, a name in `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, TransformerConfig
-from fourfold.core.init import vaswani
-from fourfold.core.patch_embedding import PatchEmbedding
-from fourfold.core.positions import make_positions
+from fourfold.core.config import Activation, NormPlacement, TransformerConfig
+from fourfold.errors import InputError
 from fourfold.models.base import Model
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.positions import make_positions
+from fourfold.models.init import vaswani
 
 MASK_TOKEN_STD = 0.02  # also of the class token
 
@@ -28,8 +29,8 @@ class MaskedAutoencoderConfig(TransformerConfig):
 
     The fields of `TransformerConfig` describe the encoder. In the decoder, the fields
     `decoder_d_model`, `n_decoder_layers`, `decoder_n_heads` and `decoder_d_ff` replace `d_model`,
-    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value` and `attn_scale` are None. All
-    other fields of `TransformerConfig` hold for both.
+    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
+    are None. All other fields of `TransformerConfig` hold for both.
 
     Args:
         image_size: Side of the square image in pixels.
@@ -51,7 +52,7 @@ class MaskedAutoencoderConfig(TransformerConfig):
     n_heads: int = 12
     d_ff: int = 3072
     activation: Activation = "gelu"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     dropout: float = 0.0
     image_size: int = 224
     patch_size: int = 16
@@ -64,13 +65,18 @@ class MaskedAutoencoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rope_theta is not None:
+            message = (
+                "must be None for a masked autoencoder, whose encoder does not see all patches"
+            )
+            raise InputError(f"{message}, got {self.rope_theta}", option="rope_theta")
         assert self.decoder_blocks  # the constructor checks the divisibility of decoder_d_model
 
     @property
     def decoder_blocks(self) -> TransformerConfig:
         """Config of the blocks of the decoder, as a `TransformerConfig` of its own."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
-        values |= dict.fromkeys(("d_head", "d_value", "attn_scale"))
+        values |= dict.fromkeys(("d_head", "d_value", "n_kv_heads", "attn_scale"))
         values["n_layers"] = self.n_decoder_layers
         for name in ("d_model", "n_heads", "d_ff"):
             values[name] = getattr(self, f"decoder_{name}")

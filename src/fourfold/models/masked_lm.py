@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
-from fourfold.core.init import initialize
 from fourfold.core.masks import mask_and_positions
 from fourfold.errors import InputError
 from fourfold.models.base import Model, embedding_from_config
+from fourfold.models.init import initialize
 from fourfold.models.output_heads import PooledClassifier, VocabularyHead
 
 
@@ -31,7 +31,7 @@ class MaskedLMConfig(TransformerConfig):
         head: Build the vocabulary head. Without this head, `encode` is available but a call of the
             model raises an error.
         next_sentence: Build BERT's next-sentence head.
-        init: Weight initialization, a name in `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.

@@ -5,9 +5,9 @@ Shapes: N outputs or tokens, K inputs, D model width.
 
 from torch import Tensor, nn
 
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
 from fourfold.kernels.int8 import Int8Matrix, int8_linear, quantize_rows
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.output_heads import VocabularyHead
 
 QUANTIZATIONS = ("int8",)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
-from fourfold.core.config import Init, TextPositions
-from fourfold.core.init import INITS
+from fourfold.core.config import Init, NormPlacement, TextPositions
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from fourfold.models.init import INITS
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class T5Config(EncoderDecoderConfig):
 
     d_head: int | None = 64
     norm: Literal["layer", "rms"] = "rms"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     bias: bool = False
     attn_scale: float | None = 1.0  # the initial query weights are scaled instead
     attn_dropout: float = 0.1

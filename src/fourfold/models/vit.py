@@ -1,7 +1,7 @@
 """Vision Transformer: ViT (Dosovitskiy et al. 2020) and DeiT (Touvron et al. 2020).
 
-Shapes: B batch, C channels, N patches, D model width, K classes. Prefix tokens are the class token
-and DeiT's distillation token.
+Shapes: B batch, C channels, N patches, D model width, K classes. Prefix tokens are the class token,
+DeiT's distillation token, and registers.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, Init, TransformerConfig
+from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
-from fourfold.core.init import INITS, initialize, vaswani
 from fourfold.core.masks import Mask
-from fourfold.core.patch_embedding import PatchEmbedding
+from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.models.base import Model
-from fourfold.models.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions
+from fourfold.models.init import INITS, initialize, vaswani
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,20 @@ class ViTConfig(TransformerConfig):
         n_channels: Number of channels C.
         n_classes: Number of classes K. None in a config file is replaced by the number of classes
             of the data. The constructor of the model needs a number.
-        pool: Hidden state that is classified: cls (hidden state of the class token) or mean (mean
-            over all patches; Beyer et al. 2022).
+        pool: Hidden state that is classified: cls (that of the class token), mean (the mean over
+            all patches; Beyer et al. 2022) or cls_mean (both, concatenated; DINOv2).
         distillation: Add DeiT's distillation token and its head.
-        positions: Kind of position embedding, or none. learned has one vector for each token.
-            learned2d has learned vectors of rows and columns. sincos2d has sines and cosines of row
-            and column. sincos2d_mae has sines and cosines with the wavelengths of MAE. sinusoidal
-            has sines and cosines of the position in the sequence, which alternate.
-            sinusoidal_halves has all sines before all cosines. relative is a learned bias on the
-            attention scores for each head and distance in the sequence, shared by all layers. In
-            Table 8 of Dosovitskiy et al. 2020, relative positions also depend on the query.
+        n_registers: Number of learned tokens between the class token and the patches that no head
+            reads (Darcet et al. 2023).
+        prefix_positions: Tokens before the patches that have a position: all, class (all but the
+            registers; DINOv2) or none (DeiT III).
+        positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
+            and cosines of row and column); sincos2d_mae (the same with the wavelengths of MAE);
+            sinusoidal (sines and cosines of the position in the sequence, which alternate);
+            sinusoidal_halves (the same, all sines before all cosines); or relative (a learned bias
+            on the attention scores for each head and distance in the sequence, shared by all
+            layers). In Table 8 of Dosovitskiy et al. 2020, the relative positions also depend on
+            the query.
         positions_at: Place where learned positions are added: stem (once, after the patch
             embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
             layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
@@ -50,7 +55,7 @@ class ViTConfig(TransformerConfig):
             must be a power of 2.
         representation_size: Width of a tanh layer before the classifier, as in the pre-training of
             Dosovitskiy et al. 2020; None for no such layer.
-        init: Weight initialization, a name in `fourfold.core.init.INITS`.
+        init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
@@ -61,14 +66,16 @@ class ViTConfig(TransformerConfig):
     n_heads: int = 12
     d_ff: int = 3072
     activation: Activation = "gelu"
-    norm_placement: Literal["post", "pre"] = "pre"
+    norm_placement: NormPlacement = "pre"
     dropout: float = 0.0
     image_size: int = 224
     patch_size: int = 16
     n_channels: int = 3
     n_classes: int | None = 1000
-    pool: Literal["cls", "mean"] = "cls"
+    pool: Literal["cls", "mean", "cls_mean"] = "cls"
     distillation: bool = False
+    n_registers: int = 0
+    prefix_positions: Literal["all", "class", "none"] = "all"
     positions: ViTPositions = "learned"
     positions_at: Literal["stem", "layers", "layers_shared"] = "stem"
     patch_embedding: Literal["linear", "convolutional"] = "linear"
@@ -83,12 +90,25 @@ class ViTConfig(TransformerConfig):
                 option="positions_at",
             )
         if self.distillation and self.pool != "cls":
-            raise InputError("must be cls for a model with distillation, got mean", option="pool")
+            message = f"must be cls for a model with distillation, got {self.pool}"
+            raise InputError(message, option="pool")
+        check_range("n_registers", self.n_registers, minimum=0, maximum=4096)
+        if self.n_registers and self.pool == "mean":
+            raise InputError("must be cls or cls_mean with registers, got mean", option="pool")
+        in_stack = self.positions == "relative" or self.positions_at != "stem"
+        if self.prefix_positions != "all" and (in_stack or self.positions == "none"):
+            message = f"must be all for these positions, got {self.prefix_positions}"
+            raise InputError(message, option="prefix_positions")
 
     @property
     def n_prefix(self) -> int:
-        """Number of tokens before the patches, from 0 to 2: class token and distillation token."""
-        return (self.pool == "cls") + self.distillation
+        """Number of tokens before the patches: class and distillation token, and registers."""
+        return (self.pool != "mean") + self.distillation + self.n_registers
+
+    @property
+    def n_unplaced(self) -> int:
+        """Number of tokens before the patches that have no position."""
+        return {"all": 0, "class": self.n_registers, "none": self.n_prefix}[self.prefix_positions]
 
 
 def convolutional_stem(config: ViTConfig) -> nn.Sequential:
@@ -153,6 +173,7 @@ class ViT(Model):
             config.d_model,
             positions="none" if positions_in_stack else positions,
             n_prefix=self.n_prefix,
+            n_unplaced=config.n_unplaced,
             dropout=config.dropout,
             stem=convolutional_stem(config) if config.patch_embedding == "convolutional" else None,
         )
@@ -162,9 +183,10 @@ class ViT(Model):
             self.stack: Stack = PositionedStack(config, config.positions, length, shared)
         else:
             self.stack = Stack(config)
-        width = config.representation_size or config.d_model
+        n_pooled = 2 if config.pool == "cls_mean" else 1
+        width = config.representation_size or n_pooled * config.d_model
         has_layer = bool(config.representation_size)
-        self.representation = nn.Linear(config.d_model, width) if has_layer else None
+        self.representation = nn.Linear(n_pooled * config.d_model, width) if has_layer else None
         n_heads = 1 + config.distillation if n_heads is None else n_heads
         self.heads = nn.ModuleList(nn.Linear(width, config.n_classes) for _ in range(n_heads))
         initialize(self, config.init, {**INITS, "vit": init_vit})
@@ -175,7 +197,8 @@ class ViT(Model):
         """Compute the final hidden states of images (B, C, side, side).
 
         Returns:
-            (B, prefix + N, D): the prefix tokens (class and distillation token), then the patches.
+            (B, prefix + N, D): the prefix tokens (class token, distillation token, registers), then
+            the patches.
 
         Raises:
             InputError: The images do not have the size or channels of the config.
@@ -193,13 +216,18 @@ class ViT(Model):
     def logits_per_head(self, h: Tensor) -> list[Tensor]:
         """Map hidden states (B, prefix + N, D) to the logits of each classification head.
 
-        The class head reads the class token or the mean of all patches. The distillation head reads
-        the distillation token.
+        The class head reads the class token, the mean of all patches, or both. The distillation
+        head reads the distillation token.
 
         Returns:
             Logits (B, K) of the class head, and of the distillation head if there is one.
         """
-        pooled = [h[:, i] for i in range(self.n_prefix)] or [h.mean(1)]
+        if self.config.pool == "cls_mean":
+            pooled = [torch.cat([h[:, 0], h[:, self.n_prefix :].mean(1)], dim=-1)]  # (B, 2 D)
+        elif self.config.pool == "mean":
+            pooled = [h.mean(1)]
+        else:
+            pooled = [h[:, i] for i in range(1 + self.config.distillation)]
         if self.representation is not None:
             pooled = [self.representation(p).tanh() for p in pooled]
         return [head(p) for head, p in zip(self.heads, pooled, strict=True)]

@@ -17,7 +17,7 @@ from fourfold.checkpoints.save import staged_directory, write_graphs, write_tran
 from fourfold.errors import InputError
 from fourfold.hub import preprocessing, timm
 from fourfold.hub.directory import SourceModel
-from fourfold.models import CLIP
+from fourfold.models import CLIP, ViT
 
 TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
 
@@ -42,11 +42,7 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     if not found.format_name:
         raise InputError("this is a checkpoint of fourfold, which needs no import", file=source)
     model: Any = found.model
-    classes = [x for x in vars(fourfold.tasks).values() if isinstance(x, type)]
-    task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
-    task = task_class(model.config)
-    task.model = model
-    task.artifacts = _read_preprocessing(found)
+    task = make_task(found)
     checkpoint: dict[str, Any] = {} if model.source is None else {"source": asdict(model.source)}
     checkpoint["state_dict"] = task.state_dict()
     task.on_save_checkpoint(checkpoint)
@@ -54,10 +50,31 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     n_parameters = sum(p.numel() for p in model.parameters())
     named = f"{found.format_name}, {n_parameters:,} parameters"
     return [
-        f"{source}: {named}, as {task_class.__name__}",
+        f"{source}: {named}, as {type(task).__name__}",
         *found.notes,
         f"wrote {target} ({', '.join(task.artifacts) or 'without a tokenizer'})",
     ]
+
+
+def make_task(found: SourceModel) -> Any:
+    """Build the task that trains models of the class of an imported model, in eval mode.
+
+    Args:
+        found: The imported model, whose tokenizer and preprocessing become the task's artifacts.
+
+    Raises:
+        InputError: An image model has no classification head.
+    """
+    model: Any = found.model
+    if isinstance(model, ViT) and not model.heads:
+        message = "the classification head is missing; use init_from to train a new head, or"
+        raise InputError(f"{message} fourfold.load for the hidden states", file=found.path)
+    classes = [x for x in vars(fourfold.tasks).values() if isinstance(x, type)]
+    task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
+    task = task_class(model.config)
+    task.model = model
+    task.artifacts = _read_preprocessing(found)
+    return task.eval()
 
 
 def _read_preprocessing(found: SourceModel) -> dict[str, Any]:

@@ -46,12 +46,24 @@ def load_task(
     """
     task = task_from_checkpoint(read_file(path), path, classes)
     expected = (expect,) if isinstance(expect, str) else expect
+    if expected:
+        check_task(task, path, expected)
+    return task
+
+
+def check_task(task: "Task[Any, Any]", path: str | Path, expected: tuple[str, ...]) -> None:
+    """Raise InputError unless a task is an instance of a class with one of the expected names.
+
+    Args:
+        task: The task of a checkpoint.
+        path: Path of the checkpoint, for the error message.
+        expected: Names of task classes.
+    """
     names = {parent.__name__ for parent in type(task).__mro__}
-    if expected and not names.intersection(expected):
+    if not names.intersection(expected):
         needed = " or ".join(expected)
         problem = f"the checkpoint holds the task {type(task).__name__}, but {needed} is needed"
         raise InputError(problem, file=path)
-    return task
 
 
 def task_from_checkpoint(

@@ -8,7 +8,7 @@ GPT-2 have such names.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
@@ -22,13 +22,14 @@ from fourfold.errors import InputError
 from fourfold.text_files import parse_json
 from fourfold.tokenization.checks import check_description
 
-# Accepted names of the special token of each role, the preferred name first. Newly trained
-# tokenizers use the first name. GPT-2 has one special token for all roles. T5 begins the decoder
-# input with the padding token.
+# Names of the token of each role; newly trained tokenizers use the first. GPT-2 has one special
+# token, and T5 begins the decoder input with padding. Llama 3 has <|begin_of_text|>, and Gemma
+# <bos>.
+_BEGINS = ("<|startoftext|>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "<pad>")
 ROLES = {
-    "pad": ("<pad>", "[PAD]", "<|endoftext|>"),
-    "bos": ("<s>", "[CLS]", "<|startoftext|>", "<|endoftext|>", "<pad>"),
-    "eos": ("</s>", "[SEP]", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<|endoftext|>"),
+    "bos": ("<s>", "[CLS]", *_BEGINS),
+    "eos": ("</s>", "[SEP]", "<|endoftext|>", "<|end_of_text|>", "<eos>"),
     "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
     "mask": ("<mask>", "[MASK]"),
 }
@@ -61,6 +62,8 @@ class Tokenizer:
             (BART), otherwise None.
         special_ids: Sorted ids of all special tokens.
 
+    The end token replaces a missing padding or unknown token if there is a begin token.
+
     Raises:
         InputError: If the vocabulary has no padding, begin, end or unknown token.
     """
@@ -71,11 +74,12 @@ class Tokenizer:
         backend.no_truncation()
         self.backend = backend
         self.name = name
-        ids = {
-            role: next((i for i in map(backend.token_to_id, names) if i is not None), None)
-            for role, names in ROLES.items()
-        }
+        added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        ids = {role: self._first_id(names, added) for role, names in ROLES.items()}
         description = json.loads(backend.to_str())
+        if ids["bos"] is not None and ids["eos"] not in (None, ids["bos"]):
+            # Llama has no padding token, and byte-level tokenizers need no unknown token.
+            ids |= {role: ids["eos"] for role in ("pad", "unk") if ids[role] is None}
         has_only_unk = [role for role, i in ids.items() if i is not None] == ["unk"]
         if has_only_unk and description["model"].get("end_of_word_suffix"):
             # GPT-1 has no other special token, but batches need some id for padding.
@@ -93,13 +97,20 @@ class Tokenizer:
         templated = self._call("encode", "a", add_special_tokens=True).ids
         has_bos = len(templated) > len(plain) and templated[0] == self.bos_id
         self.prepended_id = self.bos_id if has_bos else None
-        added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids = sorted(added | {i for i in ids.values() if i is not None})
         pre_tokenizer = json.dumps(description["pre_tokenizer"])
         is_bert = "BertPreTokenizer" in pre_tokenizer  # the kinds wordpiece and word have it
         self._is_wordpiece = description["model"]["type"] == "WordPiece" or is_bert
         self._is_metaspace = "Metaspace" in pre_tokenizer
         self._is_byte_level = "ByteLevel" in pre_tokenizer
+
+    def _first_id(self, names: Sequence[str], special: Collection[int]) -> int | None:
+        """Return the id of the first special token, or else of the first token, of these names.
+
+        Gemma's vocabulary also contains <s>, but as a tag of HTML.
+        """
+        found = [i for i in map(self.backend.token_to_id, names) if i is not None]
+        return next(iter([i for i in found if i in special] + found), None)
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the tokenizer of the `tokenizers` library, and return its result.

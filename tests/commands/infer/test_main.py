@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from PIL import Image
 
 import fourfold
@@ -308,6 +309,48 @@ def test_wrong_checkpoints(ask: Ask, run: Run, trained: Train, here: Path) -> No
     assert "there is no such" in run("fill", "--checkpoint", "nothing.ckpt").err
     (here / "empty").mkdir()
     assert "there is no checkpoint" in run("fill", "--checkpoint", "empty").err
+
+
+@pytest.mark.parametrize(
+    ("verb", "family"), [("generate", "lm"), ("fill", "mlm"), ("translate", "mt")]
+)
+def test_directory_of_transformers_needs_no_import(
+    verb: str, family: str, ask: Ask, run: Run, trained: Train, here: Path, monkeypatch: Any
+) -> None:
+    text = "one two <mask>\nfour five <mask>\n" if verb == "fill" else "one two three\nfour\n"
+    expected = lines(ask(verb, family, text))
+    checkpoint = trained(family) / "checkpoints/last.ckpt"
+    assert run("export", checkpoint, here / "there").code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert lines(run(verb, "--checkpoint", here / "there")) == expected
+    if verb == "generate":
+        tokenizer = hf.AutoTokenizer.from_pretrained(here / "there")
+        model = hf.AutoModelForCausalLM.from_pretrained(here / "there")
+        for line, answer in zip(text.splitlines(), expected, strict=True):
+            inputs = tokenizer(line, return_tensors="pt")
+            inputs.pop("token_type_ids", None)
+            limit = min(50, model.config.n_positions + 1 - inputs["input_ids"].shape[1])
+            ids = model.generate(**inputs, max_new_tokens=limit, do_sample=False)
+            assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer
+    result = run("classify", "--checkpoint", here / "there")
+    assert result.code == 2
+    assert "but ImageClassification or" in result.err
+
+
+def test_stream_and_stop_texts(ask: Ask) -> None:
+    text = "one two\nfour five six\n"
+    whole = lines(ask("generate", "lm", text, "--only-new"))
+    assert lines(ask("generate", "lm", text, "--only-new", "--stream")) == whole
+    with_prompt = lines(ask("generate", "lm", text))
+    assert lines(ask("generate", "lm", text, "--stream")) == with_prompt
+    stop = whole[0][3:5]
+    cut = [line[: line.index(stop)] if stop in line else line for line in whole]
+    assert cut != whole
+    for options in ([], ["--stream"], ["--batch-size=1"]):
+        found = ask("generate", "lm", text, "--only-new", "--stop", stop, "--stop=@#", *options)
+        assert lines(found) == cut
+    beam = ask("generate", "lm", text, "--only-new", "--beam=2", "--stop", stop)
+    assert all(stop not in line for line in lines(beam))
 
 
 def test_broken_utf8_names_the_line(ask: Ask) -> None:

@@ -73,6 +73,18 @@ def test_flops_of_text_models_follow_the_formula(
     assert pair == CostBreakdown(0, 2 * layer(9) + 3 * layer(13, 9), 2 * 13 * 32 * 50)
 
 
+def test_flops_count_the_heads_of_keys_and_values_and_the_window_of_each_layer() -> None:
+    changes = {"n_kv_heads": 2, "window": 5, "window_pattern": "SL", "rope_theta": 1e4}
+    model = on_meta(CausalLM, CausalLMConfig(**TEXT, **changes))
+    assert model.stack.blocks[0].attn.k.out_features == 16
+
+    def layer(keys: int) -> int:
+        projections = 2 * 13 * 32 * (32 + 16 + 16 + 32)
+        return projections + 2 * 13 * keys * (32 + 32) + 2 * 2 * 13 * 32 * 48
+
+    assert forward_flops(model, 13) == CostBreakdown(0, layer(5) + layer(13), 2 * 13 * 32 * 50)
+
+
 def test_flops_of_task_heads_follow_the_formula() -> None:
     pooled = on_meta(SequenceClassifier, SequenceClassifierConfig(**TEXT, n_classes=3))
     assert forward_flops(pooled, 13).head == 2 * 32 * (32 + 3)

@@ -1,5 +1,7 @@
 """Estimated bytes against the tensors that autograd really keeps."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from fourfold.models.analysis.memory import activation_bytes, split_batch, train
 from fourfold.models.recurrent.language_model import RecurrentLayers, RecurrentLMConfig
 
 B, T, S = 8, 40, 24
-SHAPE = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}
+SHAPE: dict[str, Any] = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}
 
 
 def kept(stack: Stack, x: Tensor, memory: Tensor | None, *, mixed: bool) -> int:
@@ -49,9 +51,16 @@ def kept(stack: Stack, x: Tensor, memory: Tensor | None, *, mixed: bool) -> int:
         {"activation": "gelu"},
         {"activation": "gelu", "norm_placement": "pre"},
         {"activation": "silu", "feed_forward": "glu"},
+        {"n_kv_heads": 2},
+        {"norm_placement": "pre", "rope_theta": 1e4},
+        {"norm_placement": "pre", "n_kv_heads": 2, "qk_norm": "head"},
+        {"norm_placement": "inside", "n_kv_heads": 2, "qk_norm": "all", "rope_theta": 1e4},
+        {"norm_placement": "sandwich", "layer_scale": 0.1},
+        {"norm_placement": "pre", "parallel": True},
+        {"norm_placement": "inside", "parallel": True},
     ],
 )
-def test_activations_of_a_stack_match_autograd(changes: dict[str, str], precision: str) -> None:
+def test_activations_of_a_stack_match_autograd(changes: dict[str, Any], precision: str) -> None:
     config = TransformerConfig(**SHAPE, **changes)
     x = torch.randn(B, T, 64).requires_grad_() * 1.0
     measured = kept(Stack(config), x, None, mixed=precision != "32-true")
@@ -59,11 +68,20 @@ def test_activations_of_a_stack_match_autograd(changes: dict[str, str], precisio
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("norm_placement", ["pre", "post"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_placement": "pre"},
+        {"norm_placement": "post"},
+        {"norm_placement": "pre", "n_kv_heads": 2, "qk_norm": "head", "rope_theta": 1e4},
+        {"norm_placement": "sandwich", "n_kv_heads": 2, "qk_norm": "all", "layer_scale": 0.1},
+        {"norm_placement": "pre", "parallel": True},
+    ],
+)
 def test_activations_of_an_encoder_decoder_match_autograd(
-    norm_placement: str, precision: str
+    changes: dict[str, Any], precision: str
 ) -> None:
-    config = EncoderDecoderConfig(**SHAPE, norm_placement=norm_placement)
+    config = EncoderDecoderConfig(**SHAPE, **changes)
     mixed = precision != "32-true"
     x = torch.randn(B, T, 64).requires_grad_() * 1.0
     y = torch.randn(B, S, 64).requires_grad_() * 1.0

@@ -23,11 +23,11 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.weight_transfer import LAYER_FIELDS, TransferReport, transfer
-from fourfold.models.vit_positions import (
+from fourfold.models.embeddings.vit_positions import (
     INTERPOLATIONS,
     interpolate_positions,
 )
+from fourfold.models.finetuning.weight_transfer import LAYER_FIELDS, TransferReport, transfer
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}
 TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 29, "max_len": 16}

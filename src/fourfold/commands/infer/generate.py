@@ -3,18 +3,75 @@
 Shapes: B lines of a batch, N continuations per line, T tokens of the longest prompt, t new tokens.
 """
 
+import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fourfold.commands.infer.base import TextProcessor, escape
 from fourfold.commands.infer.line_io import Item
 from fourfold.errors import InputError
 from fourfold.generation import generate
+from fourfold.generation.defaults import GenerationDefaults
+from fourfold.tokenization.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW = 50  # tokens
+_INCOMPLETE = "\ufffd"  # decoded from a token that is a part of a character
+
+
+class GrowingText:
+    """Text of one prompt and its continuation, which grows by one token at a time.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        prompt: Token ids of the prompt.
+        stops: Texts that end the continuation, and do not belong to it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt)
+        self._stops = stops
+        self.prompt = tokenizer.decode(self._ids)
+        self._n_shown = 0
+
+    def add(self, tokens: Sequence[int]) -> bool:
+        """Append tokens, and return True if the continuation now contains a stop text."""
+        self._ids += tokens
+        return any(stop in self.new for stop in self._stops)
+
+    @property
+    def new(self) -> str:
+        """Continuation with the stop text and all after it."""
+        # Decoded together with the prompt, on which the spaces between tokens depend.
+        return self._tokenizer.decode(self._ids).removeprefix(self.prompt)
+
+    @property
+    def result(self) -> str:
+        """Continuation, which ends before the first stop text."""
+        new = self.new
+        return new[: min((new.index(stop) for stop in self._stops if stop in new), default=None)]
+
+    def unshown(self, *, is_last: bool = False) -> str:
+        """Return the continuation beyond the texts that earlier calls returned.
+
+        Args:
+            is_last: Do not withhold a character that is not complete, or a text with which a stop
+                text begins.
+        """
+        text = self.result
+        if not is_last:
+            text = text.rstrip(_INCOMPLETE)
+            starts = (stop[:n] for stop in self._stops for n in range(1, len(stop)))
+            held = max((len(start) for start in starts if text.endswith(start)), default=0)
+            text = text[: len(text) - held]
+        piece = text[self._n_shown :]
+        self._n_shown = max(self._n_shown, len(text))
+        return piece
 
 
 class PromptContinuer(TextProcessor):
@@ -31,6 +88,8 @@ class PromptContinuer(TextProcessor):
                 f"must be at most {self.max_len}, the length of the model, got {options.max_new}",
                 option="--max-new",
             )
+        defaults = self.model.generation_defaults or GenerationDefaults()
+        self.eos_id = self.tokenizer.eos_id if defaults.eos_id is None else defaults.eos_id
         # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
         self.copies: Counter[tuple[int, ...]] = Counter()
 
@@ -43,6 +102,8 @@ class PromptContinuer(TextProcessor):
             InputError: The prompt is too long, and `--truncate` is not given.
         """
         ids = self.tokenizer.encode(line)
+        if self.tokenizer.prepended_id is not None:
+            ids = [self.tokenizer.prepended_id, *ids]
         if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
         max_new = self.options.max_new or DEFAULT_MAX_NEW
@@ -64,17 +125,35 @@ class PromptContinuer(TextProcessor):
     def run(self, items: list[Item]) -> list[str]:
         """Return for each prompt its `--n-best` continuations, separated by tabs.
 
-        Each continuation follows a copy of the prompt, unless `--only-new` is given.
+        Each continuation follows a copy of the prompt, unless `--only-new` is given. With
+        `--stream`, the only continuation is written as it is generated, and "" is returned.
         """
         prompts = [item.content[0] for item in items]
         ids, mask = self.pad(prompts)
-        new = self._generate(ids, mask, items[0].content[1])[:, :, ids.shape[1] :].tolist()
-        return [
-            "\t".join(self._decode(prompt, row) for row in rows)
-            for prompt, rows in zip(prompts, new, strict=True)
+        n_best, stops = self.options.n_best, self.options.stop
+        texts = [GrowingText(self.tokenizer, p, stops) for p in prompts for _ in range(n_best)]
+        if self.options.stream and not self.options.only_new:
+            self._show(texts[0].prompt)
+        new = self._generate(ids, mask, items[0].content[1], texts)[:, :, ids.shape[1] :]
+        if self.options.stream:
+            self._show(texts[0].unshown(is_last=True))
+            return [""]
+        if (self.options.beam or 1) > 1:
+            for text, tokens in zip(texts, new.flatten(0, 1).tolist(), strict=True):
+                text.add(tokens)
+        answers = [
+            escape(text.result if self.options.only_new else text.prompt + text.result)
+            for text in texts
         ]
+        rows = range(0, len(answers), n_best)
+        return ["\t".join(answers[start : start + n_best]) for start in rows]
 
-    def _generate(self, ids: Tensor, mask: Tensor, max_new: int) -> Tensor:
+    def _show(self, text: str) -> None:
+        print(escape(text), end="", flush=True, file=sys.stdout)
+
+    def _generate(
+        self, ids: Tensor, mask: Tensor, max_new: int, texts: Sequence[GrowingText]
+    ) -> Tensor:
         """Continue prompts N times each, and return the prompts with their continuations.
 
         N is the value of `--n-best`.
@@ -83,11 +162,20 @@ class PromptContinuer(TextProcessor):
             ids: Token ids of the prompts (B, T).
             mask: Mask (B, T), True for real tokens.
             max_new: Maximum number of new tokens.
+            texts: Texts (B * N) that the new tokens are appended to, except in beam search.
 
         Returns:
             Token ids (B, N, T + t), for t new tokens.
         """
         options = self.options
+
+        def append(rows: Tensor, tokens: Tensor) -> Tensor:
+            pairs = zip(rows.tolist(), tokens.tolist(), strict=True)
+            ends = torch.tensor([texts[row].add([token]) for row, token in pairs])
+            if options.stream:
+                self._show(texts[0].unshown())
+            return ends
+
         if (options.beam or 1) > 1:
             return self.beam_search(ids, mask, max_len=max_new)
         output = generate(
@@ -99,15 +187,9 @@ class PromptContinuer(TextProcessor):
             top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed,
-            eos_id=self.tokenizer.eos_id,
+            eos_id=self.eos_id,
             pad_id=self.tokenizer.pad_id,
             copies=self.copies,
+            on_tokens=append,
         )
         return output.reshape(len(ids), options.n_best, -1)
-
-    def _decode(self, prompt: list[int], new: list[int]) -> str:
-        # Decoded together with the prompt, on which the spaces between tokens depend.
-        text = self.tokenizer.decode(prompt + new)
-        if self.options.only_new:
-            text = text.removeprefix(self.tokenizer.decode(prompt))
-        return escape(text)

@@ -24,6 +24,7 @@ from fourfold.core.precision import (
 from fourfold.core.validation import MAX_BEAMS, MAX_SIZE, check_positive
 from fourfold.errors import InputError
 
+CHECKPOINT_HELP = "checkpoint file, run directory, or directory of transformers or timm"
 DESCRIPTIONS = {
     "translate": "Translate one sentence per line.",
     "generate": "Continue one prompt per line.",
@@ -63,6 +64,8 @@ TASKS_WITHOUT_LIGHTNING = {
     "generate": "fourfold.tasks.causal_lm.CausalLanguageModeling",
     "fill": "fourfold.tasks.masked_lm.MaskedLanguageModeling",
 }
+# Classes of the models of these tasks.
+MODELS_WITHOUT_LIGHTNING = {"generate": "CausalLM", "fill": "MaskedLM"}
 # Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
 LENGTH_PENALTIES = ("gnmt", "power", "none")
 
@@ -73,7 +76,7 @@ def make_parser(command: str) -> OptionParser:
         prog=f"fourfold {command}", description=DESCRIPTIONS[command], epilog=EPILOG
     )
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="PATH", help="checkpoint file or run directory")
+    add("--checkpoint", required=True, metavar="PATH", help=CHECKPOINT_HELP)
     parser.add_allow_class()
     batch_size = 64 if command == "classify" else 32
     add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
@@ -104,6 +107,9 @@ def make_parser(command: str) -> OptionParser:
         help_text = "put the end-of-document token, which precedes documents, before the prompt"
         add("--document-start", action="store_true", help=help_text)
         add("--only-new", action="store_true", help="omit the prompt from the output")
+        add("--stream", action="store_true", help="write each token as soon as it is generated")
+        help_text = "end a continuation before this text; may be given several times"
+        add("--stop", action="append", default=[], metavar="TEXT", help=help_text)
     elif command in ("fill", "classify"):
         add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")
     return parser
@@ -139,6 +145,10 @@ def _check_conflicting_options(options: Namespace) -> None:
     for name in ("top_k", "top_p", "seed"):
         if vars(options)[name] is not None and not samples:
             raise InputError("needs a --temperature above 0, such as 1", option=_option(name))
+    if options.stream and (beam > 1 or options.n_best > 1):
+        raise InputError("cannot be combined with --beam or --n-best", option="--stream")
+    if "" in options.stop:
+        raise InputError("must not be empty", option="--stop")
     for name in ("length_penalty", "length_penalty_type"):
         if vars(options)[name] is not None and beam == 1:
             raise InputError("needs a --beam of at least 2", option=_option(name))
@@ -164,7 +174,6 @@ def main(argv: Sequence[str]) -> int:
     options = parse(command, arguments)
     import torch
 
-    from fourfold.checkpoints.files import find_checkpoint
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines
     from fourfold.models.quantization import quantize
@@ -176,8 +185,6 @@ def main(argv: Sequence[str]) -> int:
     elif warning := slow_precision(precision, device, "--precision"):
         print(warning, file=sys.stderr)
     path = Path(options.checkpoint)
-    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
-        path = find_checkpoint(path)
     task = _load(path, command, tuple(options.allow_class))
     move_model(task.model, device, precision)
     quantize(task.model, options.quantize, "--quantize")
@@ -188,10 +195,12 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # independent of the locale
     # On a terminal, the output of each line appears before the next line is read.
-    n_ahead = 1 if sys.stdin.isatty() else options.batch_size * processor.batches_ahead
+    streams = vars(options).get("stream", False)
+    batch_size = 1 if streams else options.batch_size
+    n_ahead = 1 if streams or sys.stdin.isatty() else batch_size * processor.batches_ahead
     with torch.inference_mode(), autocast(device, precision):
         lines = read_lines(sys.stdin.buffer)
-        process(lines, processor.prepare, processor.run, sys.stdout, options.batch_size, n_ahead)
+        process(lines, processor.prepare, processor.run, sys.stdout, batch_size, n_ahead)
     return 0
 
 
@@ -202,18 +211,21 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
     model, its tokenizer and its artifacts, so a `LoadedModel` is enough for a task of fourfold.
 
     Args:
-        path: The checkpoint file.
+        path: The checkpoint file, or a directory.
         command: A key of `PROCESSORS`.
         classes: Import paths of the user's classes that may be imported.
 
     Raises:
         InputError: The checkpoint is invalid, or its task does not fit the command.
     """
-    from fourfold.checkpoints.files import read_file
-    from fourfold.checkpoints.load import load
+    from fourfold.checkpoints.files import find_checkpoint, read_file
+    from fourfold.checkpoints.load import is_model_directory, load
     from fourfold.commands.infer.base import LoadedModel
 
-    expected = tuple(PROCESSORS[command])
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+        if is_model_directory(path):
+            return _load_directory(path, command)
+        path = find_checkpoint(path)
     saved = read_file(path).get("fourfold")
     task = saved.get("task") if isinstance(saved, dict) else None
     name = task.get("class") if isinstance(task, dict) else None
@@ -221,7 +233,26 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
         return LoadedModel(load(path))
     from fourfold.tasks.loading import load_task
 
-    return load_task(path, expect=expected, classes=classes)
+    return load_task(path, expect=tuple(PROCESSORS[command]), classes=classes)
+
+
+def _load_directory(path: Path, command: str) -> Any:
+    """Return the task, or the `LoadedModel`, of a directory that `fourfold.load` reads.
+
+    The arguments and the errors are those of `_load`.
+    """
+    from fourfold.checkpoints.load import read_model, set_attributes
+    from fourfold.commands.infer.base import LoadedModel
+
+    found = read_model(path)
+    if type(found.model).__name__ == MODELS_WITHOUT_LIGHTNING.get(command):
+        return LoadedModel(set_attributes(found))
+    from fourfold.tasks.convert import make_task
+    from fourfold.tasks.loading import check_task
+
+    task = make_task(found)
+    check_task(task, path, tuple(PROCESSORS[command]))
+    return task
 
 
 def make_processor(command: str, task: Any, options: Namespace) -> Any:

@@ -1,10 +1,24 @@
-"""ViT and DeiT: config fields and tensor names of transformers."""
+"""ViT, DeiT and DINOv2, with and without registers: config fields and names of transformers."""
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
-from fourfold.hub.architecture import Architecture, field
+import torch
+
+from fourfold.core.validation import check_type
+from fourfold.errors import InputError
+from fourfold.hub.architecture import Architecture, Field, Json, field
 from fourfold.hub.architectures.bert import encoder_fields, encoder_rules
-from fourfold.hub.keymap import PREFIX_TOKENS, SQUEEZE_0, Extra, KeyMap, Rule
+from fourfold.hub.keymap import (
+    CLASS_AND_REGISTERS,
+    PREFIX_TOKENS,
+    SQUEEZE_0,
+    Extra,
+    KeyMap,
+    Rule,
+    TensorOp,
+)
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
 from fourfold.models import ViT, ViTConfig
 
@@ -42,6 +56,8 @@ VIT = Architecture(
         field("image_size", "image_size", default=224),
         field("patch_size", "patch_size", default=16),
         field("n_channels", "num_channels", default=3),
+        # None follows the native field `bias`, which is true.
+        Field("qkv_bias", ("qkv_bias",), True, lambda value: None if value is True else value),
     ),
     implied={
         "norm_placement": "pre",
@@ -49,7 +65,6 @@ VIT = Architecture(
         "pool": "cls",
         "distillation": False,
     },
-    required={"qkv_bias": True},
     infer=infer_n_classes,
     base_model_prefix="vit.",
     keymap=_keymap("vit.", ("cls_token",), ("classifier",)),
@@ -66,4 +81,106 @@ DEIT = replace(
     implied={**VIT.implied, "distillation": True},
     base_model_prefix="deit.",
     keymap=_keymap("deit.", ("cls_token", "distillation_token"), _DEIT_HEADS),
+)
+
+# The matrices `up` and `gate` of a gated layer, one above the other, and `down`.
+_GATED = TensorOp(
+    lambda both, down: (*(half.clone() for half in both.chunk(2)), down),
+    lambda up, gate, down: (torch.cat([up, gate]), down),
+)
+
+
+def _dinov2_keymap(prefix: str, *, registers: bool = False) -> KeyMap:
+    """Return the key map of DINOv2.
+
+    Args:
+        prefix: Prefix of the tensor names of the encoder.
+        registers: The model has registers after the class token.
+    """
+    embeddings, layer = prefix + "embeddings.", prefix + "encoder.layer.{i}."
+    block = "stack.blocks.{i}."
+    attention = layer + "attention.attention."
+    up, gate, down = (block + f"ff.{name}.{{p}}" for name in ("up", "gate", "down"))
+    mlp = {n: layer + f"mlp.{n}.{{p}}" for n in ("fc1", "fc2", "weights_in", "weights_out")}
+    words = {"q": "query", "k": "key", "v": "value"}
+    token = embeddings + "cls_token"
+    both = (token, embeddings + "register_tokens")
+    return KeyMap(
+        Rule("embed.prefix", both, CLASS_AND_REGISTERS)
+        if registers
+        else Rule("embed.prefix", token, PREFIX_TOKENS),
+        Rule("embed.positions.weight", embeddings + "position_embeddings", SQUEEZE_0),
+        Rule("embed.patches.{p}", embeddings + "patch_embeddings.projection.{p}"),
+        *(Rule(block + f"attn.{m}.{{p}}", attention + f"{w}.{{p}}") for m, w in words.items()),
+        Rule(block + "attn.out.{p}", layer + "attention.output.dense.{p}"),
+        Rule(block + "attn_gamma", layer + "layer_scale1.lambda1"),
+        Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
+        Rule((up, gate, down), (mlp["weights_in"], mlp["weights_out"]), _GATED),
+        Rule((up, down), (mlp["fc1"], mlp["fc2"])),
+        Rule(block + "ff_gamma", layer + "layer_scale2.lambda1"),
+        Rule(block + "ff_norm.{p}", layer + "norm2.{p}"),
+        Rule("stack.norm.{p}", prefix + "layernorm.{p}"),
+        Rule("heads.0.{p}", "classifier.{p}"),
+        Extra(embeddings + "mask_token", is_kept=True),
+    )
+
+
+def _gated_width(d_model: int, ratio: int) -> int:
+    """Return the width of DINOv2's gated layer, 2 / 3 of the other width in multiples of 8."""
+    return (int(d_model * ratio * 2 / 3) + 7) // 8 * 8
+
+
+def _read_dinov2(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Return the native values of DINOv2 that several keys of config.json determine."""
+    d_model, ratio = config.get("hidden_size", 768), config.get("mlp_ratio", 4)
+    check_type("hidden_size", d_model, int)
+    check_type("mlp_ratio", ratio, int)
+    gated = bool(config.get("use_swiglu_ffn", False))
+    values = {
+        "d_ff": _gated_width(d_model, ratio) if gated else d_model * ratio,
+        "feed_forward": "glu" if gated else "mlp",
+    }
+    return values | ({"activation": "silu"} if gated else {}) | infer_n_classes(names, config)
+
+
+def _write_dinov2(config: ViTConfig) -> dict[str, Any]:
+    """Return the entries of config.json that no single field determines.
+
+    Raises:
+        InputError: No `mlp_ratio` gives the width of the feed-forward layer.
+    """
+    gated = config.feed_forward == "glu"
+    width = config.d_model
+    widths = {n: _gated_width(width, n) if gated else n * width for n in range(1, 65)}
+    ratio = next((n for n, d_ff in widths.items() if d_ff == config.d_ff), None)
+    if ratio is None:
+        message = f"must be the width of an integer mlp_ratio of DINOv2, got {config.d_ff}"
+        raise InputError(message, option="d_ff")
+    return {**label_entries(config), "mlp_ratio": ratio, "use_swiglu_ffn": gated}
+
+
+DINOV2 = replace(
+    VIT,
+    model_type="dinov2",
+    hf_class="Dinov2ForImageClassification",
+    fields=(
+        *(entry for entry in VIT.fields if entry.name not in ("d_ff", "norm_eps")),
+        field("norm_eps", "layer_norm_eps", default=1e-6),
+        field("layer_scale", "layerscale_value", default=1.0),
+        field("drop_path", "drop_path_rate", default=0.0),
+    ),
+    implied={**VIT.implied, "pool": "cls_mean"},
+    infer=_read_dinov2,
+    extra_config=_write_dinov2,
+    base_model_prefix="dinov2.",
+    keymap=_dinov2_keymap("dinov2."),
+)
+DINOV2_REGISTERS = replace(
+    DINOV2,
+    model_type="dinov2_with_registers",
+    hf_class="Dinov2WithRegistersForImageClassification",
+    fields=(*DINOV2.fields, field("n_registers", "num_register_tokens", default=4)),
+    implied={**DINOV2.implied, "prefix_positions": "class"},
+    base_model_prefix="dinov2_with_registers.",
+    keymap=_dinov2_keymap("dinov2_with_registers.", registers=True),
 )

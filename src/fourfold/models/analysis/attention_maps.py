@@ -147,7 +147,9 @@ def _weights(
         weights, allowed = module.weights(*args)[:, None, None], args[1][:, None, None]
         return weights, allowed
     assert isinstance(module, Attention)
-    options = {name: kwargs[name] for name in ("mask", "bias") if kwargs.get(name) is not None}
+    options = {
+        name: kwargs[name] for name in ("mask", "bias", "rotation") if kwargs.get(name) is not None
+    }
     weights = module.weights(*args, **options)
     mask = options.get("mask", LoweredMask())
     found = dense_mask(mask.mask, mask.causal, mask.window, weights, weights.mT)

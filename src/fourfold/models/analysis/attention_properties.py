@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourfold.core.attention import attention_weights
 from fourfold.core.masks import Mask
-from fourfold.core.positions import sinusoidal
+from fourfold.models.embeddings.positions import sinusoidal
 
 N_TOKENS = 32  # T
 N_KEYS = 16  # K

@@ -18,14 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from fourfold.core.attention import attention_backend
 from fourfold.core.block import Stack
 from fourfold.core.masks import Mask
-from fourfold.core.patch_embedding import PatchEmbedding
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model, on_meta
 from fourfold.models.baselines.convolution import ConvolutionalStack
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.recurrent.cells import RecurrentStack
 from fourfold.models.recurrent.decoder import RecurrentDecoder
@@ -138,9 +138,7 @@ def forward_flops(
 
 
 def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
-    """Count the FLOPs that naive attention spends on pairs of query and key outside the window.
-
-    `forward_flops` subtracts these FLOPs from its count.
+    """Count the FLOPs of a naive stack for pairs of query and key that its windows hide.
 
     Args:
         stack: A `Stack`.
@@ -150,14 +148,16 @@ def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
     Returns:
         FLOPs of all attention modules of the stack; 0 without a window.
     """
-    length, window = x.shape[1], stack.window
-    if window is None:
-        return 0
-    n_keys = mask.n_global + (window if mask.causal else 2 * window - 1)
+    length = x.shape[1]
     modules = stack.named_modules()
     layers = [module for name, module in modules if name.rpartition(".")[2] == "attn"]
-    widths = sum(layer.q.out_features + layer.v.out_features for layer in layers)
-    return 2 * len(x) * length * max(0, length - n_keys) * widths
+    hidden = 0
+    for layer, window in zip(layers, stack.windows, strict=False):
+        if window is not None:
+            n_keys = mask.n_global + (window if mask.causal else 2 * window - 1)
+            widths = layer.q.out_features + layer.out.in_features
+            hidden += 2 * len(x) * length * max(0, length - n_keys) * widths
+    return hidden
 
 
 def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
-from fourfold.core.init import initialize
 from fourfold.core.masks import Mask
 from fourfold.models.causal_lm import CausalLM
+from fourfold.models.init import initialize
 from fourfold.models.recurrent.cells import LAYERS, Cell
 from fourfold.models.recurrent.language_model import RecurrentLayers
 

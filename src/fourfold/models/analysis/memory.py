@@ -205,20 +205,43 @@ def _stack_bytes(
     def norm(n_matrices: int) -> int:
         # Per token: input and output of a norm. Autocast makes a copy of the output for each of the
         # linear layers that it is the input of.
-        return width * (wide + (n_matrices if is_mixed else 1) * narrow)
+        first = narrow if config.norm_placement == "inside" else wide
+        return width * (first + (n_matrices if is_mixed else 1) * narrow)
 
-    heads = config.n_heads * (config.head_width + config.value_width) * narrow
+    # Queries and keys are also stored before their norm.
+    n_stored = 1 if config.qk_norm == "none" else 2
+    head = (n_stored * config.head_width + config.value_width) * narrow
+    heads = config.n_heads * head  # queries and outputs
+    kv_heads = config.kv_heads * head  # keys and values
+    # The output has the memory order of the queries. It is copied unless this is the order of the
+    # projection, which a norm of each head, or a rotation, changes.
+    output = config.n_heads * config.value_width * narrow
+    cross_copy = output if config.qk_norm == "head" else 0
+    copy = output if config.rope_theta is not None else cross_copy
+    # Input of a second norm, and output before its learned factor, of each sub-layer.
+    more = (config.norm_placement == "sandwich") + (config.layer_scale is not None)
     is_gated = config.feed_forward == "glu"
     # Output of the matrix and of the activation; ReLU's gradient needs only the latter.
     hidden_layers = 4 if is_gated else 2
     if config.activation == "relu" and not config.ff_dropout:
         hidden_layers -= 1
     hidden = config.d_ff * (hidden_layers * narrow + (config.ff_dropout > 0.0))
-    block = tokens * (2 * heads + norm(3) + norm(2 if is_gated else 1) + hidden + 2 * dropout_mask)
+    n_sublayers = 3 if source else 2
+    block = tokens * n_sublayers * more * width * narrow
+    if config.parallel and not (is_mixed and config.norm_placement == "inside"):
+        block -= tokens * (n_sublayers - 1) * width * wide  # the sub-layers have the same input
+    block += tokens * (
+        copy + heads + kv_heads + norm(3) + norm(2 if is_gated else 1) + hidden + 2 * dropout_mask
+    )
     if source:
         cast = 2 * width * narrow if is_mixed else 0
-        block += (tokens + source) * heads + tokens * (norm(1) + dropout_mask) + source * cast
-    final_norm = tokens * wide if config.norm_placement == "pre" else 0
+        block += (
+            tokens * (heads + cross_copy)
+            + source * kv_heads
+            + tokens * (norm(1) + dropout_mask)
+            + source * cast
+        )
+    final_norm = tokens * wide if config.norm_placement != "post" else 0
     memory = 0 if is_mixed else source * narrow
     return config.n_layers * block + width * (final_norm + memory)
 

@@ -40,7 +40,7 @@ class ConvolutionalLMConfig(ModelConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal or sinusoidal_halves, as in `CausalLMConfig`.
         tie_embeddings: Use the token embedding as output matrix.
-        init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
+        init: Initialization of embedding and linear layers, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.

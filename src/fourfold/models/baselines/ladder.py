@@ -28,6 +28,8 @@ from fourfold.core.attention import attend
 from fourfold.core.block import Block, Stack
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
+from fourfold.core.rotary import Rotation
+from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
 from fourfold.models.classifiers import SequenceClassifier, SequenceClassifierConfig
@@ -72,12 +74,17 @@ class SingleHead(nn.Module):
     """Attention head without output matrix, for the rungs parameter_free, projections and scaled.
 
     Args:
-        config: Config of the model. With the rung parameter_free, queries, keys and values are the
-            input itself. With the rung scaled, the scores are divided by sqrt(Dk) by default.
+        config: Config of the model.
+
+    Raises:
+        InputError: The config has rotary positions.
     """
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__()
+        if config.rope_theta is not None:
+            message = f"must be None on the rung {config.rung}, got {config.rope_theta}"
+            raise InputError(message, option="rope_theta")
         width = config.d_model
         self.scale = config.attn_scale if config.rung == "scaled" else 1.0
         self.dropout = config.attn_dropout
@@ -143,6 +150,7 @@ class LadderBlock(Block):
         *,
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
         **memory: Any,
     ) -> Tensor:
         """Compute the output (B, T, D) of the block.
@@ -153,17 +161,19 @@ class LadderBlock(Block):
             bias: Tensor added to the attention scores, or None. The rungs with a single head
                 ignore it.
             cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            rotation: Rotation of queries and keys, or None. The rungs with a single head ignore it.
             memory: Arguments of cross-attention, which are ignored.
         """
         if self.rung == "none":
             return x
         if self.rung == "mlp":
-            return self._residual(x, self.ff_norm, self.ff)
+            return self._residual(x, "ff")
         if self.rung in SINGLE_HEAD:
             return self.dropout(self.head(x, mask, cache))
         if self.rung in WITHOUT_RESIDUAL:
-            return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache))
-        return self._residual(x, self.attn_norm, self.attn, mask=mask, bias=bias, cache=cache)
+            return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache, rotation=rotation))
+        own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
+        return self._residual(x, "attn", **own)
 
 
 class LadderStack(Stack):

@@ -1,6 +1,6 @@
 """Weight transfer between models: matching names, resized tables, and a report of each tensor.
 
-`fourfold.models.vit_positions` resizes the position embeddings of images.
+`fourfold.models.embeddings.vit_positions` resizes the position embeddings of images.
 """
 
 import re
@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fourfold.core.patch_embedding import PatchEmbedding
 from fourfold.errors import InputError
-from fourfold.models.vit_positions import interpolate_positions
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.vit_positions import interpolate_positions
 
 # New prefixes of parameter names by old prefixes, for each part of the target that can receive the
 # weights. A name that already has the new prefix keeps it; all other names are not transferred.
@@ -29,6 +29,7 @@ POOLER = {"next_sentence.pool.": "classifier.pool."}
 LAYER_FIELDS = (
     *("d_model", "n_heads", "d_ff", "activation", "feed_forward", "norm", "norm_placement"),
     *("norm_eps", "bias", "attn_scale", "head_width", "value_width", "hidden_size"),
+    *("kv_heads", "qk_norm", "rope_theta", "rope_local_theta", "rope_scaling", "parallel"),
 )
 # Endings of the names of tensors with one row per token of the vocabulary.
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")

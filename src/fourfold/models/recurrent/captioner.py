@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
-from fourfold.core.init import initialize, vaswani
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
 from fourfold.kernels.dropout import Dropout
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.init import initialize, vaswani
 from fourfold.models.output_heads import VocabularyHead
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
 from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack
@@ -59,10 +59,10 @@ class RecurrentCaptionerConfig(ModelConfig):
         n_channels: Number of channels M of feature maps; not used with an encoder.
         encoder: Config of a ViT that encodes images, and is trained with the decoder; its locations
             are the patches. None means that the inputs are feature maps (B, M, height, width).
-        init: Weight initialization, xu2015 or vaswani. xu2015 is that of the released code:
-            standard deviation 0.01, orthogonal square and recurrent matrices, biases 0. vaswani is
-            that of `fourfold.core.init`, with torch's uniform distribution for the LSTM. With
-            vaswani, the loss of small models begins to fall much earlier.
+        init: Weight initialization: xu2015 (standard deviation 0.01, orthogonal square and
+            recurrent matrices, biases 0), as in the released code; or vaswani (see
+            `fourfold.models.init`; the LSTM keeps torch's uniform distribution), with which small
+            models begin to learn much earlier.
 
     Raises:
         InputError: A field has a value outside its choices or its range.

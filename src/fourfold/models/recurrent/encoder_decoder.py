@@ -13,11 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.init import initialize
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.init import initialize
 from fourfold.models.output_heads import VocabularyHead
 from fourfold.models.recurrent.cells import (
     RecurrentCache,

@@ -18,14 +18,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 
 from fourfold.core.block import Stack
 from fourfold.core.config import Init, TextPositions, TransformerConfig
-from fourfold.core.init import initialize
 from fourfold.core.masks import Mask
-from fourfold.core.positions import make_positions
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.base import Model
+from fourfold.models.embeddings.positions import make_positions
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
+from fourfold.models.init import initialize
 
 Pool = Literal["mean", "max", "attention"]
 
@@ -57,10 +57,9 @@ class HierarchicalClassifierConfig(TransformerConfig):
             is replaced by the number of classes of the data.
         max_len: Largest number of words of a sentence.
         max_sentences: Largest number of sentences of a document.
-        positions: Position embedding of the transformer blocks of each level: none, learned,
-            sinusoidal or sinusoidal_halves. Not used with a GRU.
-        init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`. A
-            GRU keeps torch's initialization, U(-1/sqrt(D/2), 1/sqrt(D/2)).
+        positions: Positions of blocks in each sequence; see `MaskedLMConfig`. A GRU has none.
+        init: Initialization of embedding and linear layers, a name in `fourfold.models.init.INITS`.
+            A GRU keeps torch's initialization, U(-1/sqrt(D/2), 1/sqrt(D/2)).
 
     Raises:
         InputError: A field has a value outside its choices or its range, or `d_model` is odd for a

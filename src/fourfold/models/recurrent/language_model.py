@@ -32,7 +32,7 @@ class RecurrentLMConfig(ModelConfig):
             tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
-        init: Initialization of embedding and linear layers, a name in `fourfold.core.init.INITS`.
+        init: Initialization of embedding and linear layers, a name in `fourfold.models.init.INITS`.
         cell: rnn (tanh), gru or lstm.
         forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
 

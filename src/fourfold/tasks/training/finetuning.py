@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from fourfold.core.token_embedding import TokenEmbedding
 from fourfold.errors import InputError
+from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_ids
 from fourfold.models.finetuning.lora import add_lora, is_lora

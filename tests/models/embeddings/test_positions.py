@@ -5,8 +5,14 @@ import math
 import pytest
 import torch
 
-from fourfold.core.positions import learned, make_positions, sincos2d, sinusoidal, sinusoidal_halves
 from fourfold.errors import InputError
+from fourfold.models.embeddings.positions import (
+    learned,
+    make_positions,
+    sincos2d,
+    sinusoidal,
+    sinusoidal_halves,
+)
 
 
 @pytest.mark.parametrize(("n_rows", "width"), [(1, 2), (7, 10), (5000, 16)])

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.positions import PositionTable, make_positions
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
+from fourfold.models.embeddings.positions import PositionTable, make_positions
 
 
 def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
@@ -29,11 +29,12 @@ class PatchEmbedding(nn.Module):
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
         d_model: Model width D.
-        positions: A name in `fourfold.core.positions.POSITIONS`, or a function that builds a
-            `PositionTable` from the number of positions and the width D. With sincos2d or
+        positions: A name in `fourfold.models.embeddings.positions.POSITIONS`, or a function that
+            builds a `PositionTable` from the number of positions and the width D. With sincos2d or
             sincos2d_mae, prefix tokens have no position.
         n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
             distillation token.
+        n_unplaced: Number of the last prefix tokens that have no position, such as registers.
         dropout: Dropout probability of the embedded tokens.
         stem: Module that maps images (B, C, side, side) to one feature vector of width D for each
             patch, (B, D, rows, columns), which replaces the pixels of the patch. None means no
@@ -58,6 +59,7 @@ class PatchEmbedding(nn.Module):
         *,
         positions: str | Callable[[int, int], PositionTable] = "learned",
         n_prefix: int = 1,
+        n_unplaced: int = 0,
         dropout: float = 0.0,
         stem: nn.Module | None = None,
     ) -> None:
@@ -72,9 +74,9 @@ class PatchEmbedding(nn.Module):
         self.patches = nn.Conv2d(*shape, stride=shape[2])
         n_patches = (image_size // patch_size) ** 2
         # A sinusoidal grid has no row for prefix tokens, so they get no position (big_vision).
-        self.prefix_has_position = positions not in ("sincos2d", "sincos2d_mae")
-        rows = n_patches + n_prefix * self.prefix_has_position
-        self.positions = make_positions(positions, rows, d_model)
+        is_grid = positions in ("sincos2d", "sincos2d_mae")
+        self.n_placed = 0 if is_grid else n_prefix - n_unplaced  # prefix tokens with a position
+        self.positions = make_positions(positions, n_patches + self.n_placed, d_model)
         self.prefix = nn.Parameter(torch.zeros(n_prefix, d_model)) if n_prefix else None
         self.dropout = Dropout(dropout)
 
@@ -90,10 +92,13 @@ class PatchEmbedding(nn.Module):
         check_image_shape(images, self.n_channels, self.image_size)
         # Under autocast the convolution runs in low precision; the residual stream stays in fp32.
         x = self.patches(self.stem(images)).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
-        if self.positions is not None and not self.prefix_has_position:
-            x = x + self.positions.weight
-        if self.prefix is not None:
-            x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], dim=1)
-        if self.positions is not None and self.prefix_has_position:
-            x = x + self.positions.weight
+        n_placed = self.n_placed
+        prefix: Tensor | None = self.prefix
+        if self.positions is not None:
+            table = self.positions.weight
+            x = x + table[n_placed:]
+            if prefix is not None:
+                prefix = torch.cat([prefix[:n_placed] + table[:n_placed], prefix[n_placed:]])
+        if prefix is not None:
+            x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
         return self.dropout(x)

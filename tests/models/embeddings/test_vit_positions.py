@@ -12,7 +12,7 @@ from torch import Tensor
 from fourfold.core.block import Stack
 from fourfold.errors import InputError
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.vit_positions import (
+from fourfold.models.embeddings.vit_positions import (
     INTERPOLATIONS,
     AxialPositions,
     RelativePositionBias,

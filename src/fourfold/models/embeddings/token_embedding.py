@@ -6,8 +6,8 @@ Shapes: B batch, T tokens, D model width.
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.positions import make_positions
 from fourfold.kernels.dropout import Dropout
+from fourfold.models.embeddings.positions import make_positions
 
 
 class TokenEmbedding(nn.Module):
@@ -17,9 +17,10 @@ class TokenEmbedding(nn.Module):
         vocab_size: Number of tokens of the vocabulary.
         d_model: Model width D.
         max_len: Number of positions in the table; ignored if `positions` is "none".
-        positions: A name in `fourfold.core.positions.POSITIONS`.
+        positions: A name in `fourfold.models.embeddings.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
-        scale: Multiply token vectors by sqrt(D) (Vaswani et al. 2017, section 3.4).
+        scale: Factor on token vectors. True means sqrt(D) (Vaswani et al. 2017, section 3.4), and
+            False or None means 1.
         norm: Module applied to the sum (BERT), or None.
         dropout: Dropout probability of the result.
 
@@ -40,7 +41,7 @@ class TokenEmbedding(nn.Module):
         max_len: int,
         positions: str = "learned",
         n_segments: int = 0,
-        scale: bool = False,
+        scale: bool | float | None = False,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -48,7 +49,7 @@ class TokenEmbedding(nn.Module):
         self.tokens = nn.Embedding(vocab_size, d_model)
         self.positions = make_positions(positions, max_len, d_model)
         self.segments = nn.Embedding(n_segments, d_model) if n_segments else None
-        self.scale = d_model**0.5 if scale else 1.0
+        self.scale = d_model**0.5 if scale is True else float(scale or 1.0)
         self.norm = norm or nn.Identity()
         self.dropout = Dropout(dropout)
 

@@ -11,9 +11,9 @@ from torch.nn import init
 
 from fourfold.core.attention import Attention
 from fourfold.core.feed_forward import FeedForward
-from fourfold.core.patch_embedding import PatchEmbedding
-from fourfold.core.positions import PositionTable
 from fourfold.core.validation import check_choice
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.positions import PositionTable
 
 truncated_normal = partial(init.trunc_normal_, std=0.02, a=-0.04, b=0.04)
 normal = partial(init.normal_, std=0.02)

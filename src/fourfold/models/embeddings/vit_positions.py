@@ -17,8 +17,8 @@ from torch.nn import init
 from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
-from fourfold.core.positions import PositionTable, make_positions
 from fourfold.errors import InputError
+from fourfold.models.embeddings.positions import PositionTable, make_positions
 
 ViTPositions = Literal[
     "none",
@@ -75,7 +75,7 @@ class AxialPositions(PositionTable):
         return torch.cat([self.prefix, torch.cat([x, y], dim=-1).flatten(0, 1)])
 
 
-# Position tables in addition to those of `fourfold.core.positions.POSITIONS`.
+# Position tables in addition to those of `fourfold.models.embeddings.positions.POSITIONS`.
 VIT_POSITIONS: dict[str, Callable[[int, int], PositionTable]] = {"learned2d": AxialPositions}
 
 

@@ -1,0 +1,104 @@
+"""Rotary positions: queries and keys are turned by angles that grow with the position.
+
+After the rotation, the score of a query and a key depends on the difference of their positions only
+(Su et al. 2021, "RoFormer"). Channels i and i + Dh/2 of a head form a pair that turns together, as
+in transformers. In checkpoints with the pairs 2i and 2i + 1, the rows of the query and key matrices
+are in another order. Shapes: B batch, H heads, T tokens, Dh head width.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Cosines and sines of the angles, (T, Dh/2) or (B, 1, T, Dh/2) each.
+Rotation = tuple[Tensor, Tensor]
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
+
+    Example:
+        >>> x = torch.tensor([[[[1.0, 0.0]]]])  # one pair of channels, at position pi
+        >>> rotate(x, rotation(torch.tensor([[math.pi]]), x, width=2, theta=1e4)).round()
+        tensor([[[[-1., -0.]]]])
+    """
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def rotation(
+    positions: Tensor | slice,
+    like: Tensor,
+    *,
+    width: int,
+    theta: float,
+    scaling: Mapping[str, Any] | None = None,
+) -> Rotation:
+    """Compute the cosines and sines for tokens at given positions.
+
+    Nothing is stored in the model, because a conversion of the model to bf16 would round the
+    frequencies. The angles are computed in fp32: in bf16, most positions above 256 are not exact.
+
+    Args:
+        positions: Positions of the tokens, a slice of length T or a tensor (B, T).
+        like: A tensor with the device and data type of the result.
+        width: Width Dh of a head.
+        theta: Base of the wavelengths.
+        scaling: `rope_scaling` of `TransformerConfig`.
+
+    Returns:
+        Cosines and sines, (T, Dh/2) for a slice, (B, 1, T, Dh/2) for a tensor.
+    """
+    if isinstance(positions, slice):
+        rows = torch.arange(positions.start, positions.stop, device=like.device)
+    else:
+        rows = positions.unsqueeze(1)  # (B, 1, T)
+    rates, factor = frequencies(width, theta, scaling, like.device)
+    angles = rows.unsqueeze(-1).float() * rates  # (T, Dh/2) or (B, 1, T, Dh/2)
+    return (angles.cos() * factor).to(like.dtype), (angles.sin() * factor).to(like.dtype)
+
+
+def frequencies(
+    width: int, theta: float, scaling: Mapping[str, Any] | None, device: torch.device | None = None
+) -> tuple[Tensor, float]:
+    """Return the angle per position of each pair, (Dh/2,) in fp32, and a factor on cos and sin.
+
+    The operations are those of transformers, in the same order, so that the results are equal.
+
+    Args:
+        width: Width Dh of a head.
+        theta: Base of the wavelengths, which grow geometrically from 2 pi to almost 2 pi theta.
+        scaling: `rope_scaling` of `TransformerConfig`.
+        device: Device of the result.
+    """
+    # In units of 2 pi.
+    wavelengths = theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+    rates = 1.0 / wavelengths
+    if scaling is None:
+        return rates, 1.0
+    factor = scaling["factor"]
+    if scaling["rope_type"] == "linear":  # Chen et al. 2023
+        return rates / factor, 1.0
+    length = scaling["original_max_position_embeddings"]
+    if scaling["rope_type"] == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        kept = ((length / (2 * math.pi / rates) - low) / (high - low)).clamp(0.0, 1.0)
+        return (1 - kept) * rates / factor + kept * rates, 1.0
+    # YaRN (Peng et al. 2023): pairs that make many turns within `length` keep their rate.
+    turns = scaling.get("beta_fast", 32), scaling.get("beta_slow", 1)
+    low, high = (
+        width * math.log(length / (n * 2 * math.pi)) / (2 * math.log(theta)) for n in turns
+    )
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    steps = torch.arange(width // 2, dtype=torch.float32, device=device) - low
+    kept = 1 - (steps / (high - low or 0.001)).clamp(0.0, 1.0)
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = 0.1 * math.log(max(factor, 1.0)) + 1.0
+    return 1.0 / (factor * wavelengths) * (1 - kept) + rates * kept, attention_factor
