@@ -110,7 +110,15 @@ def set_inference_attributes(
 
 
 def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:
-    """Return the defaults of generation among the constructor arguments of a task."""
+    """Return the defaults of generation among the constructor arguments of a task.
+
+    Args:
+        init_args: Constructor arguments of the task, by name. Only arguments with the name of a
+            field of `GenerationDefaults`, such as `num_beams`, are used.
+
+    Returns:
+        The defaults. A field is None if the task has no argument of this name.
+    """
     given = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
     return GenerationDefaults(**given)
 

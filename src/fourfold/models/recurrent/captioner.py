@@ -51,14 +51,16 @@ class RecurrentCaptionerConfig(ModelConfig):
             drawn by the straight-through Gumbel estimator. In evaluation, hard attention takes the
             location with the largest weight.
         attn_score: Score of a state and a location: dot, general, concat, additive or scaled.
-        d_attn: Width of the hidden layer of the scores additive and concat; None means M.
+        d_attn: Width of the hidden layer of the scores additive and concat. None means the width M
+            of a location's vector: `encoder.d_model` with an encoder, otherwise `n_channels`.
         attn_temperature: Temperature of hard_gumbel.
         gate: Multiply the context by a scalar sigmoid(w h + b) of the previous state h.
         forget_bias: Number that is added to the initial bias of the forget gate.
         dropout: Dropout probability of the state before the deep output, and of the deep output.
-        n_channels: Number of channels M of feature maps; not used with an encoder.
+        n_channels: Number of channels of feature maps; not used with an encoder.
         encoder: Config of a ViT that encodes images, and is trained with the decoder; its locations
-            are the patches. None means that the inputs are feature maps (B, M, height, width).
+            are the patches. None means that the inputs are feature maps (B, `n_channels`, height,
+            width).
         init: Weight initialization, xu2015 or vaswani. xu2015 is that of the released code:
             standard deviation 0.01, orthogonal square and recurrent matrices, biases 0. vaswani is
             that of `fourfold.core.init`, with torch's uniform distribution for the LSTM. With
