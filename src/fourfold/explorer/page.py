@@ -122,10 +122,11 @@ def _printable(text: str) -> str:
 
 
 def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
-    """Return the HTML tables for browsers without scripts, one table for each input.
+    """Return the HTML tables for browsers without scripts, one table for each input with maps.
 
-    A table lists, for each query of one attention map, the keys with the largest weights. The map
-    is a mean over the heads of the last layer, if there is one.
+    A table shows the attention map of the input that `_summary_map` selects. It lists the keys with
+    the largest weights for each query. At most `TABLE_QUERIES` (64) queries and `TABLE_KEYS` (3)
+    keys are listed.
 
     Args:
         document: Document of the page.
@@ -159,11 +160,12 @@ def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
 
 
 def _summary_map(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the entry of the map that represents a row in a browser without scripts.
+    """Return the entry of the map that represents a row (input) in a browser without scripts.
 
-    Maps of cross-attention come before rollouts, and these before other maps. Among maps of the
-    same name, means over heads come before single heads, and the last layer before other layers.
-    The result is None if the row has no maps.
+    Maps of the attention to an encoder are preferred ("alpha" of recurrent models, then "cross").
+    Rollouts are the next choice, and other maps the last. Among maps of the same rank, a mean over
+    heads is preferred to a single head, and then the last layer to other layers. The result is None
+    if the row has no maps.
     """
     order = ["alpha", "cross", "rollout"]
 

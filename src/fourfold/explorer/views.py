@@ -153,19 +153,21 @@ class View:
     ) -> list[Row]:
         """Return the field `steps` of the page's data, the model's predictions for some tokens.
 
+        A token of `ids` that the model has to predict is called a target here.
+
         Args:
             logits: Logits (T, V).
-            ids: Token ids of the sequence. The predicted tokens are among them.
-            positions: Dictionary from the index of each predicted token in `ids` to the row of
-                `logits` that predicts this token.
-            ranks: Rank (L, T) of the predicted token after each layer (logit lens), where 0 is the
-                most probable token; None omits the ranks.
+            ids: Token ids of the sequence, which contains the targets.
+            positions: Dictionary with an entry for each target. The key is the index of the target
+                in `ids`. The value is the index of the row of `logits` that predicts the target.
+            ranks: Rank (L, T) of the target after each layer (logit lens), where 0 is the most
+                probable token. Column t belongs to row t of `logits`. None omits the ranks.
             kind: "generate" or "masked".
             **fields: Further fields of each step.
 
         Returns:
-            A dictionary for each token in `positions`, with the probability of the token, the
-            entropy of the distribution in nats, the most probable tokens and the ranks.
+            A dictionary for each target, with the probability of the target, the entropy of the
+            distribution in nats, the most probable tokens and the ranks.
         """
         tokenizer, steps = tokenizer_of(self.model), []
         for token, query in positions.items():
@@ -198,7 +200,8 @@ class View:
         Args:
             collector: Collector to which the maps and curves are added.
             kinds: Options of each kind of attention to collect, by the name of the kind.
-            chosen: Token ids (1, T) whose ranks are computed, one for each position.
+            chosen: Token ids (1, T) whose ranks are computed. The rank of token t is its rank in
+                row t of the logits.
             *inputs: Positional arguments of the model.
             **options: Keyword arguments of the model.
 

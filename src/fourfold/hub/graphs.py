@@ -75,7 +75,11 @@ class Graph(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Compute the outputs, in the order of `outputs`, from inputs in the order of `inputs`."""
+        """Compute the output tensors, in the order of the names in the attribute `outputs`.
+
+        Args:
+            *inputs: One tensor for each description in the attribute `inputs`, in the same order.
+        """
         return self.function(*inputs)
 
 
@@ -141,7 +145,10 @@ def _image_input(config: Any) -> Input:
 
 
 def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) -> list[Tensor]:
-    """Return random inputs of a graph; the last of several sequences has one token of padding.
+    """Return random input tensors of a graph, in the order of `graph.inputs`.
+
+    If there are at least two sequences of at least three tokens, the last sequence has one token
+    of padding. All other tokens are real.
 
     Args:
         graph: Graph that the inputs are for.
@@ -156,10 +163,12 @@ def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) 
 
 
 def _encoder_graphs(model: Any) -> GraphSet:
-    """Build the graph of an encoder with its heads, or of a classifier on a causal LM.
+    """Build the graph "model" of an encoder with its heads, or of a classifier on a causal LM.
 
-    The inputs are token ids (B, T), a mask (B, T) and, if the model has segments, segment ids
-    (B, T). The first output is the logits or, without a head, the hidden states (B, T, D).
+    The result has only this graph. Its inputs are token ids (B, T), a mask (B, T) and, if the model
+    has segments, segment ids (B, T). The first output is the logits or, for a `MaskedLM` without a
+    head, the hidden states (B, T, D). A model with next-sentence prediction has the logits of this
+    task as a second output.
     """
     inputs, outputs = _text_inputs(model.config.vocab_size), ["logits"]
     if getattr(model.config, "n_segments", 0) > 1:
@@ -190,6 +199,7 @@ def _encoder_graphs(model: Any) -> GraphSet:
 
 
 def _image_graphs(model: Any) -> GraphSet:
+    """Build the only graph of an image classifier, "model", from images to logits."""
     graph = Graph(model, [_image_input(model.config)], ["logits"], lambda x: (model(x),))
 
     def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
@@ -200,6 +210,7 @@ def _image_graphs(model: Any) -> GraphSet:
 
 
 def _clip_graphs(model: CLIP) -> GraphSet:
+    """Build the two graphs "image_encoder" and "text_encoder", which return embeddings."""
     image_input, text_inputs = (
         _image_input(model.config),
         _text_inputs(model.config.vocab_size or 0),
@@ -287,11 +298,11 @@ def _pairs(tensors: tuple[Tensor, ...] | list[Tensor]) -> list[tuple[Tensor, Ten
 
 
 def _causal_graphs(model: CausalLM) -> GraphSet:
-    """Build the graph of a causal LM with a key-value cache.
+    """Build the graph "decoder" of a causal LM with a key-value cache.
 
-    The inputs are token ids (B, T), a mask (B, P + T), and the cached keys and values of each layer
-    for P earlier tokens. P may be 0. The outputs are logits (B, T, V), and the keys and values of
-    all P + T tokens.
+    The result has only this graph. Its inputs are token ids (B, T), a mask (B, P + T), and the
+    cached keys and values of each layer for P earlier tokens. P may be 0. The outputs are logits
+    (B, T, V), and the keys and values of all P + T tokens.
     """
     config, n_layers = model.config, model.config.n_layers
     ids, mask = _text_inputs(config.vocab_size or 0)
@@ -322,11 +333,13 @@ def _causal_graphs(model: CausalLM) -> GraphSet:
 
 
 def _seq2seq_graphs(model: Any) -> GraphSet:
-    """Build two graphs of an encoder-decoder: the encoder, and a decoding step.
+    """Build the two graphs "encoder" and "decoder" (one decoding step) of an encoder-decoder.
 
-    The encoder returns the keys and values of cross-attention, which are the same for each step.
-    The decoder takes the ids of T new tokens, these keys and values, and the cached keys and values
-    of P earlier tokens. It returns logits (B, T, V), and the keys and values of P + T tokens.
+    The encoder takes images, or token ids and a mask (B, S). It returns the keys and values of
+    cross-attention, which do not change from step to step. The inputs of the decoder are the ids of
+    T new tokens, the mask of the source unless the source is an image, the keys and values of
+    cross-attention, and the cached keys and values of P earlier tokens. It returns logits
+    (B, T, V), and the keys and values of P + T tokens.
     """
     config, n_layers = model.config, len(model.decoder.blocks)
     source = [_image_input(config.encoder)] if model.accepts_images else []

@@ -119,12 +119,13 @@ class ColumnStrips:
 
 
 class PackedWeights:
-    """Weight matrices that were copied into strips in one context `decode_layout`.
+    """Weight matrices that are copied into strips during one context `decode_layout`.
 
-    A strip contains adjacent columns of a transposed matrix, in the memory order that is fastest
-    for decoding (see `ColumnStrips`). A matrix is copied when it is first used in the context. The
-    next context copies the matrix again, because its values may have changed. Both copies use the
-    same memory.
+    A strip is a copy of adjacent columns of the transposed matrix, in the memory order that is
+    fastest for decoding (see `ColumnStrips`). A matrix is copied at its first use in the context.
+    Each context has its own instance of this class, and copies the matrix again, because the values
+    may have changed. The memory of the strips is allocated once, and is kept until the matrix is
+    deleted.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class PackedWeights:
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
-        """Return the strips of a matrix, copying the matrix at its first use.
+        """Return the strips of a matrix, which is copied at its first use in the context.
 
         Args:
             weight: Matrix (N, K).
@@ -152,10 +153,11 @@ class PackedWeights:
         return strips or self._pack(weight)
 
     def _pack(self, weight: Tensor) -> ColumnStrips | None:
-        """Copy a matrix (N, K) into strips, and return the strips.
+        """Copy a matrix (N, K) into strips of adjacent columns, and return the strips.
 
-        The result is None if the matrix is too small, has an unsupported data type, or would exceed
-        the memory for strips.
+        The result is None if the matrix has fewer than `MIN_MATRIX_ELEMENTS` elements, or has an
+        unsupported data type. It is also None if the strips of all matrices in this context would
+        need more than `MAX_STRIP_BYTES` bytes.
         """
         n_bytes = weight.numel() * weight.element_size()
         fits = self._bytes + n_bytes <= MAX_STRIP_BYTES

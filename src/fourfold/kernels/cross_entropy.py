@@ -41,7 +41,7 @@ class Pass:
     buffer takes longer than one pass over its elements.
 
     Args:
-        smoothing: Target distribution.
+        smoothing: Probabilities of the target and of all other tokens after label smoothing.
         needs_grad: Compute the gradients. Each tile of a slice then has memory of its own.
             Otherwise all tiles share the memory of one tile.
         needs_losses: Store the loss of each target in `losses`.

@@ -38,7 +38,7 @@ def summed_cross_entropy(
     torch.func support neither of the two, so they get a formula that stores all logits.
 
     Args:
-        smoothing: Target distribution.
+        smoothing: Probabilities of the target and of all other tokens after label smoothing.
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
         bias: (V,) or None.
@@ -177,15 +177,18 @@ def _scaled(
     The product is computed in fp32 or fp64, because bf16 cannot represent 1 / (number of tokens).
 
     Args:
-        gradients: The last four results of `_compute`.
+        gradients: Gradients of the sum of the losses with respect to hidden states (N, D), output
+            matrix (V, D), bias (V,) and `weights` (N,), in this order.
         grad: Gradient of the final loss with respect to the sum, a scalar.
-        inputs: The first five arguments of `_compute`.
+        inputs: Hidden states, output matrix, bias or None, targets, and `weights` or None, in this
+            order.
         needs_grad: Return the gradients of hidden states, output matrix and bias.
         needs_losses: Return the gradient of `weights`.
         multiply: Product of a tensor and a scalar, `Tensor.mul` or `Tensor.mul_`.
 
     Returns:
-        One gradient, or None, for each of the 11 arguments of `_compute`.
+        A tuple with one entry for each of the 11 arguments of `_compute`, in their order. The entry
+        is None for an argument without a gradient.
     """
     hidden, weight, bias, _, weights = inputs
     scaled = [
@@ -211,7 +214,7 @@ def _plain(
     """Compute the sum of the weighted losses from all logits (N, V) at once.
 
     Args:
-        smoothing: Target distribution.
+        smoothing: Probabilities of the target and of all other tokens after label smoothing.
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
         bias: (V,) or None.

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 class Model(nn.Module):
     """Base class of all models of this package.
 
-    A subclass sets `config` in its constructor and implements `encode` or `hidden`. A subclass
-    without a `head` also implements `logits`. `fourfold.load` sets the attributes `tokenizer`,
+    A subclass sets `config` in its constructor. `forward` applies `hidden` and then `logits`.
+    `hidden` computes the input of the output head. By default it calls `encode`, so a model with an
+    encoder only implements `encode`. A decoder, an encoder-decoder or a classifier implements
+    `hidden`. A subclass without a `head` also implements `logits`. A model with other steps, such
+    as `CLIP`, implements `forward`. `fourfold.load` sets the attributes `tokenizer`,
     `generation_defaults`, `artifacts` and `source` from a checkpoint. They are None or empty in a
     model that is built from a config alone.
 

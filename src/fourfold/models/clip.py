@@ -170,9 +170,10 @@ class CLIP(Model):
 
     @property
     def scale(self) -> Tensor:
-        """Learned factor on the cosine similarities, a scalar in fp32 (fp64 for an fp64 model).
+        """Learned factor on the cosine similarities, a scalar tensor.
 
-        The parameter `log_scale` is the logarithm of the factor.
+        The parameter `log_scale` is the logarithm of the factor. The factor has the data type fp32,
+        or fp64 if the parameters of the model are in fp64.
         """
         exact = torch.promote_types(self.log_scale.dtype, torch.float32)
         return self.log_scale.to(exact).exp()

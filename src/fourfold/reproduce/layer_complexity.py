@@ -45,12 +45,20 @@ class Size:
 
 
 def self_attention(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply self-attention over all tokens to x (T, D); `depth` is ignored."""
+    """Apply self-attention over all tokens to x (T, D).
+
+    There are no projections: `x` holds the queries, the keys and the values. `size.d` is the width
+    D, by whose square root the scores are divided. `depth` is ignored.
+    """
     return (x @ x.T / math.sqrt(size.d)).softmax(-1) @ x
 
 
 def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply a recurrent layer with tanh to x (T, D); `depth` is ignored."""
+    """Apply a recurrent layer with tanh to x (T, D).
+
+    The layer adds each token to the product of the previous state and a matrix (D, D). `size.d` is
+    the width D. `depth` is ignored.
+    """
     w = torch.full((size.d, size.d), 0.5 / size.d, dtype=x.dtype)
     state = torch.zeros_like(x[:1])
     out = []

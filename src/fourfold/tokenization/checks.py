@@ -135,10 +135,11 @@ def pattern_problem(pattern: str) -> str | None:
 
     The loops and choices of each alternative are counted. Loops are quantifiers without an upper
     bound or with one above 16. Choices are optional parts, other quantifiers, and groups with
-    alternatives. If no group that matches texts of several lengths is repeated, a backtracking
-    matcher needs at most n ** (loops + 1) * 2 ** choices steps for n characters. Both counts are
-    limited, and more than 4 repetitions of such a group are rejected. The patterns of GPT-2, GPT-4,
-    CLIP, Llama 3, Qwen and DeepSeek are accepted.
+    alternatives. Both counts are limited. A group that contains a loop or a choice may match texts
+    of several lengths. A quantifier of such a group is rejected if its upper bound is above 4 or
+    missing, as in (a+)* and (a|bc){5}. Without such quantifiers, a backtracking matcher needs at
+    most n ** (loops + 1) * 2 ** choices steps for n characters. The patterns of GPT-2, GPT-4, CLIP,
+    Llama 3, Qwen and DeepSeek are accepted.
 
     Args:
         pattern: Regular expression in the syntax of Oniguruma.

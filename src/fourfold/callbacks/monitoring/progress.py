@@ -34,7 +34,11 @@ class Progress(Callback):
         self._trained = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Disable all output on ranks other than the first, and lines of progress on a terminal."""
+        """Determine the lines that this process prints.
+
+        Only the first rank prints, so that each line appears once. On a terminal, it prints no
+        lines of progress, because Lightning shows a progress bar there.
+        """
         self._prints = trainer.is_global_zero
         self._prints_progress = self._prints and not sys.stdout.isatty()
 

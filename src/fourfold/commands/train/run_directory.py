@@ -62,15 +62,16 @@ class RunDirectory:
         """Return the checkpoint that training resumes from; None to start from scratch.
 
         Args:
-            resume: Value of `--resume`: "auto" resumes if the directory contains a checkpoint,
+            resume: Value of `--resume`: "auto" resumes if this run directory contains a checkpoint,
                 "must" requires a checkpoint, and "never" does not allow one.
-            ckpt_path: Value of `--ckpt_path`, a file or another run directory; None means the
-                newest checkpoint of this directory.
+            ckpt_path: Value of `--ckpt_path`, a checkpoint or another run directory, whose newest
+                checkpoint is used. It is accepted if this run directory contains no checkpoints, or
+                if it is the newest checkpoint of this run directory. None means the newest
+                checkpoint of this run directory.
 
         Raises:
-            InputError: The directory contradicts `resume`, all checkpoints of the directory are
-                corrupted, `ckpt_path` is not a checkpoint, or `ckpt_path` is another file than the
-                newest checkpoint of the directory.
+            InputError: This run directory contradicts `resume`, all checkpoints of the directory
+                that is read are corrupted, or `ckpt_path` is no checkpoint or is not accepted.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")

@@ -25,8 +25,9 @@ class PairBatch(NamedTuple):
         tgt_mask: (B, T+1) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     src: Tensor
@@ -49,8 +50,9 @@ class CausalBatch(NamedTuple):
         n_bytes: Number of bytes in the text of all targets, for the perplexity per byte.
         n_words: Number of words in the text of all targets, for the perplexity per word.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     ids: Tensor
@@ -77,8 +79,9 @@ class MaskedBatch(NamedTuple):
         target_positions: (N,) long indices of the N selected tokens in the flattened (B * T,) ids,
             for models that compute logits only there.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     ids: Tensor
@@ -100,8 +103,9 @@ class ImageBatch(NamedTuple):
         labels: (B,) long class indices, or (B, K) float class probabilities.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     images: Tensor
@@ -120,8 +124,9 @@ class MaskedImageBatch(NamedTuple):
             numbered row by row.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     images: Tensor
@@ -141,8 +146,9 @@ class SequenceBatch(NamedTuple):
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     ids: Tensor
@@ -164,8 +170,9 @@ class TokenBatch(NamedTuple):
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     ids: Tensor
@@ -190,8 +197,9 @@ class SpanBatch(NamedTuple):
         context: (B, T) bool, True at the tokens of the context, where an answer may begin or end.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     ids: Tensor
@@ -214,8 +222,9 @@ class CaptionBatch(NamedTuple):
         mask: (B, T) bool, True = real token.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     images: Tensor
@@ -236,8 +245,9 @@ class DocumentBatch(NamedTuple):
         n_sentences: Number of sentences of each of the B documents.
         rows: (B,) long indices of the examples in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends. A resumed run continues there.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
+            run continues there.
     """
 
     ids: Tensor

@@ -64,8 +64,8 @@ class BatchedDataset(Dataset[Any]):
         Args:
             rows: (B,) indices of the examples in the split.
             epoch: Index of the epoch, from 0.
-            position: Number of batches of the epoch, summed over all ranks, that are trained when
-                the step with this batch ends.
+            position: Number of batches (micro-batches) of the epoch that all ranks together have
+                processed after this batch.
         """
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> NamedTuple:
@@ -306,8 +306,8 @@ class ResumableDataModule(LightningDataModule):
 
         Args:
             epoch: Field `epoch` of the batch.
-            position: Field `position` of the batch, the number of trained batches of the epoch,
-                summed over all ranks.
+            position: Field `position` of the batch. It is the number of batches (micro-batches) of
+                the epoch that all ranks together have trained.
         """
         self.position = Position(epoch, position)
 

@@ -15,7 +15,7 @@ class Position(NamedTuple):
 
     Args:
         epoch: Index of the epoch, from 0.
-        batch: Number of trained batches of the epoch, summed over all ranks.
+        batch: Number of batches (micro-batches) of the epoch that all ranks together have trained.
     """
 
     epoch: int = 0
@@ -27,8 +27,8 @@ class SampleKey(NamedTuple):
 
     Args:
         epoch: Index of the epoch, which seeds masking and augmentation.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this example ends.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after the batch with this example.
         row: Index of the example in the split.
     """
 
@@ -53,8 +53,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
         order: Division of the examples of a split into batches.
         rank: Index of this process.
         world_size: Number of processes.
-        start: Pair of the index of the first epoch to read and the number of batches of this epoch,
-            summed over all ranks, that are skipped because they are already trained.
+        start: Pair of the index of the first epoch to read and a number of batches. So many batches
+            of this epoch are skipped, because all ranks together have already trained them.
         max_steps: Number of steps after which the Trainer ends an epoch; None means all steps. The
             sampler itself does not stop there. If all these steps are already trained at `start`,
             the sampler starts at the next epoch.
@@ -93,8 +93,9 @@ class EpochSampler(Sampler[list[SampleKey]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the index of the epoch for the next iteration; Lightning calls this method.
 
-        Before the first call, the sampler reads the epoch in `start`. Evaluation samplers ignore
-        the epoch. They always read epoch 0, so that all validations have the same masks.
+        Before the first call, the sampler reads the first epoch, which the constructor takes from
+        its argument `start`. Evaluation samplers ignore the epoch. They always read epoch 0, so
+        that all validations have the same masks.
         """
         self.epoch = epoch
 

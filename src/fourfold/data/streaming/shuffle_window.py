@@ -67,9 +67,10 @@ class ShuffleWindowOrder:
         return self.n_rows - (self.n_batches - n) * self.max_rows
 
     def batches(self, epoch: int) -> "ShuffleWindowBatches":
-        """Return the batches of an epoch, each an array (B,) of row indices.
+        """Return the batches of an epoch.
 
-        A batch is computed when it is accessed.
+        A batch is an array with the indices in the split of its rows. It is computed when it is
+        accessed.
         """
         return ShuffleWindowBatches(self, epoch if self.shuffle else 0)
 
@@ -126,8 +127,9 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
             number: Index of the window in the epoch.
 
         Returns:
-            Number of rows in the windows before this window, and the indices of the rows of this
-            window in the order of the epoch, (rows,) int64.
+            Number of rows in the windows before this window, and the rows of this window, (rows,)
+            int64. Each row is given by its index in the split. The rows are in the order in which
+            the epoch reads them.
         """
         order = self.order
         first = number * order.shuffle_chunks

@@ -169,8 +169,8 @@ def masked_batch(
         mask: (B, T) bool, True = real token.
         rows: (B,) indices of the sequences in the split.
         epoch: Index of the epoch, from 0.
-        position: Number of batches of the epoch, summed over all ranks, that are trained when the
-            step with this batch ends.
+        position: Number of batches (micro-batches) of the epoch that all ranks together have
+            processed after this batch.
         block_cross_document_attention: Put the index of each token's document into the batch. This
             index is the number of EOS tokens before the token in its sequence.
     """

@@ -54,7 +54,8 @@ def adding(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     constant prediction, 0.9, has a squared error of 0.165.
 
     Args:
-        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1). Different
+            integers `stream` give independent numbers.
         length: Number of numbers, at least 2.
 
     Returns:
@@ -77,11 +78,12 @@ def copy_memory(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     symbols has a mean loss of 10 log(8) / (length + 20) nats.
 
     Args:
-        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1). Different
+            integers `stream` give independent numbers.
         length: Number of steps from the last symbol to the delimiter.
 
     Returns:
-        Inputs and targets, both (B, length + 20) int64. The values are indices in
+        Inputs and targets, both (B, length + 20) int64. Both hold indices of characters in
         `ALPHABETS["copy"]`.
     """
     symbols = (draw(N_COPIED, 0) * len(SYMBOLS)).astype(np.int64)  # (B, 10)
@@ -100,12 +102,13 @@ def associative_recall(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]
     its key and all earlier tokens. A model without memory has a loss of log(26) nats.
 
     Args:
-        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1).
+        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1). Different
+            integers `stream` give independent numbers.
         length: Number N of pairs, at most 26.
 
     Returns:
-        Inputs and targets, both (B, 4N - 1) int64. The values are indices in `ALPHABETS["recall"]`,
-        or -1 for positions without a target.
+        Inputs and targets, both (B, 4N - 1) int64. Both hold indices of characters in
+        `ALPHABETS["recall"]`. Targets are -1 at positions without a target.
     """
     keys = draw(len(KEYS), 0).argsort(axis=1)[:, :length]
     values = len(KEYS) + (draw(length, 1) * len(VALUES)).astype(np.int64)

@@ -148,7 +148,7 @@ class MixupCutmix:
     Args:
         config: Transform options, of which `mixup` or `cutmix` must be above 0.
         n_classes: Number of classes K.
-        seed: Seed of the random numbers, which also depend on the epoch and the index of the pair.
+        seed: Seed of the random numbers, which also depend on the epoch and the number of the pair.
     """
 
     config: TransformConfig
@@ -168,8 +168,8 @@ class MixupCutmix:
                 not in the batch.
             labels: (R,) long, class of each image in `images`.
             partners: (B,) long, index in `images` of the partner of each image of the batch.
-            pairs: (B,) index of the pair of each image of the batch; two partners have the same
-                index. The random numbers of a pair are a function of this index.
+            pairs: (B,) number of the pair of each image of the batch: the smaller index in the
+                split of the two partners. The number seeds the random numbers of the pair.
             epoch: Index of the epoch, from 0.
 
         Returns:
@@ -191,7 +191,8 @@ class MixupCutmix:
         image, but is clipped at the edges of the image.
 
         Args:
-            pairs: (B,) index of the pair of each image.
+            pairs: (B,) number of the pair of each image, which seeds the random numbers of the
+                pair. It is the smaller index in the split of the two partners.
             epoch: Index of the epoch, from 0.
             height: Height H of the images in pixels.
             width: Width W of the images in pixels.

@@ -134,9 +134,9 @@ class CaptionDataset(ImageDataset):
         Args:
             rows: (B,) indices of the images in the split.
             epoch: Index of the epoch, from 0.
-            position: Number of batches of the epoch, summed over all ranks, that have been trained
-                after the optimizer step of this batch. The number is copied into the returned
-                batch, for resuming.
+            position: Number of batches (micro-batches) of the epoch that all ranks together have
+                processed after this batch. The number is copied into the returned batch, for
+                resuming.
         """
         captions = self.first[rows]
         if isinstance(self.transform, Augmentation):

@@ -113,9 +113,9 @@ class ImageDataset(BatchedDataset):
             rows: (B,) indices of the images in the split. With repeated augmentation, the index i +
                 k N means copy k of image i, and each copy has its own random transforms.
             epoch: Index of the epoch, from 0, on which the random transforms depend.
-            position: Number of batches of the epoch, summed over all ranks, that have been trained
-                after the optimizer step of this batch. The number is copied into the returned
-                batch, for resuming.
+            position: Number of batches (micro-batches) of the epoch that all ranks together have
+                processed after this batch. The number is copied into the returned batch, for
+                resuming.
         """
         if self.mix is None:
             images, labels = self.transformed(rows, epoch)

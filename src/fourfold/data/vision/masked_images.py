@@ -42,8 +42,8 @@ class MaskedImageDataset(ImageDataset):
             rows: (B,) indices of the images in the split. With repeated augmentation, the index
                 i + k N means copy k of image i, where N is the number of images.
             epoch: Index of the epoch, from 0.
-            position: Number of batches of the epoch, summed over all ranks, that have been trained
-                after the optimizer step of this batch.
+            position: Number of batches (micro-batches) of the epoch that all ranks together have
+                processed after this batch.
         """
         batch: Any = super().batch(rows, epoch, position)
         noise = bits(self.seed, epoch, rows, self.n_patches, _STREAM)

@@ -44,14 +44,16 @@ class RecurrentDecoderConfig(ModelConfig):
             the context is an input of the cell. The output of bahdanau is a maxout layer of the
             previous state, the previous token and the context.
         context: Use of the memory: initial (the initial state only; Sutskever et al. 2014),
-            every_step (one vector as a further input of every step; Cho et al. 2014) or attention.
+            every_step (one vector as a further input of every step; Cho et al. 2014) or attention
+            (to one vector for each source token).
         input_feeding: Use the previous output as a further input of the cell (Luong et al. 2015,
             section 3.3; decoder luong with attention only). The steps then run one after another.
         attn_score: Score of a query and a vector of the memory: dot, general, concat, additive,
             location or scaled. `RecurrentAttention` has their formulas.
         attn_weights: Function from scores to attention weights: softmax, local_m, local_p,
             hard_sample, hard_gumbel or hard_argmax. `RecurrentAttention` describes them.
-        d_attn: Width of the hidden layer of the scores concat and additive; None means H.
+        d_attn: Width of the hidden layer of the scores concat and additive. None means
+            `hidden_size`.
         attn_window: Distance D from the centre of local attention to the ends of its window.
         attn_temperature: Temperature of hard_gumbel.
         mix_outputs: Compute an output distribution from each vector of the memory, and average the
@@ -140,8 +142,9 @@ class RecurrentMemory:
     ``len(memory)`` is the number of sources B.
 
     Args:
-        vectors: Vectors (B, S, M), to which a decoder with attention attends. With the context
-            every_step, S is 1 and the vector is an input of each step.
+        vectors: Vectors (B, S, M). A decoder with attention attends to them. Without attention, S
+            is 1. If the field `context` of the config is every_step, the vector is an input of each
+            step. Otherwise a decoder without attention does not use it.
         mask: (B, S) bool, True = real vector, False = padding. None means that all vectors are
             real.
         initial: Initial state of the decoder: a tuple of the hidden states (L, B, H), and for an

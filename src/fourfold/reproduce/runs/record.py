@@ -7,7 +7,8 @@ starts from (`Run.stamp`). Stamp and hashes of the data files identify a result.
 
 Results are read from the run directories and from the file provenance.json of each table, which is
 committed to git. A recorded result is outdated if the stamp of its run or the data have changed
-since. A run is due, which means that it has to be executed, if it has no result that is up to date.
+since. A run is due, which means that it has to be executed, if it has no result, or only an
+outdated one.
 """
 
 import statistics
@@ -172,8 +173,8 @@ class Record:
     def usable(self, run: Run) -> bool:
         """Return True if a run is finished and another run can start from its directory.
 
-        The directory has to hold a result that is up to date and, if the run trains a model, a
-        checkpoint.
+        The directory has to hold a result of the present options, config files and data. If the run
+        trains a model, the directory has to hold a checkpoint, too.
         """
         has_weights = not run.fit or any((run.folder / "checkpoints").glob("*.ckpt"))
         return has_weights and self.in_directory(run) is not None
