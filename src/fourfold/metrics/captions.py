@@ -54,7 +54,8 @@ class CaptionScores(TranslationScores):
         Args:
             language: Code of the target language for `TranslationScores`. bleu1 to bleu4 do not
                 depend on the code.
-            groups: Indices of examples by the name of a group, as in `TranslationScores`.
+            groups: Indices of examples by the name of a group. The entry bleu_NAME is the sacreBLEU
+                of the examples of a group. A group without an example in the split has no entry.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)

@@ -197,7 +197,8 @@ class ViT(Model):
         the distillation token.
 
         Returns:
-            Logits (B, K) of the class head, and of the distillation head if there is one.
+            List of the logits (B, K) of the class head and, for a model with a distillation token,
+            of the logits (B, K) of the distillation head.
         """
         pooled = [h[:, i] for i in range(self.n_prefix)] or [h.mean(1)]
         if self.representation is not None:
