@@ -90,7 +90,9 @@ def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
 def ngram_counts(
     pairs: Sequence[tuple[str, Sequence[str]]], tokenize: str | None = None
 ) -> np.ndarray:
-    """Return the counts (examples, 10) of `bleu_of_counts` for each example.
+    """Return the counts (examples, 10) from which `bleu_of_counts` computes BLEU.
+
+    The 10 counts of an example are described there.
 
     Args:
         pairs: The generated text and the references of each example.
