@@ -94,7 +94,7 @@ def linear_cross_entropy(
             not ignored.
 
     Returns:
-        A scalar in fp32 (fp64 for fp64 inputs).
+        A scalar in fp32, or in fp64 if the inputs are in fp64.
 
     Raises:
         InputError: `label_smoothing_type` is unknown, or a target is negative but not
@@ -130,8 +130,8 @@ def token_scores(
 
     Returns:
         Tuple of two tensors (N,). The first one holds the negative log-likelihood of each target in
-        nats, in fp32 (fp64 for fp64 inputs), and 0 where the target is `IGNORE_INDEX`. The second
-        one holds the most likely token of each position, int64.
+        nats, and 0 where the target is `IGNORE_INDEX`. It is in fp32, or in fp64 if the inputs are
+        in fp64. The second one holds the most likely token of each position, int64.
 
     Raises:
         InputError: A target is negative but not `IGNORE_INDEX`, or is at least V. On CUDA, an
@@ -149,7 +149,7 @@ def classification_loss(
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of class logits, in fp32 (fp64 for fp64 logits).
+    """Compute the cross-entropy of class logits, in fp32, or in fp64 if the logits are in fp64.
 
     Args:
         logits: (B, K).
@@ -157,7 +157,7 @@ def classification_loss(
             CutMix.
         label_smoothing: Probability mass that is spread evenly over all K classes (Szegedy et al.
             2016).
-        normalizer: Divisor of the sum over the batch; None means B.
+        normalizer: Divisor of the sum over the batch; None means the batch size B.
 
     Returns:
         A scalar.

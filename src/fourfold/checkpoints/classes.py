@@ -118,8 +118,8 @@ def find_model_class(
 def config_class_of(model_class: type[Model]) -> type[Any]:
     """Return the class of the config that a model's constructor takes.
 
-    The config class is the attribute `config_class` of the model class if there is one, otherwise
-    the type annotation of the constructor's argument `config`.
+    The config class is the attribute `config_class` of the model class. If the class has no such
+    attribute, it is the type annotation of the constructor's argument `config`.
 
     Raises:
         InputError: The class has neither that attribute nor that annotation.

@@ -119,10 +119,10 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return the values inside a value of a checkpoint.
+    """Return the values that a value of a checkpoint contains directly.
 
-    These are the keys and values of a dictionary, or the items of a list, tuple or set. Any other
-    value has none.
+    A dictionary contains its keys and values. A list, tuple or set contains its items. Any other
+    value contains nothing, and the result is empty.
     """
     if isinstance(value, Mapping):
         return [*value, *value.values()]

@@ -160,7 +160,8 @@ class Collector:
             weights: Weights (T, S).
             queries: Name of the token list that labels the rows.
             keys: Name of the token list that labels the columns.
-            **fields: Further fields of the entry, as for `MapWriter.add`.
+            **fields: Further fields of the entry, such as `layer` and `range` (see
+                `MapWriter.add`).
         """
         options = {"model": self.model_index, **fields}
         self.maps.append(self.writer.add(name, weights, queries, keys, **options))

@@ -28,7 +28,7 @@ class Step(Protocol):
     Each call appends tokens to N sequences, and returns the logits of the next token of each
     sequence. The object keeps the decoder state between calls, so a call takes the new tokens only.
     The decoder state has one row for each sequence. It consists of the key-value cache of the
-    earlier tokens, their padding mask, and the output of the encoder, if there is one.
+    earlier tokens, their padding mask and, for an encoder-decoder, the output of the encoder.
     """
 
     def __call__(self, ids: Tensor) -> Tensor:

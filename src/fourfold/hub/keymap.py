@@ -208,8 +208,8 @@ class KeyMap:
         An example is BERT's pooler: a masked LM has no pooler, but a classifier has one.
 
         Args:
-            external: Unmapped tensors by external name, the second result of `to_native`. Dropped
-                rows, such as those of a position table, are skipped.
+            external: Unmapped tensors by external name, as `to_native` returns them. Rows that a
+                `TensorOp` dropped, such as those of a position table, are skipped.
             expected: Native names of the parameters of the other model.
 
         Returns:
@@ -230,7 +230,7 @@ class KeyMap:
         Args:
             native: Tensors by native name.
             unmapped: Tensors of the original checkpoint without a parameter in the model, by
-                external name (second result of `to_native`). Empty for a model that was not
+                external name, as `to_native` returns them. Empty for a model that was not
                 imported.
 
         Returns:

@@ -321,7 +321,8 @@ def _gradients(
     Args:
         inputs: Inputs after `merge_heads`.
         grad: Gradient (G, Tq, Dv) of the outputs.
-        saved: Weights and dropout factors of each slice, in the order of `Inputs.attend`.
+        saved: Two elements for each slice of the queries, as `Inputs.attend` stores them: the
+            attention weights or None, and the dropout factors or None.
         needs_bias: Compute the gradient of the bias.
 
     Returns:

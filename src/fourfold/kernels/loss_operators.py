@@ -46,7 +46,7 @@ def summed_cross_entropy(
         weights: Factors (N,) on the losses. None means 1.
 
     Returns:
-        A scalar in fp32 (fp64 for fp64 inputs).
+        A scalar in fp32, or in fp64 if the inputs are in fp64.
 
     Raises:
         InputError: A target is neither a token of the vocabulary nor `IGNORE_INDEX`.

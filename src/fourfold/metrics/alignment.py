@@ -77,7 +77,8 @@ def links_from_weights(
         weights: Attention weights (T, S).
         source_words: Index of the word of each source token; -1 for a special token, whose weights
             are ignored.
-        target_words: Index of the word of each target token; -1 as for `source_words`.
+        target_words: Index of the word of each target token; -1 for a special token, whose weights
+            are ignored.
 
     Returns:
         Set of pairs (index of the source word, index of the target word).

@@ -54,7 +54,8 @@ class CaptionScores(TranslationScores):
         Args:
             language: Code of the target language for `TranslationScores`. bleu1 to bleu4 do not
                 depend on the code.
-            groups: Indices of examples by the name of a group, as in `TranslationScores`.
+            groups: Indices of examples by the name of a group. The entry bleu_NAME is the sacreBLEU
+                of the examples of a group. A group without an example in the split has no entry.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)
@@ -89,7 +90,9 @@ def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
 def ngram_counts(
     pairs: Sequence[tuple[str, Sequence[str]]], tokenize: str | None = None
 ) -> np.ndarray:
-    """Return the counts (examples, 10) of `bleu_of_counts` for each example.
+    """Return the counts (examples, 10) from which `bleu_of_counts` computes BLEU.
+
+    The 10 counts of an example are described there.
 
     Args:
         pairs: The generated text and the references of each example.

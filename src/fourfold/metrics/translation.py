@@ -40,7 +40,7 @@ class TranslationScores(RowMetric):
             language: Code of the target language, such as "de". For languages without spaces (zh,
                 ja, ko), BLEU divides texts into words with a tokenizer of the language.
             groups: Indices of examples by the name of a group. The entry bleu_NAME is the BLEU of
-                these examples, if there are any.
+                the examples of a group. A group without an example in the split has no entry.
         """
         scored = sorted(self.gather().items())
         hypotheses, references, columns = _columns([pair for _, pair in scored])

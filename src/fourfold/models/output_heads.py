@@ -118,7 +118,7 @@ class VocabularyHead(nn.Module):
                 ignored.
 
         Returns:
-            A scalar in fp32 (fp64 for fp64 inputs).
+            A scalar in fp32, or in fp64 if the inputs are in fp64.
 
         Example:
             >>> import torch

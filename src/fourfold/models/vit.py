@@ -220,7 +220,8 @@ class ViT(Model):
         head reads the distillation token.
 
         Returns:
-            Logits (B, K) of the class head, and of the distillation head if there is one.
+            List of the logits (B, K) of the class head and, for a model with a distillation token,
+            of the logits (B, K) of the distillation head.
         """
         if self.config.pool == "cls_mean":
             pooled = [torch.cat([h[:, 0], h[:, self.n_prefix :].mean(1)], dim=-1)]  # (B, 2 D)

@@ -35,7 +35,7 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     """Image captioning, evaluated by BLEU-1 to BLEU-4 of captions from beam search.
 
     The metrics bleu1 to bleu4 are the corpus BLEU of the COCO evaluation. The metrics bleu and chrf
-    are sacreBLEU and chrF, as for translations.
+    are the metrics of translation, BLEU and chrF of sacreBLEU.
 
     The loss and the perplexity use one caption of each image: a random caption in training, and the
     first caption in evaluation. A generated caption is compared with all captions of the image.

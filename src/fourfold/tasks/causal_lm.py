@@ -50,8 +50,8 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         """Run the model without its output matrix.
 
         Returns:
-            The first four arguments of `linear_cross_entropy`: hidden states (B * T, D), output
-            matrix and bias (or None) of the head, and target tokens (B * T,).
+            A tuple of four values, which are arguments of `linear_cross_entropy`: hidden states
+            (B * T, D), output matrix and bias (or None) of the head, and target tokens (B * T,).
         """
         h = self.model.hidden(batch.ids, documents=batch.documents)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()

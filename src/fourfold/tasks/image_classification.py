@@ -29,7 +29,9 @@ MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this numb
 
 
 def check_image_options(task: Task[Any, Any], *names: str) -> None:
-    """Check fields of a task's config against the attributes of its DataModule, if there is one.
+    """Check that fields of a task's config agree with the attributes of its DataModule.
+
+    A task without a DataModule is not checked.
 
     Args:
         task: The task, before its model is built.
@@ -104,7 +106,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
         Raises:
             InputError: The images of the data have another size or number of channels than the
-                config. Other errors as for `Task.configure_model`.
+                config, or `Task.configure_model` raises an error.
         """
         if self.model is None:
             check_image_options(self, "image_size", "n_channels")

@@ -64,8 +64,8 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
 
         Raises:
             InputError: The images or patches of the data have another size or number of channels
-                than the config, or a patch has one pixel, whose variance is not defined. Other
-                errors as for `Task.configure_model`.
+                than the config; a patch has one pixel, whose variance is not defined; or
+                `Task.configure_model` raises an error.
         """
         if self.model is None:
             if self.normalize_pixels and self.config.patch_size**2 * self.config.n_channels == 1:

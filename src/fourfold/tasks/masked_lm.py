@@ -53,8 +53,9 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
 
         Returns:
             A tuple of two values. The first is the hidden states (B, T, D) of the encoder. The
-            second is the first four arguments of `linear_cross_entropy`: the input x (N, D) of the
-            output matrix, the matrix (V, D), its bias (V,) or None, and the original tokens (N,).
+            second is a tuple of arguments of `linear_cross_entropy` for the N masked positions: the
+            input (N, D) of the output matrix, the matrix (V, D), its bias (V,) or None, and the
+            original tokens (N,).
         """
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
         positions = _masked_positions(batch)

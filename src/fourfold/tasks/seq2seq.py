@@ -69,8 +69,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def start_id(self) -> int:
         """Token id that is the first input of the decoder.
 
-        It is `decoder_start_token_id` of the config, if there is one, otherwise BOS of the
-        tokenizer.
+        It is `decoder_start_token_id` of the config. If the config has no such field, or the field
+        is None, it is BOS of the tokenizer.
         """
         given = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
@@ -115,7 +115,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
                 returned by `_teacher_forced`.
 
         Returns:
-            A tuple of losses (B * T,) in nats and token ids (B * T,), as of `token_scores`.
+            A tuple of losses (B * T,) in nats and most likely token ids (B * T,). The loss is 0
+            where the target is `IGNORE_INDEX`.
         """
         return token_scores(*output)
 
@@ -123,8 +124,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         """Run the model with the true previous tokens as the decoder's input (teacher forcing).
 
         Returns:
-            The first four arguments of `linear_cross_entropy`: hidden states (B * T, D), output
-            matrix and bias (or None) of the head, and target tokens (B * T,).
+            A tuple of four values, which are arguments of `linear_cross_entropy`: hidden states
+            (B * T, D), output matrix and bias (or None) of the head, and target tokens (B * T,).
         """
         memory, inputs, targets = self._encode(batch)
         return self._decode(batch, memory, inputs, targets)

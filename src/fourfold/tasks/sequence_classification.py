@@ -67,7 +67,8 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         """Build the model, and the metrics for its number of classes.
 
         Raises:
-            InputError: As for `Task.configure_model`.
+            InputError: `Task.configure_model` raises an error, for example because the config has
+                fewer classes than the data.
         """
         if self.model is None:
             super().configure_model()

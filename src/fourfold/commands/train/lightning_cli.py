@@ -103,7 +103,7 @@ class FourfoldCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add the fields of `RunOptions`, and the arguments of the Trainer method of the command.
 
-        An example of the latter is `ckpt_path` of `Trainer.fit`.
+        An argument of a Trainer method is, for example, `ckpt_path` of `Trainer.fit`.
         """
         add_options(parser)
         skip: Any = self.subcommands()[self.command]

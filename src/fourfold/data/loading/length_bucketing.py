@@ -47,9 +47,10 @@ class BatchOrder(Protocol):
         """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Return the batches of an epoch, each an array (B,) of row indices.
+        """Return the batches of an epoch.
 
-        The sequence may compute a batch at its first access.
+        A batch is an array with the indices in the split of its rows. The sequence may compute a
+        batch at its first access.
         """
 
     def fingerprint(self) -> str:
@@ -157,7 +158,7 @@ class LengthBucketedOrder:
         return int(sizes[: n - 1].sum() + sizes[max(n - 1, len(sizes) // 2)])
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Return the batches of an epoch, each an array (B,) of row indices."""
+        """Return the batches of an epoch, arrays with the indices in the split of their rows."""
         if not self.shuffle:
             return np.split(np.argsort(self.lengths, kind="stable"), self._boundaries)
         rng = np.random.default_rng([self.seed, epoch])
@@ -187,11 +188,11 @@ class LengthBucketedOrder:
         be in another batch. The method requires `shuffle=True` and rows of equal length.
 
         Args:
-            rows: (B,) row indices.
+            rows: (B,) indices of B rows in the split.
             epoch: Index of the epoch, from 0.
 
         Returns:
-            (B,) row indices of the partners.
+            (B,) indices of the partners in the split.
         """
         assert self.equal_lengths
         assert self.shuffle

@@ -99,11 +99,12 @@ class RaggedArray:
         """Return the rows with the given indices as a batch with padding on the right.
 
         Args:
-            rows: (B,) row indices.
+            rows: (B,) indices of B rows of this array.
             pad_id: Id of the padding.
 
         Returns:
-            Ids (B, T) long, and mask (B, T) bool, True = real token.
+            Ids (B, T) long, where T is the length of the longest row, and mask (B, T) bool, True =
+            real token.
         """
         taken = self.take(rows)
         mask = np.arange(taken.lengths.max(initial=0)) < taken.lengths[:, None]  # (B, T)

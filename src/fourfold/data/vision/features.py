@@ -115,7 +115,7 @@ def compute_features(images: Tensor, layer: str) -> Tensor:
 
     Args:
         images: Normalized images (N, 3, 224, 224) float32.
-        layer: "block10" or "final", as in `FeatureConfig`.
+        layer: Layer whose output is used, "block10" or "final" (see `FeatureConfig`).
 
     Returns:
         Features (N, C, H, W) float16.

@@ -38,11 +38,11 @@ class LayerAttention(NamedTuple):
             models has the path of the stack, such as "encoder" and "decoder". Attention pooling has
             the path of the pooling module, such as "words.pool".
         layer: Index of the layer among the layers with the same name, from 0.
-        weights: Attention weights (B, H, T, S) in fp32 (fp64 for a model in fp64). Recurrent
-            attention and pooling have one head, and pooling has one query.
+        weights: Attention weights (B, H, T, S) in fp32, or in fp64 if the model is in fp64.
+            Recurrent attention and pooling have one head, and pooling has one query.
         allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
         centers: Predicted centre (B, T) of each query's window, in source positions from 1, for
-            recurrent attention with the weights local_p (Luong et al. 2015). None for all other
+            recurrent attention with `attn_weights` local_p (Luong et al. 2015). None for all other
             attention.
     """
 

@@ -79,9 +79,9 @@ class LayerProperties:
 
     Args:
         equivariance: Largest value of f(PX) - P f(X), which is 0 if f is equivariant.
-        equivariance_positions: As `equivariance`, for f(PX + S) and f(X + S) with sinusoidal
-            positions S (T, D).
-        equivariance_causal: As `equivariance`, for f with a causal mask.
+        equivariance_positions: Largest value of f(PX + S) - P f(X + S), with sinusoidal positions S
+            (T, D).
+        equivariance_causal: Largest value of g(PX) - P g(X), where g is f with a causal mask.
         change: Largest value of f(PX) - f(X), which is 0 if f is invariant.
         pooled_change: Largest value of the mean over tokens of f(PX) - f(X).
         nonlinearity: Largest value of f(2X) - 2 f(X), which is 0 if f is linear.

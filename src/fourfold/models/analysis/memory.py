@@ -163,7 +163,8 @@ def activation_bytes(
 
     Args:
         config: Config of the model.
-        tokens: Number of tokens of the micro-batch with its padding, as for `training_memory`.
+        tokens: Number of tokens of the micro-batch with its padding. The argument `tokens` of
+            `training_memory` tells which tokens of each model count.
         source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP or an
             image-to-text model. 0 for other models.
         precision: Lightning's name of the precision, such as bf16-mixed.
@@ -257,7 +258,8 @@ def _loss_bytes(
 
     Args:
         config: Config of the model.
-        tokens: Number of tokens of the micro-batch with its padding, as for `training_memory`.
+        tokens: Number of tokens of the micro-batch with its padding. The argument `tokens` of
+            `training_memory` tells which tokens of each model count.
         source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP.
         compute: Bytes of a value in an input of a matrix product.
     """

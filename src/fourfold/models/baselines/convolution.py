@@ -38,7 +38,8 @@ class ConvolutionalLMConfig(ModelConfig):
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
             tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
-        positions: none, learned, sinusoidal or sinusoidal_halves, as in `CausalLMConfig`.
+        positions: Position embedding: none, learned, sinusoidal or sinusoidal_halves (see
+            `CausalLMConfig`).
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.models.init.INITS`.
 

@@ -68,10 +68,12 @@ class RecurrentAttention(nn.Module):
         memory_size: Width M of an encoder state.
         score: Name of the score.
         weights: Name of the function from scores to weights.
-        d_attn: Width A of the layer of additive, concat and local_p; None means Q.
-        window: Half width D of the window of local_m and local_p; 10 in the paper.
-        max_source_len: Number of rows of the matrix of location; not used by other scores.
-        temperature: Temperature of hard_gumbel; not used by other weights.
+        d_attn: Width A of the hidden layer of the scores additive and concat, and of the layer that
+            predicts p for the weights local_p. None means `query_size`.
+        window: Half width D of the window of the weights local_m and local_p; 10 in the paper.
+        max_source_len: Number of rows of the matrix of the score location; not used by other
+            scores.
+        temperature: Temperature of the weights hard_gumbel; not used by other weights.
 
     Raises:
         InputError: A name is unknown; a number is out of range; Q and M differ for dot or scaled;
@@ -168,7 +170,8 @@ class RecurrentAttention(nn.Module):
             memory: Encoder states (N, S, M).
 
         Returns:
-            (N, S, Q) for general, (N, S, A) for additive and concat, otherwise `memory` itself.
+            (N, S, Q) for the score general, (N, S, A) for the scores additive and concat, and
+            `memory` itself for other scores.
         """
         if self.score == "general":
             return self.w_a(memory)
@@ -199,8 +202,8 @@ class RecurrentAttention(nn.Module):
                 scaled are computed by the kernels of `fourfold.core.attention.attend`.
 
         Returns:
-            Contexts (B, Tq, M), and weights (B, Tq, S) in fp32 (fp64 for fp64 queries) or None. A
-            source without a real position gives zeros.
+            Contexts (B, Tq, M), and weights (B, Tq, S) or None. The weights are in fp32, or in fp64
+            if the queries are in fp64. A source without a real position gives zeros.
 
         Raises:
             InputError: A source is longer than the location score was trained for; or positions
@@ -286,11 +289,12 @@ class RecurrentAttention(nn.Module):
         """Predict the centre of the window of local_p for each query.
 
         Args:
-            q: Queries (N, T, Q).
+            q: Queries (N, T, Q), T for each of N sources.
             n_real: Number of real positions of each source, (N or 1, 1, 1) or one number.
 
         Returns:
-            Centres (N, T, 1), real numbers from 0 to `n_real`, in fp32 (fp64 for fp64 queries).
+            Centres (N, T, 1), real numbers from 0 to `n_real`. They are in fp32, or in fp64 if the
+            queries are in fp64.
         """
         return n_real * torch.sigmoid(upcast_fp32(self.v_p(torch.tanh(self.w_p(q)))))
 

@@ -247,7 +247,8 @@ class RecurrentStack(nn.Module):
 
         Args:
             x: Input (B, T, D), with padding on the right.
-            lengths: Number of real tokens of each row (B,), at least 1; None means T.
+            lengths: Number of real tokens of each row (B,), at least 1. None means that all tokens
+                are real.
             state: Initial state, a tuple of hidden states (L R, B, H), and for an LSTM also cells
                 (L R, B, H). None means zeros.
 
@@ -275,7 +276,7 @@ class RecurrentStack(nn.Module):
 
         Args:
             x: Input (B, T, D), with padding on the right.
-            lengths: Number of real tokens of each row (B,); None means T.
+            lengths: Number of real tokens of each row (B,). None means that all tokens are real.
             state: Initial state, a tuple of one tensor (L R, B, H). None means zeros.
 
         Returns:
@@ -316,7 +317,7 @@ class RecurrentStack(nn.Module):
             weights: Weights of each layer, as the method `weights` returns them.
 
         Returns:
-            New state of each layer, as in `state`.
+            New state of each layer, with the tuples and shapes of `state`.
         """
         new: list[State] = []
         for old, (w_ih, b_ih, w_hh, other) in zip(state, weights, strict=True):
@@ -392,7 +393,7 @@ def flip(x: Tensor, lengths: Tensor | None) -> Tensor:
 
     Args:
         x: Rows with padding on the right. The padding is not moved.
-        lengths: Number of real tokens of each row (B,); None means T.
+        lengths: Number of real tokens of each row (B,). None means that all tokens are real.
 
     Example:
         >>> flip(torch.tensor([[1, 2, 3, 0]]), torch.tensor([3]))

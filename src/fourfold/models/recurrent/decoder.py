@@ -58,10 +58,10 @@ class RecurrentDecoderConfig(ModelConfig):
         attn_temperature: Temperature of hard_gumbel.
         mix_outputs: Compute an output distribution from each vector of the memory, and average the
             distributions with the attention weights (exact hard attention; Wu et al. 2018). This
-            option requires attn_weights softmax or hard_argmax. With hard_argmax, the average is
+            option requires `attn_weights` softmax or hard_argmax. With hard_argmax, the average is
             used in training only, and generation uses the vector with the largest weight.
         n_maxout: Number of maxout units of the decoder bahdanau, each the maximum of two values;
-            None means half of H.
+            None means half of `hidden_size`.
         output_rank: Rank of the output matrix, which is then a product of two matrices. None means
             one matrix of full rank.
         dropout: Dropout probability of the input of each layer and of the output matrix.
@@ -180,8 +180,8 @@ class RecurrentDecoder(nn.Module):
     """Recurrent decoder: maps target embeddings and a memory to the input of the output matrix.
 
     All target tokens are computed in one call of the recurrent layers if a step does not depend on
-    attention or output of the step before it. This holds without attention, and for the decoder
-    luong without input feeding. Otherwise the steps run one after another.
+    attention or output of the step before it. This holds without attention, and for `decoder` luong
+    without input feeding. Otherwise the steps run one after another.
 
     Args:
         config: Config of the decoder.
@@ -273,7 +273,7 @@ class RecurrentDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute one output for each vector of the memory, for attention to this vector only.
 
-        The decoder must be luong, with attention and without input feeding.
+        The model must have `decoder` luong, `context` attention and no input feeding.
 
         Args:
             x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
@@ -349,7 +349,7 @@ class RecurrentDecoder(nn.Module):
         return context
 
     def attentional(self, context: Tensor, h: Tensor) -> Tensor:
-        """Compute the output tanh(W_c [context; h]) of the decoder luong.
+        """Compute the output tanh(W_c [context; h]) of a model with `decoder` luong.
 
         Args:
             context: Contexts (N, T, M).
@@ -364,7 +364,7 @@ class RecurrentDecoder(nn.Module):
     def _read_after_step(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int
     ) -> tuple[Tensor, State]:
-        """Run the decoder luong without input feeding, on all tokens at once.
+        """Run a model with `decoder` luong and without input feeding, on all tokens at once.
 
         Args:
             x: Embedded new tokens (N, T, D).
@@ -385,7 +385,7 @@ class RecurrentDecoder(nn.Module):
     def _feed_outputs(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int, feed: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Run the decoder luong with input feeding, one step after another.
+        """Run a model with `decoder` luong and with input feeding, one step after another.
 
         Args:
             x: Embedded new tokens (N, T, D).
@@ -409,7 +409,7 @@ class RecurrentDecoder(nn.Module):
     def _read_before_step(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int
     ) -> tuple[Tensor, State]:
-        """Run the decoder bahdanau, on all tokens at once if it has no attention.
+        """Run a model with `decoder` bahdanau, on all tokens at once if it has no attention.
 
         Args:
             x: Embedded new tokens (N, T, D).

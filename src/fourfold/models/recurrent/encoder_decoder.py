@@ -245,7 +245,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
     ) -> Tensor:
         """Compute the input (N, T, output width) of the head; N is a multiple of B.
 
-        A model with `mix_outputs` and the weights softmax returns log-probabilities (N, T, V)
+        A model with `mix_outputs` and `attn_weights` softmax returns log-probabilities (N, T, V)
         instead, which are also its logits.
 
         Args:
@@ -277,9 +277,10 @@ class RecurrentEncoderDecoder(Seq2Seq):
             cache: State after the earlier tokens, changed in place. None means no earlier tokens.
 
         Returns:
-            The arguments of `marginal_cross_entropy` without the targets: logarithms (N T, S) of
-            the attention weights, inputs (N T, S, output width) of the output matrix for each
-            vector of the memory, the output matrix (V, output width), and its bias (V,) or None.
+            A tuple of four values, which are arguments of `marginal_cross_entropy`: logarithms
+            (N T, S) of the attention weights, inputs (N T, S, output width) of the output matrix
+            for each vector of the memory, the output matrix (V, output width), and its bias (V,) or
+            None.
         """
         x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
         alpha, y = self.decoder.by_vector(x, memory, cache)  # type: ignore[operator]

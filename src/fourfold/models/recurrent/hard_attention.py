@@ -96,7 +96,7 @@ def marginal_cross_entropy(
         targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
 
     Returns:
-        A scalar in fp32 (fp64 for fp64 inputs).
+        A scalar in fp32, or in fp64 if the inputs are in fp64.
     """
     joint, _, used, rows, labels = _score_positions(log_alpha, hidden, weight, bias, targets)
     posterior = joint.detach().softmax(-1)[used]

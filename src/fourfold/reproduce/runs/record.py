@@ -99,10 +99,10 @@ class Record:
         return self.in_directory(run) or self._by_stamp.get(run.stamp)
 
     def outdated(self, table: str, current: Iterable[Entry]) -> list[Entry]:
-        """Return the recorded results of a table for which there is no current result.
+        """Return the recorded results of a table that no current result replaces.
 
-        These outdated results are kept, because they become valid again if the change of the recipe
-        is reverted.
+        A result is current if its run has the present options and data. Other results are outdated.
+        They are kept, because they become valid again if the change of the recipe is reverted.
 
         Args:
             table: Name of the table, PAPER/TABLE.
