@@ -1,6 +1,5 @@
 """CUDA graph of a decoding step; on a CPU the step runs with the static cache, uncaptured."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -62,11 +61,7 @@ def test_static_cache_generates_the_same_tokens(
         mask = mask.flip(1) if padded == "left" else mask
     expected = generate(model, ids, 40, mask=mask, **options)
     assert not uncaptured
-    monkeypatch.setattr(
-        sys.modules["fourfold.generation.generate"],
-        "is_worth_capturing",
-        lambda device, new_tokens: True,
-    )
+    monkeypatch.setattr(cuda_graph, "is_worth_capturing", lambda device, new_tokens: True)
     found = generate(model, ids, 40, mask=mask, **options)
     assert torch.equal(found, expected)
     assert len(set(uncaptured)) == 1  # also after some rows have ended
@@ -86,11 +81,7 @@ def test_captured_step_generates_the_same_tokens(
     model = model.cuda().double()
     ids = torch.randint(3, 23, (5, 9), device="cuda")
     found = [generate(model, ids, 40, **options) for _ in range(2)]
-    monkeypatch.setattr(
-        sys.modules["fourfold.generation.generate"],
-        "is_worth_capturing",
-        lambda device, new_tokens: False,
-    )
+    monkeypatch.setattr(cuda_graph, "is_worth_capturing", lambda device, new_tokens: False)
     expected = generate(model, ids, 40, **options)
     assert torch.equal(found[0], expected)
     assert torch.equal(found[1], expected)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.errors import InputError
-from fourfold.generation.cuda_graph import GraphStep, is_worth_capturing
 from fourfold.generation.inputs import GenerationInputs
 from fourfold.generation.sampling import OnTokens, TokenSampler, sample, uniform_per_prompt
-from fourfold.generation.step import CausalStep, decoding_mode
+from fourfold.generation.step import CausalStep, Step, decoding_mode
 
 
 def generate(
@@ -81,7 +80,23 @@ def generate(
         draws = uniform_per_prompt(inputs.row_keys, inputs.real, most, seed, copies)
     with decoding_mode(model):
         step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
-        if isinstance(step, CausalStep) and step.has_keys and is_worth_capturing(ids.device, most):
-            step = GraphStep(step, start.shape[1] + most)
+        step = _fastest(step, start, most)
         new = sample(step, start, limit, sampler, draws, inputs.eos_ids, inputs.pad_id, on_tokens)
     return torch.cat([start, new], dim=1)
+
+
+def _fastest(step: Step, start: Tensor, new_tokens: int) -> Step:
+    """Return the decoding step as a CUDA graph, if this saves time, or the step itself.
+
+    Args:
+        step: Decoding step.
+        start: Token ids (B, T) of the prompts.
+        new_tokens: Maximum number of new tokens of a sequence.
+    """
+    if not isinstance(step, CausalStep) or not step.has_keys:
+        return step
+    from fourfold.generation import cuda_graph  # which is not needed to load a model
+
+    if not cuda_graph.is_worth_capturing(start.device, new_tokens):
+        return step
+    return cuda_graph.GraphStep(step, start.shape[1] + new_tokens)
