@@ -20,6 +20,8 @@ BY_MODULE = [
     "errors",
     "loggers",
     "losses",
+    "models/embeddings",
+    "models/init",
     "optim",
     "schedules",
     "tokenization",
