@@ -76,4 +76,3 @@ html_math_renderer = "mathml"
 html_show_search_summary = False  # the summary is fetched, which a browser refuses for file://
 html_copy_source = False
 html_show_sphinx = False
-linkcheck_ignore = [r"https?://.*"]

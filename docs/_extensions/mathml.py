@@ -1,16 +1,30 @@
 """Formulas as MathML, which browsers draw without a script, a font or the network."""
 
+import re
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
+
+MISSING = re.compile(r"\\arg(?![a-zA-Z])")  # a command that latex2mathml lacks
+UNKNOWN = re.compile(r">(\\[a-zA-Z]+)<")
+
+
+def to_mathml(node: nodes.Element, display: str) -> str:
+    """Convert the formula of a node; warn of a command that latex2mathml does not know."""
+    text = convert(MISSING.sub(r"\\operatorname{arg}", node.astext()), display=display)
+    for command in UNKNOWN.findall(text):
+        message = "%s in a formula cannot be converted to MathML"
+        logging.getLogger(__name__).warning(message, command, location=node)
+    return text
 
 
 def visit_inline(writer: Any, node: nodes.math) -> None:
     """Write a formula of a line of text."""
-    writer.body.append(convert(node.astext(), display="inline"))
+    writer.body.append(to_mathml(node, "inline"))
     raise nodes.SkipNode
 
 
@@ -18,8 +32,7 @@ def visit_block(writer: Any, node: nodes.math_block) -> None:
     """Write a formula on a line of its own, with its number and anchor if it has a label."""
     anchors = "".join(f' id="{name}"' for name in node["ids"][:1])
     number = f"<span>({get_node_equation_number(writer, node)})</span>" if node["number"] else ""
-    formula = convert(node.astext(), display="block")
-    writer.body.append(f'<div class="math"{anchors}>{formula}{number}</div>\n')
+    writer.body.append(f'<div class="math"{anchors}>{to_mathml(node, "block")}{number}</div>\n')
     raise nodes.SkipNode
 
 
