@@ -72,6 +72,8 @@ napoleon_use_ivar = True  # an attribute of a docstring is not a second entry
 # HTML that works from a folder, without a network
 html_theme = "furo"
 html_title = f"fourfold {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_show_search_summary = False  # the summary is fetched, which a browser refuses for file://
 html_copy_source = False
