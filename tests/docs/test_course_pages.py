@@ -1,0 +1,179 @@
+"""Tests that the pages of docs/course execute, and that they fail if the library is wrong."""
+
+import doctest
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fourfold.core import attention, block, positions
+from fourfold.models.recurrent.attention import RecurrentAttention
+
+COURSE = Path(__file__).resolve().parents[2] / "docs" / "course"
+CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+N_DEVIATIONS = 59  # places where the slides deviate from the papers
+OPTIONS = re.compile(r"\A---\n(.*?)^---\n", re.MULTILINE | re.DOTALL)
+DOCTEST = re.compile(r"^```pycon\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+
+
+def read(page: str) -> str:
+    return (COURSE / f"{page}.md").read_text(encoding="utf-8")
+
+
+PAGES = sorted(path.stem for path in COURSE.glob("*.md"))
+EXECUTED = [page for page in PAGES if CELL.search(read(page))]
+LESSONS = [page for page in EXECUTED if page != "00-index"]
+WITH_DOCTESTS = [page for page in PAGES if DOCTEST.search(read(page))]
+
+
+def execute(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Execute all code cells of a page in one namespace, in the folder of the page."""
+    monkeypatch.chdir(COURSE)
+    text = read(page)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with plt.rc_context():
+        for cell in CELL.finditer(text):
+            # Options are replaced by blank lines, so that errors have the lines of the page.
+            code = OPTIONS.sub(lambda options: "\n" * options[0].count("\n"), cell[1])
+            line = text.count("\n", 0, cell.start(1))
+            exec(compile("\n" * line + code, f"{page}.md", "exec"), names)
+        plt.close("all")
+
+
+def run_doctests(page: str, flags: int = 0) -> int:
+    """Run the doctests of a page in one namespace, and return the number of failures."""
+    text = read(page)
+    # The other lines are kept blank, so that errors have the lines of the page.
+    lines = [""] * text.count("\n")
+    for found in DOCTEST.finditer(text):
+        start = text.count("\n", 0, found.start(1))
+        block_lines = found[1].splitlines()
+        lines[start : start + len(block_lines)] = block_lines
+    examples = doctest.DocTestParser().get_doctest("\n".join(lines) + "\n", {}, page, page, 0)
+    assert examples.examples
+    return doctest.DocTestRunner(optionflags=flags).run(examples).failed
+
+
+@pytest.mark.parametrize("page", EXECUTED)
+def test_a_page_executes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(page, monkeypatch)
+
+
+@pytest.mark.parametrize("page", WITH_DOCTESTS)
+def test_the_examples_of_a_page_are_right(page: str) -> None:
+    assert run_doctests(page) == 0
+
+
+def test_all_deviations_are_listed() -> None:
+    numbers = re.findall(r"^\| (\d{1,2}) \|", read("what-the-slides-print"), re.MULTILINE)
+    assert sorted(map(int, numbers)) == list(range(1, N_DEVIATIONS + 1))
+
+
+@pytest.mark.parametrize("page", LESSONS)
+def test_a_page_has_a_formula_a_figure_a_table_and_exercises(page: str) -> None:
+    text = read(page)
+    assert text.startswith("---\njupytext:\n")
+    assert "$$" in text
+    assert re.search(r"^\|( *:?-+:? *\|)+$", text, re.MULTILINE), "a table"
+    figures = [cell for cell in CELL.findall(text) if "plt.subplots" in cell]
+    assert figures
+    assert all(re.search(r"^    alt: \S", cell, re.MULTILINE) for cell in figures), (
+        "text of figures"
+    )
+    exercises = re.findall(r"^:::\{admonition\} (Exercise|Answer)\b", text, re.MULTILINE)
+    assert len(exercises) >= 4
+    assert exercises == ["Exercise", "Answer"] * (len(exercises) // 2)
+
+
+# Formulas of the library that a page has to notice if they are wrong.
+
+
+def unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the scale 1 in place of 1 / sqrt(Dh)."""
+    for name in ("attend", "attention_weights"):
+        right = getattr(attention, name)
+
+        def wrong(*args: Tensor, right: Any = right, **options: Any) -> Tensor:
+            options["scale"] = 1.0 if options.get("scale") is None else options["scale"]
+            return right(*args, **options)
+
+        monkeypatch.setattr(attention, name, wrong)
+
+
+def base_1000(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the base 1000 in place of 10000 for sinusoidal positions."""
+
+    def wrong(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
+        rates = 1000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = torch.arange(n_rows, dtype=torch.float64)[:, None] * rates
+        return angles.sin().float(), angles.cos().float()
+
+    monkeypatch.setattr(positions, "_sines_and_cosines", wrong)
+
+
+def mask_without_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide from a query its own position, too."""
+
+    def wrong(q_len: int, k_len: int, device: torch.device) -> Tensor:
+        ones = torch.ones(q_len, k_len, dtype=torch.bool, device=device)
+        return ones.tril(k_len - q_len - 1)
+
+    monkeypatch.setattr(attention, "causal_mask", wrong)
+
+
+def deviation_without_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide by the root of the sum of squares in place of their mean, and add no epsilon."""
+
+    class Wrong(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            centred = x - x.mean(-1, keepdim=True)
+            return centred / centred.square().sum(-1, keepdim=True).sqrt() * self.weight + self.bias
+
+    monkeypatch.setattr(
+        block, "norm_from_config", lambda config: Wrong(config.d_model, eps=config.norm_eps)
+    )
+
+
+def additive_without_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the tanh of the additive score."""
+    right = RecurrentAttention._scores
+
+    def wrong(self: Any, q: Tensor, projected: Tensor, positions: Tensor) -> Tensor:
+        if self.score not in ("additive", "concat"):
+            return right(self, q, projected, positions)
+        return self.v_a(self.w_a(q)[:, :, None] + projected[:, None]).squeeze(-1)
+
+    monkeypatch.setattr(RecurrentAttention, "_scores", wrong)
+
+
+@pytest.mark.parametrize(
+    ("page", "spoil"),
+    [
+        ("06-scaling-heads-masks", unscaled),
+        ("06-scaling-heads-masks", mask_without_diagonal),
+        ("07-positions", base_1000),
+        ("03-attention-decoders", additive_without_tanh),
+    ],
+)
+def test_a_page_fails_if_a_formula_is_wrong(
+    page: str, spoil: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch)
+    with pytest.raises(AssertionError):
+        execute(page, monkeypatch)
+
+
+@pytest.mark.parametrize("spoil", [deviation_without_mean, base_1000, unscaled])
+def test_the_table_of_deviations_fails_if_a_formula_is_wrong(
+    spoil: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(monkeypatch)
+    assert run_doctests("what-the-slides-print", doctest.FAIL_FAST) > 0
+    assert "Expected:" in capsys.readouterr().out
