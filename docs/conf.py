@@ -4,6 +4,7 @@ The source directory is the root, so that a relative link means the same here an
 """
 
 import os
+import shutil
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -53,7 +54,10 @@ myst_heading_anchors = 4
 # Executed pages
 nb_execution_mode = "cache"
 # A cached result is used only with the modules that computed it.
-nb_execution_cache_path = str(ROOT / "build" / "docs" / "cache" / package_digest())
+cache = ROOT / "build" / "docs" / "cache" / package_digest()
+for other in set(cache.parent.glob("*")) - {cache}:
+    shutil.rmtree(other)
+nb_execution_cache_path = str(cache)
 nb_execution_timeout = 300  # seconds for each cell, also on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
