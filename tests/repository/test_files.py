@@ -21,6 +21,7 @@ FORBIDDEN = re.compile(
         ]
     )
 )
+CODE_BLOCK = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".sh", ".cfg", ".json", ".csv", ""}
 
 
@@ -77,7 +78,9 @@ def test_links_between_pages_hold(tracked: list[Path]) -> None:
         f"{page}: {target}"
         for page in tracked
         if page.suffix == ".md"
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        for target in re.findall(
+            r"\]\(([^)#\s]+)", CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))
+        )
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert not broken
