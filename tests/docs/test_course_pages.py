@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core import attention, block, positions
+from fourfold.generation.beam_search import LENGTH_PENALTIES
+from fourfold.models.analysis import attention_flow
 from fourfold.models.recurrent.attention import RecurrentAttention
 
 COURSE = Path(__file__).resolve().parents[2] / "docs" / "course"
@@ -151,6 +153,16 @@ def additive_without_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecurrentAttention, "_scores", wrong)
 
 
+def length_penalty_without_division(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the division by 6 of the length penalty of Wu et al. (2016)."""
+    monkeypatch.setitem(LENGTH_PENALTIES, "gnmt", lambda n, alpha: (5 + n) ** alpha)
+
+
+def rollout_without_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiply the attention matrices without the identity."""
+    monkeypatch.setattr(attention_flow, "with_residual", lambda weights: weights)
+
+
 @pytest.mark.parametrize(
     ("page", "spoil"),
     [
@@ -158,6 +170,10 @@ def additive_without_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
         ("06-scaling-heads-masks", mask_without_diagonal),
         ("07-positions", base_1000),
         ("03-attention-decoders", additive_without_tanh),
+        ("08-norm-and-residuals", deviation_without_mean),
+        ("09-encoder-decoder-transformer", unscaled),
+        ("11-beam-search", length_penalty_without_division),
+        ("16-reading-attention", rollout_without_residual),
     ],
 )
 def test_a_page_fails_if_a_formula_is_wrong(
