@@ -20,6 +20,7 @@ os.environ.update(
     OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false"
 )
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm misses widgets in a kernel
 os.environ["PYTHONPATH"] = str(ROOT / "src")
 
 
@@ -61,6 +62,7 @@ nb_execution_cache_path = str(cache)
 nb_execution_timeout = 300  # seconds for each cell, also on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "warn"  # a warning in the output of a cell is a warning of the build
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # the default loads scripts from the network
 
 # API reference
