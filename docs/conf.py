@@ -4,6 +4,7 @@ The source directory is the root, so that a relative link means the same here an
 """
 
 import os
+import shutil
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ os.environ.update(
     OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false"
 )
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm misses widgets in a kernel
 os.environ["PYTHONPATH"] = str(ROOT / "src")
 
 
@@ -53,10 +55,14 @@ myst_heading_anchors = 4
 # Executed pages
 nb_execution_mode = "cache"
 # A cached result is used only with the modules that computed it.
-nb_execution_cache_path = str(ROOT / "build" / "docs" / "cache" / package_digest())
+cache = ROOT / "build" / "docs" / "cache" / package_digest()
+for other in set(cache.parent.glob("*")) - {cache}:
+    shutil.rmtree(other)
+nb_execution_cache_path = str(cache)
 nb_execution_timeout = 300  # seconds for each cell, also on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "warn"  # a warning in the output of a cell is a warning of the build
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # the default loads scripts from the network
 
 # API reference
@@ -72,8 +78,9 @@ napoleon_use_ivar = True  # an attribute of a docstring is not a second entry
 # HTML that works from a folder, without a network
 html_theme = "furo"
 html_title = f"fourfold {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_show_search_summary = False  # the summary is fetched, which a browser refuses for file://
 html_copy_source = False
 html_show_sphinx = False
-linkcheck_ignore = [r"https?://.*"]

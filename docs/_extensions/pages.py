@@ -26,9 +26,14 @@ def keep_folders_as_text(app: Sphinx, document: nodes.document) -> None:
 
 
 def allow_fragments(app: Sphinx, document: nodes.document) -> None:
-    """Let a page without a title, such as a finding, be absent from every table of contents."""
+    """Give a page without a title, such as a finding, its path as title in the search.
+
+    Such a page is absent from every table of contents.
+    """
+    page = app.env.docname
     if next(iter(document.findall(nodes.title)), None) is None:
-        app.env.metadata[app.env.docname]["orphan"] = True
+        app.env.metadata[page]["orphan"] = True
+        app.env.titles[page] = app.env.longtitles[page] = nodes.title(page, page)
 
 
 def link_to_sources(app: Sphinx, document: nodes.document, page: str) -> None:

@@ -34,7 +34,7 @@ def test_spelling_is_right() -> None:
 def test_formulas_are_mathml(site: Path) -> None:
     pages = [file.read_text(encoding="utf-8") for file in (site / "docs").rglob("*.html")]
     assert any("<math" in page for page in pages)
-    assert not [page for page in pages if re.search(r"mathjax|katex", page, re.IGNORECASE)]
+    assert not [page for page in pages if re.search(r"<script[^>]*(mathjax|katex)", page, re.I)]
 
 
 def test_the_notebook_of_each_page_of_the_course_can_be_downloaded(site: Path) -> None:
@@ -60,7 +60,7 @@ def visit(chromium: Any, site: Path) -> Iterator[Any]:
         tab.on("request", lambda request: requests.append(request.url))
         tab.on("console", lambda message: messages.append(message.text))
         tab.on("pageerror", lambda error: messages.append(str(error)))
-        tab.goto((site / page).as_uri())
+        tab.goto(f"{site.as_uri()}/{page}")
         return tab
 
     yield opened
@@ -73,11 +73,12 @@ def visit(chromium: Any, site: Path) -> Iterator[Any]:
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("words", "page"),
-    [("causal mask", "docs/api/core.html"), ("rotary", "docs/course/07-positions.html")],
+    [
+        ("causal mask", "docs/api/core.html"),
+        ("sinusoidal positions", "docs/course/07-positions.html"),
+    ],
 )
 def test_search_finds_words(visit: Any, site: Path, words: str, page: str) -> None:
-    if not (site / page).exists():
-        pytest.skip(f"the site has no page {page} yet")
     tab = visit(f"search.html?q={words.replace(' ', '+')}")
     tab.wait_for_selector("#search-results ul.search li a")
     found = tab.locator("#search-results ul.search li a").evaluate_all(
@@ -100,6 +101,6 @@ def test_a_formula_is_drawn(visit: Any) -> None:
 def test_the_entry_opens_the_first_page_and_its_links_work(visit: Any) -> None:
     tab = visit("index.html")
     tab.wait_for_url("**/docs/index.html")
-    tab.click("article a:text-is('conventions')")
+    tab.click("article a[href='conventions.html']")
     tab.wait_for_url("**/docs/conventions.html")
     assert tab.inner_text("h1").startswith("Conventions")

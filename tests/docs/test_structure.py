@@ -1,5 +1,6 @@
 """The pages of the documentation site: tables of contents, headers, code cells, notebooks."""
 
+import importlib
 import posixpath
 import re
 import subprocess
@@ -10,10 +11,13 @@ from pathlib import Path
 import jupytext
 import nbformat
 import pytest
+from docutils import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 COURSE = sorted((DOCS / "course").glob("[0-9][0-9]-*.md"))
+WITH_FORMULAS = [DOCS / "batch-invariance.md", *COURSE]
+ALIGNED = r"\begin{aligned} a &= b \\ c &= d \end{aligned}"
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADER = """---
 jupytext:
@@ -74,6 +78,29 @@ def test_a_page_of_the_course_is_a_notebook(page: Path) -> None:
     assert len(cells) == len(re.findall(r"^```\{code-cell\} ipython3$", text, re.MULTILINE)) > 0
     for number, source in enumerate(cells, 1):
         compile(source, f"{page.name}, cell {number}", "exec")
+
+
+@pytest.mark.parametrize(
+    "page", [DOCS / "batch-invariance.md", *COURSE], ids=lambda page: page.stem
+)
+def test_formulas_become_mathml(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    mathml = importlib.import_module("mathml")
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    formulas = re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", text, re.DOTALL)
+    assert formulas
+    for block, inline in formulas:
+        converted = mathml.to_mathml(nodes.math(text=block or inline), "inline")
+        assert not mathml.UNKNOWN.search(converted), block or inline
+
+
+def test_an_unknown_command_in_a_formula_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    mathml = importlib.import_module("mathml")
+    for formula, found in ((r"\foo x", [r"\foo"]), (r"\arg\max_x x", []), (ALIGNED, [])):
+        converted = mathml.to_mathml(nodes.math(text=formula), "inline")
+        assert mathml.UNKNOWN.findall(converted) == found
 
 
 def test_the_command_of_jupytext_writes_a_notebook(tmp_path: Path) -> None:

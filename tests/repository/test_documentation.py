@@ -111,7 +111,7 @@ def copy_repository(copy: Path) -> None:
     ignore = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__")
 
     def ignored(folder: str, names: list[str]) -> set[str]:
-        outputs = {"runs", "wandb", "shared"} if Path(folder) == ROOT else set()
+        outputs = {"build", "runs", "shared", "site", "wandb"} if Path(folder) == ROOT else set()
         return ignore(folder, names) | outputs & set(names)
 
     shutil.copytree(ROOT, copy, ignore=ignored)
