@@ -259,16 +259,6 @@ function drawSelects() {
     .some((name) => name !== "patches" && name !== "class" && specialTokens(name).size);
 }
 
-const visibleTitle = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
-
-/** Label cut to a width in pixels. */
-function fitLabel(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  const letters = [...text];
-  while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > width) letters.pop();
-  return `${letters.join("")}…`;
-}
-
 /** Rows and columns of the map that are drawn: all, or 40 around the choice. */
 function windowOf(view) {
   const cut = (centre, length) => {

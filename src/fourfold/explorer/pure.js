@@ -1,6 +1,16 @@
 "use strict";
 // Pure functions of the page of `fourfold look`: decoding, merging, colours, labels, files, addresses. Tested with node.
 
+const visibleTitle = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
+
+/** Label cut to a width in pixels. */
+function fitLabel(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  const letters = [...text];
+  while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > width) letters.pop();
+  return `${letters.join("")}…`;
+}
+
 /** Bytes of a base64 text. */
 function decodeBase64(text) {
   const binary = atob(text.trim());
