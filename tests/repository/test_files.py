@@ -1,4 +1,4 @@
-"""What a clone carries: nothing of the machine that made it, nothing large, no dead link."""
+"""Contents of a clone: no path of the machine that made it, no large file, no dead link."""
 
 import re
 import subprocess

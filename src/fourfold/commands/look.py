@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         shown_command(argv),
         n_models=len(paths),
     )
-    page = Page.join([page_of(path, options, settings) for path in paths])
+    page = Page.join([document_of(path, options, settings) for path in paths])
     page.save(out, overwrite=options.overwrite)
     print(page.describe(out))
     if options.open:
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def page_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any], bytes]:
+def document_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any], bytes]:
     """Return the document and the maps of one checkpoint.
 
     Args:

@@ -1,7 +1,7 @@
-"""Rotary positions: queries and keys are turned by angles that grow with the position.
+"""Rotary positions: queries and keys are rotated by angles that grow with the position.
 
 After the rotation, the score of a query and a key depends on the difference of their positions only
-(Su et al. 2021, "RoFormer"). Channels i and i + Dh/2 of a head form a pair that turns together, as
+(Su et al. 2021, "RoFormer"). Channels i and i + Dh/2 of a head form a pair that is rotated together, as
 in transformers. In checkpoints with the pairs 2i and 2i + 1, the rows of the query and key matrices
 are in another order. Shapes: B batch, H heads, T tokens, Dh head width.
 """
@@ -18,7 +18,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
+    """Rotate each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
 
     Example:
         >>> x = torch.tensor([[[[1.0, 0.0]]]])  # one pair of channels, at position pi
