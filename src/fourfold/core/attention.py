@@ -34,8 +34,8 @@ from fourfold.kernels.cpu_decoding import Linear
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
 # Largest number of queries whose H / K heads become queries of one head, so that the kernel reads
-# each key once. On one core of an Intel Xeon (model 207), one query with 8 heads, 2 heads of keys and 512 keys then takes 29 us
-# in place of 53 us in fp32, and 40 us in place of 431 us in bf16.
+# each key once. On one core of an Intel Xeon (model 207), a query with 8 heads, 2 heads of keys and
+# 512 keys then takes 29 us in place of 53 us in fp32, and 40 us in place of 431 us in bf16.
 MAX_FOLDED_QUERIES = 8
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 

@@ -1,8 +1,8 @@
 """Rotary positions: queries and keys are rotated by angles that grow with the position.
 
 After the rotation, the score of a query and a key depends on the difference of their positions only
-(Su et al. 2021, "RoFormer"). Channels i and i + Dh/2 of a head form a pair that is rotated together, as
-in transformers. In checkpoints with the pairs 2i and 2i + 1, the rows of the query and key matrices
+(Su et al. 2021, "RoFormer"). Channels i and i + Dh/2 of a head form a pair that is rotated, as in
+transformers. In checkpoints with the pairs 2i and 2i + 1, the rows of the query and key matrices
 are in another order. Shapes: B batch, H heads, T tokens, Dh head width.
 """
 
