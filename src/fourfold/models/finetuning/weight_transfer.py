@@ -30,6 +30,7 @@ LAYER_FIELDS = (
     *("d_model", "n_heads", "d_ff", "activation", "feed_forward", "norm", "norm_placement"),
     *("norm_eps", "bias", "attn_scale", "head_width", "value_width", "hidden_size"),
     *("kv_heads", "qk_norm", "rope_theta", "rope_local_theta", "rope_scaling", "parallel"),
+    *("qkv_bias", "layer_scale"),
 )
 # Endings of the names of tensors with one row per token of the vocabulary.
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
@@ -238,7 +239,8 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
     for stack, name in product(stacks, LAYER_FIELDS):
         given = getattr(getattr(old, stack, old), name, None)
         expected = getattr(getattr(new, stack, new), name, None)
-        if given != expected:
+        is_initial = name == "layer_scale" and None not in (given, expected)  # replaced by a tensor
+        if given != expected and not is_initial:
             raise InputError(
                 f"of the source must be that of the model, {expected}, got {given}", option=name
             )
