@@ -257,9 +257,9 @@ class Stack(nn.Module):
         if memory is not None:
             cross = lower_mask(memory_mask, q_len, memory.shape[1], x, dense=dense)
         options = {"memory": memory, "memory_mask": cross, "bias": bias}
-        for i, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
+        for i, block in enumerate(self.blocks):
             layer = cache.layer(i) if cache is not None else None
-            lowered, turns = kinds[window]
+            lowered, turns = kinds[self.windows[i]]
             x = block(x, lowered, cache=layer, rotation=turns, **options)
         return self.norm(x)
 
