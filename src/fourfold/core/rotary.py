@@ -52,6 +52,13 @@ def rotation(
 
     Returns:
         Cosines and sines, (T, Dh/2) for a slice, (B, 1, T, Dh/2) for a tensor.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 1, 6, 8)
+        >>> shifted = (rotation(slice(n, n + 6), q, width=8, theta=1e4) for n in (0, 100))
+        >>> first, second = (rotate(q, turns) @ rotate(k, turns).mT for turns in shifted)
+        >>> torch.allclose(first, second, atol=1e-3)  # scores depend on differences of positions
+        True
     """
     if isinstance(positions, slice):
         rows = torch.arange(positions.start, positions.stop, device=like.device)
@@ -74,6 +81,13 @@ def frequencies(
         theta: Base of the wavelengths, which grow geometrically from 2 pi to almost 2 pi theta.
         scaling: `rope_scaling` of `TransformerConfig`.
         device: Device of the result.
+
+    Example:
+        >>> rates, _ = frequencies(4, 10_000.0, None)
+        >>> rates
+        tensor([1.0000, 0.0100])
+        >>> frequencies(4, 10_000.0, {"rope_type": "linear", "factor": 2.0})[0]
+        tensor([0.5000, 0.0050])
     """
     # In units of 2 pi.
     wavelengths = theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)

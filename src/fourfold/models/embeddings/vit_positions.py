@@ -55,6 +55,13 @@ class AxialPositions(PositionTable):
 
     Raises:
         InputError: `width` is odd.
+
+    Example:
+        >>> positions = AxialPositions(1 + 4 * 4, 8)  # a class token and 16 patches
+        >>> positions.weight.shape
+        torch.Size([17, 8])
+        >>> sum(p.numel() for p in positions.parameters())  # 8 + 2 * 4 * 4, in place of 17 * 8
+        40
     """
 
     def __init__(self, n_rows: int, width: int) -> None:
@@ -88,6 +95,11 @@ class RelativePositionBias(nn.Module):
     Args:
         n_heads: Number of heads H.
         length: Number of tokens T.
+
+    Example:
+        >>> bias = RelativePositionBias(n_heads=2, length=5)
+        >>> bias().shape, bias.table.shape
+        (torch.Size([1, 2, 5, 5]), torch.Size([2, 9]))
     """
 
     index: Tensor
@@ -112,6 +124,15 @@ class BlockWithPositions(nn.Module):
         positions: Table of the position vectors (T, D).
         is_owner: Register the table as a submodule. If several blocks share a table, this must be
             True for exactly one of them, so that the state dict contains the table once.
+
+    Example:
+        >>> from fourfold.core.block import Block
+        >>> from fourfold.core.masks import LoweredMask
+        >>> from fourfold.models.embeddings.positions import learned
+        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16)
+        >>> block = BlockWithPositions(Block(config), learned(5, 8), is_owner=True)
+        >>> block(torch.randn(2, 5, 8), LoweredMask()).shape
+        torch.Size([2, 5, 8])
     """
 
     positions: PositionTable
@@ -145,6 +166,12 @@ class PositionedStack(Stack):
         length: Number of tokens T.
         shared: Add the vectors of one table in all blocks. False gives each block a table of its
             own. Ignored for relative.
+
+    Example:
+        >>> config = TransformerConfig(d_model=8, n_layers=2, n_heads=2, d_ff=16)
+        >>> stack = PositionedStack(config, "relative", length=5, shared=True)
+        >>> stack(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(
