@@ -24,6 +24,10 @@ def upcast_fp32(x: Tensor) -> Tensor:
     """Convert a bf16 or fp16 tensor to fp32, because a softmax needs more precision.
 
     Tensors in fp32 and fp64 are returned unchanged.
+
+    Example:
+        >>> upcast_fp32(torch.ones(2, dtype=torch.bfloat16)).dtype
+        torch.float32
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -136,6 +140,14 @@ def token_scores(
     Raises:
         InputError: A target is negative but not `IGNORE_INDEX`, or is at least V. On CUDA, an
             assertion of the device fails instead.
+
+    Example:
+        >>> hidden, weight = torch.eye(2), torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
+        >>> nll, best = token_scores(hidden, weight, None, torch.tensor([0, 2]))
+        >>> best  # token 1 is more likely than the target 2
+        tensor([0, 1])
+        >>> nll.exp().round().int().tolist()  # one divided by the probabilities of the targets
+        [1, 8105]
     """
     # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
     bias = None if bias is None else bias.detach()
@@ -192,6 +204,13 @@ def distillation_loss(
 
     Raises:
         InputError: `distillation_type` is unknown.
+
+    Example:
+        >>> teacher = torch.tensor([[2.0, 0.0]])
+        >>> distillation_loss(teacher.clone(), teacher, "soft", temperature=3.0).item()
+        0.0
+        >>> distillation_loss(torch.zeros(1, 2), teacher, "hard", temperature=1.0)  # log(2)
+        tensor(0.6931)
     """
     check_choice("distillation_type", distillation_type, DISTILLATION_TYPES)
     logits = upcast_fp32(logits)

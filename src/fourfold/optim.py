@@ -44,6 +44,15 @@ class OptimizerConfig:
     Raises:
         InputError: A value is outside its range, or `bias_correction` is false for another
             optimizer than adamw.
+
+    Example:
+        >>> config = OptimizerConfig(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.1)
+        >>> type(make_optimizer(nn.Linear(2, 2), config)).__name__
+        'AdamW'
+        >>> OptimizerConfig(lr=0.0)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: optimizer.lr must be above 0, got 0.0
     """
 
     name: Literal["adam", "adamw", "adadelta", "sgd"] = "adamw"
@@ -89,6 +98,12 @@ def parameter_groups(
     Returns:
         Parameter groups for a torch optimizer, a list of dictionaries with the keys params,
         weight_decay and lr. The group with the highest learning rate comes first.
+
+    Example:
+        >>> layer = nn.Linear(2, 3)
+        >>> groups = parameter_groups(layer, OptimizerConfig(), {"weight": 0.5, "bias": 1.0})
+        >>> [(group["lr"], group["weight_decay"]) for group in groups]
+        [(0.001, 0.0), (0.0005, 0.01)]
     """
     linear = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)

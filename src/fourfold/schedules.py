@@ -39,6 +39,14 @@ class ScheduleConfig:
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
+
+    Example:
+        >>> config = ScheduleConfig("noam", warmup_steps=4000)
+        >>> factor = learning_rate_factor(config, 1.0, None, d_model=512)
+        >>> max(range(10_000), key=factor)  # finished steps at the peak
+        3999
+        >>> round(factor(3999), 6)
+        0.000699
     """
 
     name: ScheduleName = "constant"

@@ -42,6 +42,13 @@ class CausalLMConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     gpt2 = CausalLM(CausalLMConfig())
+        >>> sum(weight.numel() for weight in gpt2.parameters())
+        124439808
     """
 
     d_model: int = 768

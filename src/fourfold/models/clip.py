@@ -46,6 +46,11 @@ class CLIPConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = CLIPConfig(n_layers=2, image_n_layers=1)
+        >>> config.n_layers, config.image_tower.n_layers, config.image_tower.d_model
+        (2, 1, 768)
     """
 
     d_model: int = 512

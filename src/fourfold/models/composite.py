@@ -32,6 +32,12 @@ class TextToTextConfig(CausalLMConfig):
     Args:
         encoder: Config of the encoder, which is built without heads. If its `vocab_size` is None,
             the encoder has the vocabulary of the decoder.
+
+    Example:
+        >>> encoder = MaskedLMConfig(n_layers=2, vocab_size=None)  # the vocabulary of the decoder
+        >>> config = TextToTextConfig(n_layers=1, vocab_size=100, encoder=encoder)
+        >>> CompositeEncoderDecoder(config).src_embed.tokens
+        Embedding(100, 768)
     """
 
     encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)  # noqa: RUF009  (frozen)
@@ -46,6 +52,11 @@ class ImageToTextConfig(CausalLMConfig):
     Args:
         encoder: Config of the encoder, which is built without a classifier. The decoder attends to
             all tokens of the encoder, including the class token.
+
+    Example:
+        >>> config = ImageToTextConfig(n_layers=1, vocab_size=100, encoder=ViTConfig(n_layers=1))
+        >>> CompositeEncoderDecoder(config).accepts_images
+        True
     """
 
     encoder: ViTConfig = ViTConfig()  # noqa: RUF009  (frozen)

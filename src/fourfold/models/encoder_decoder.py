@@ -45,6 +45,13 @@ class EncoderDecoderConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = EncoderDecoder(EncoderDecoderConfig())
+        >>> sum(weight.numel() for weight in model.parameters())
+        63082496
     """
 
     vocab_size: int | None = 37000

@@ -45,6 +45,11 @@ class MaskedAutoencoderConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = MaskedAutoencoderConfig(n_layers=2, n_decoder_layers=1)
+        >>> config.decoder_blocks.n_layers, config.decoder_blocks.d_model
+        (1, 512)
     """
 
     d_model: int = 768

@@ -35,6 +35,13 @@ class MaskedLMConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     bert = MaskedLM(MaskedLMConfig())
+        >>> sum(weight.numel() for weight in bert.parameters())
+        109514298
     """
 
     d_model: int = 768

@@ -41,6 +41,13 @@ class T5Config(EncoderDecoderConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = T5(T5Config())
+        >>> sum(weight.numel() for weight in model.parameters())
+        60506624
     """
 
     d_head: int | None = 64

@@ -59,6 +59,15 @@ class ViTConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = ViTConfig(image_size=32, patch_size=4, n_classes=10, pool="mean")
+        >>> config.n_prefix  # no class token
+        0
+        >>> ViTConfig(pool="mean", distillation=True)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: pool must be cls for a model with distillation, got mean
     """
 
     d_model: int = 768

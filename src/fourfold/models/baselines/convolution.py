@@ -45,6 +45,11 @@ class ConvolutionalLMConfig(ModelConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = ConvolutionalLMConfig(n_layers=5, block="bytenet", dilations=(1, 2, 4, 8, 16))
+        >>> config.reach  # tokens
+        62
     """
 
     d_model: int = 256

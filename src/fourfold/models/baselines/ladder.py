@@ -51,6 +51,11 @@ class LadderLMConfig(CausalLMConfig):
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`. The
             rungs parameter_free, projections and scaled have one attention head. Its queries and
             keys have the width `d_head`, or D if `d_head` is None. Its values have the width D.
+
+    Example:
+        >>> model = LadderLM(LadderLMConfig(n_layers=2, vocab_size=100, rung="parameter_free"))
+        >>> sum(weight.numel() for weight in model.stack.parameters())
+        0
     """
 
     rung: Rung = "full"
@@ -62,6 +67,12 @@ class LadderClassifierConfig(SequenceClassifierConfig):
 
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`.
+
+    Example:
+        >>> import torch
+        >>> config = LadderClassifierConfig(n_layers=1, vocab_size=100, n_classes=2, rung="norm")
+        >>> LadderClassifier(config)(torch.tensor([[5, 7, 9]])).shape
+        torch.Size([1, 2])
     """
 
     rung: Rung = "full"

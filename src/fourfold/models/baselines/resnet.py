@@ -32,6 +32,14 @@ class ResNetConfig(ModelConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> ResNetConfig(depth=50, n_classes=10).d_model
+        2048
+        >>> ResNetConfig(depth=20)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: depth must be one of 18, 34, 50, 101, 152, got 20
     """
 
     depth: Depth = 18

@@ -60,6 +60,13 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
     Raises:
         InputError: A field has a value outside its choices or its range, or two fields do not fit
             together.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig())
+        >>> sum(weight.numel() for weight in model.parameters())
+        221000000
     """
 
     bidirectional: bool = False

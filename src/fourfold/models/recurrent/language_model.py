@@ -39,6 +39,15 @@ class RecurrentLMConfig(ModelConfig):
     Raises:
         InputError: A field has a value outside its choices or its range, or `forget_bias` is not 0
             and the cell has no forget gate.
+
+    Example:
+        >>> config = RecurrentLMConfig(cell="gru", hidden_size=256, vocab_size=100)
+        >>> RecurrentLM(config).stack.layers
+        GRU(768, 256, batch_first=True)
+        >>> RecurrentLMConfig(n_layers=0)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: n_layers must be at least 1, got 0
     """
 
     d_model: int = 768
@@ -59,7 +68,7 @@ class RecurrentLMConfig(ModelConfig):
         super().__post_init__()
         limit = 100.0 if self.cell == "lstm" else 0.0  # no other cell has a forget gate
         name = "forget_bias" if self.cell == "lstm" else f"forget_bias of the cell {self.cell}"
-        check_range(name, self.forget_bias, minimum=-limit, maximum=limit)
+        check_range(name, self.forget_bias, minimum=0.0 - limit, maximum=limit)  # not -0
 
 
 class RecurrentLayers(nn.Module):
@@ -159,6 +168,11 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
         n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
             is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
+
+    Example:
+        >>> config = RecurrentClassifierConfig(cell="gru", vocab_size=100, n_classes=2)
+        >>> RecurrentClassifier(config).classifier
+        Linear(in_features=768, out_features=2, bias=True)
     """
 
     n_classes: int | None = None
@@ -169,6 +183,13 @@ class RecurrentClassifier(CausalClassifier):
     """Sequence classifier on the last real token of a recurrent language model.
 
     A call of the model returns vocabulary logits (B, T, V). `classify` returns class logits (B, K).
+
+    Example:
+        >>> import torch
+        >>> config = RecurrentClassifierConfig(hidden_size=16, vocab_size=100, n_classes=2)
+        >>> model = RecurrentClassifier(config)
+        >>> model.classify(model.hidden(torch.tensor([[5, 7, 9]]))).shape
+        torch.Size([1, 2])
     """
 
     is_recurrent = True
