@@ -26,6 +26,19 @@ class MetricsCSVLogger(Logger):
 
     Args:
         folder: Directory of the run, in which metrics.csv is written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logger = MetricsCSVLogger(Path(folder))
+        ...     logger.log_metrics({"train/loss": 2.5}, step=0)
+        ...     logger.log_metrics({"val/loss": 2.25}, step=0)  # a new column
+        ...     logger.log_metrics({"train/loss": 2.0}, step=1)
+        ...     print(logger.file.read_text())
+        step,train/loss,val/loss
+        1,2.5,
+        1,,2.25
+        2,2.0,
     """
 
     name = ""  # Lightning requires a name and a version
