@@ -28,7 +28,7 @@ class Table(NamedTuple):
         >>> table = Table(["source", "translation"], [["one", "eins"], ["two", "zwei"]])
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     (path,) = table.save(Path(folder), "samples")
-        ...     print(path.name, path.read_text(), sep="\n")
+        ...     print(path.name, path.read_text().strip(), sep="\n")
         samples.csv
         source,translation
         one,eins

@@ -34,7 +34,7 @@ class MetricsCSVLogger(Logger):
         ...     logger.log_metrics({"train/loss": 2.5}, step=0)
         ...     logger.log_metrics({"val/loss": 2.25}, step=0)  # a new column
         ...     logger.log_metrics({"train/loss": 2.0}, step=1)
-        ...     print(logger.file.read_text())
+        ...     print(logger.file.read_text().strip())
         step,train/loss,val/loss
         1,2.5,
         1,,2.25
