@@ -36,6 +36,13 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> config = RecurrentLMConfig(d_model=16, hidden_size=32, cell="gru", vocab_size=100)
+        >>> task = RecurrentLanguageModeling(config)
+        >>> task.configure_model()
+        >>> task.model.stack.layers
+        GRU(16, 32, batch_first=True)
     """
 
     model_class = RecurrentLM  # type: ignore[assignment]
@@ -60,6 +67,13 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> config = ConvolutionalLMConfig(d_model=16, n_layers=2, kernel_size=3, vocab_size=100)
+        >>> task = ConvolutionalLanguageModeling(config)
+        >>> task.configure_model()
+        >>> task.config.reach  # tokens before the last input token
+        4
     """
 
     model_class = ConvolutionalLM  # type: ignore[assignment]
@@ -79,6 +93,13 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> config = RecurrentClassifierConfig(hidden_size=32, vocab_size=100, n_classes=2)
+        >>> task = RecurrentSequenceClassification(config, lm_weight=0.5)
+        >>> task.configure_model()
+        >>> task.model.classifier
+        Linear(in_features=768, out_features=2, bias=True)
     """
 
     model_class = RecurrentClassifier  # type: ignore[assignment]
@@ -103,6 +124,16 @@ class LadderLanguageModeling(CausalLanguageModeling):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> shape = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 100}
+        >>> for rung in ("parameter_free", "heads", "full"):
+        ...     task = LadderLanguageModeling(LadderLMConfig(**shape, rung=rung))
+        ...     task.configure_model()
+        ...     print(rung, sum(weight.numel() for weight in task.model.stack.parameters()))
+        parameter_free 0
+        heads 2176
+        full 205120
     """
 
     model_class = LadderLM
@@ -126,6 +157,13 @@ class LadderSequenceClassification(SequenceClassification):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> shape = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 100, "n_classes": 2}
+        >>> task = LadderSequenceClassification(LadderClassifierConfig(**shape, rung="residual"))
+        >>> task.configure_model()
+        >>> sum(weight.numel() for weight in task.model.stack.parameters())
+        2176
     """
 
     model_class = LadderClassifier
@@ -162,6 +200,17 @@ class ConvolutionalClassification(ImageClassification):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import ImageData
+        >>> config = ResNetConfig(stem="cifar", image_size=8, n_channels=1, n_classes=None)
+        >>> task = ConvolutionalClassification(config)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, ImageData("digits", batch_size=8))
+        >>> "val/top1" in trainer.callback_metrics
+        True
     """
 
     model_class = ResNet  # type: ignore[assignment]

@@ -33,6 +33,16 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         optimizer: Options of the optimizer; the default is nanoGPT's AdamW.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to a
             tenth of the learning rate.
+
+    Example:
+        >>> import torch
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = CausalLanguageModeling(config)
+        >>> task.configure_model()
+        >>> ids = torch.tensor([[1, 5, 7, 2]])
+        >>> loss, n_targets = task.step(CausalBatch(ids[:, :-1], ids[:, 1:]))
+        >>> loss.shape, int(n_targets)
+        (torch.Size([]), 3)
     """
 
     model_class = CausalLM

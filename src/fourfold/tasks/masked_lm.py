@@ -34,6 +34,16 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         optimizer: Options of the optimizer; the default is BERT's (appendix A.2).
         schedule: Options of the schedule; the default is BERT's: 10,000 steps of warm-up, then
             linear decay to 0.
+
+    Example:
+        >>> import torch
+        >>> config = MaskedLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = MaskedLanguageModeling(config)
+        >>> task.configure_model()
+        >>> ids, targets = torch.tensor([[1, 4, 7, 2]]), torch.tensor([[-100, 5, -100, -100]])
+        >>> loss, n_targets = task.step(MaskedBatch(ids, targets))  # 4 is the mask token
+        >>> loss.shape, int(n_targets)
+        (torch.Size([]), 1)
     """
 
     model_class = MaskedLM
