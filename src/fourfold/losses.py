@@ -23,7 +23,7 @@ LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
 def upcast_fp32(x: Tensor) -> Tensor:
     """Convert a bf16 or fp16 tensor to fp32, because a softmax needs more precision.
 
-    Tensors in fp32 and fp64 are returned unchanged.
+    Tensors in fp32 and fp64 are returned unchanged. A tensor may have any shape.
 
     Example:
         >>> upcast_fp32(torch.ones(2, dtype=torch.bfloat16)).dtype

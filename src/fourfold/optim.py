@@ -88,6 +88,8 @@ def parameter_groups(
 ) -> list[dict[str, object]]:
     """Group the trainable parameters of a model by learning rate and weight decay.
 
+    Source: Radford et al. 2018, section 4.1, whose decay exempts biases and the gains of norms.
+
     Args:
         model: The model.
         config: Options of the optimizer. The fields `lr`, `weight_decay` and `weight_decay_params`
@@ -139,6 +141,8 @@ def make_optimizer(
     fused: bool = True,
 ) -> Optimizer:
     """Build an optimizer over the trainable parameters of a model.
+
+    Source: Kingma and Ba 2014 (Adam); Loshchilov and Hutter 2017 (AdamW); Zeiler 2012 (Adadelta).
 
     Args:
         model: The model.

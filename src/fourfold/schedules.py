@@ -81,6 +81,8 @@ def learning_rate_factor(
 ) -> Callable[[int], float]:
     """Build the function of torch's `LambdaLR` that returns the factor on the peak learning rate.
 
+    Source: Vaswani et al. 2017, equation 3 (noam); Loshchilov and Hutter 2016 (cosine).
+
     Args:
         config: Options of the schedule.
         lr: Peak learning rate.

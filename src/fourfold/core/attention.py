@@ -106,6 +106,8 @@ def lower_mask(
 def softmax(scores: Tensor) -> Tensor:
     """Apply softmax over the keys to scores (B, H, Tq, Tk); a score of -inf gives a weight of 0.
 
+    Source: Vaswani et al. 2017, equation 1.
+
     Example:
         >>> softmax(torch.tensor([0.0, 0.0, float("-inf")]))
         tensor([0.5000, 0.5000, 0.0000])
@@ -303,6 +305,8 @@ def dense_mask(
 
 class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention if `forward` gets a memory (encoder output).
+
+    Source: Vaswani et al. 2017, section 3.2.2.
 
     Args:
         d_model: Model width D.

@@ -92,6 +92,9 @@ class DropPath(nn.Module):
 class Block(nn.Module):
     """Transformer block, with one of four placements of the norms.
 
+    Source: Vaswani et al. 2017, section 3.1 and Figure 1 (post-norm); Radford et al. 2019,
+    section 2.3 (pre-norm).
+
     Args:
         config: Shape and components of the block.
         cross_attention: Also attend to a memory (the output of an encoder).
@@ -191,6 +194,8 @@ class Block(nn.Module):
 
 class Stack(nn.Module):
     """Stack of N blocks, followed by a norm unless the blocks are post-norm.
+
+    Source: Vaswani et al. 2017, section 3.1.
 
     Args:
         config: Shape and components of the blocks.

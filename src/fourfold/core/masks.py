@@ -43,6 +43,8 @@ class LoweredMask(NamedTuple):
 def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
     """Return a bool causal mask (Tq, Tk), in which the last query may attend to every key.
 
+    Source: Vaswani et al. 2017, section 3.2.3.
+
     Example:
         >>> causal_mask(2, 3, torch.device("cpu")).int().tolist()
         [[1, 1, 0], [1, 1, 1]]

@@ -20,6 +20,8 @@ Rotation = tuple[Tensor, Tensor]
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
 
+    Source: Su et al. 2021.
+
     Example:
         >>> x = torch.tensor([[[[1.0, 0.0]]]])  # one pair of channels, at position pi
         >>> rotate(x, rotation(torch.tensor([[math.pi]]), x, width=2, theta=1e4)).round()
@@ -73,6 +75,8 @@ def frequencies(
     width: int, theta: float, scaling: Mapping[str, Any] | None, device: torch.device | None = None
 ) -> tuple[Tensor, float]:
     """Return the angle per position of each pair, (Dh/2,) in fp32, and a factor on cos and sin.
+
+    Source: Su et al. 2021; Chen et al. 2023 (linear); Peng et al. 2023 (yarn).
 
     The operations are those of transformers, in the same order, so that the results are equal.
 

@@ -35,6 +35,8 @@ class ClassifierConfig(EncoderConfig):
 class SequenceClassifierConfig(ClassifierConfig):
     """Config of an encoder that classifies a sentence or a pair of sentences.
 
+    Source: Devlin et al. 2018, section 4.1.
+
     With `n_classes` = 1 the model predicts a number (regression).
 
     Args:
@@ -86,6 +88,8 @@ class SequenceClassifier(EncoderWithHead):
 class TokenClassifierConfig(ClassifierConfig):
     """Config of an encoder that classifies each token.
 
+    Source: Devlin et al. 2018, section 5.3.
+
     Example:
         >>> tags = ["O", "B-PER", "I-PER"]
         >>> config = TokenClassifierConfig(vocab_size=100, n_layers=1, n_classes=len(tags))
@@ -120,6 +124,8 @@ class TokenClassifier(EncoderWithHead):
 @dataclass(frozen=True)
 class SpanExtractorConfig(EncoderConfig):
     """Config of an encoder that predicts the first and the last token of an answer.
+
+    Source: Devlin et al. 2018, section 4.2.
 
     Example:
         >>> from fourfold.models import MaskedLM, MaskedLMConfig

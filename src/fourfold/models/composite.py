@@ -27,6 +27,8 @@ from fourfold.models.vit import ViT, ViTConfig
 class TextToTextConfig(CausalLMConfig):
     """Config of a text encoder with a text decoder; the defaults are BERT base and GPT-2 small.
 
+    Source: Rothe et al. 2020.
+
     The inherited fields describe the decoder.
 
     Args:
@@ -47,6 +49,8 @@ class TextToTextConfig(CausalLMConfig):
 class ImageToTextConfig(CausalLMConfig):
     """Config of an image encoder with a text decoder; the defaults are ViT-B/16 and GPT-2 small.
 
+    Source: Dosovitskiy et al. 2020 (encoder); Radford et al. 2019 (decoder).
+
     The inherited fields describe the decoder.
 
     Args:
@@ -64,6 +68,8 @@ class ImageToTextConfig(CausalLMConfig):
 
 class CompositeEncoderDecoder(Seq2Seq):
     """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
+
+    Source: Rothe et al. 2020, for texts.
 
     A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch
     (B, C, side, side), and `src_mask` and `src_documents` are ignored.

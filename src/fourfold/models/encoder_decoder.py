@@ -190,6 +190,8 @@ class Seq2Seq(Model):
 class EncoderDecoder(Seq2Seq):
     """Encoder-decoder transformer: predicts a target sequence from a source sequence.
 
+    Source: Vaswani et al. 2017, section 3.1 and Figure 1.
+
     Attributes:
         stack_class: Class of the modules `encoder` and `decoder`, built from the config.
         inits: Dictionary from names to functions that initialize the weights of a model in place.

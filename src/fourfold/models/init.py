@@ -46,6 +46,8 @@ def vaswani(model: nn.Module) -> None:
 def gpt2(model: nn.Module) -> None:
     """Draw weights from N(0, 0.02), positions from N(0, 0.01), and scale residual projections.
 
+    Source: Radford et al. 2019, section 2.3.
+
     A residual projection is the last matrix of a sub-layer. The standard deviation of these
     matrices is 0.02, divided by the square root of the number of sub-layers (GPT-2, section 2.3).
     The 0.01 of the positions comes from OpenAI's released code, not from the paper.

@@ -152,6 +152,8 @@ def convolutional_stem(config: ViTConfig) -> nn.Sequential:
 class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
+    Source: Dosovitskiy et al. 2020, section 3.1, equations 1 to 4; Touvron et al. 2020 (DeiT).
+
     A call of the model takes images (B, C, side, side) and returns the logits (B, K).
 
     Args:

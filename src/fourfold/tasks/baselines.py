@@ -32,6 +32,8 @@ from fourfold.tasks.sequence_classification import (
 class RecurrentLanguageModeling(CausalLanguageModeling):
     """Causal language modelling with recurrent layers in place of blocks (GPT-1, Table 5).
 
+    Source: Radford et al. 2018, Table 5.
+
     The arguments that are not described here are those of `CausalLanguageModeling`.
 
     Args:
@@ -62,6 +64,8 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
 class ConvolutionalLanguageModeling(CausalLanguageModeling):
     """Causal language modelling with the convolutions of ConvS2S or ByteNet in place of attention.
 
+    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
+
     `fourfold plan` does not support this task. The arguments that are not described here are those
     of `CausalLanguageModeling`.
 
@@ -88,6 +92,8 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
 @dataclass(eq=False, repr=False)
 class RecurrentSequenceClassification(CausalSequenceClassification):
     """Classification or regression with recurrent layers in place of blocks (GPT-1, Table 5).
+
+    Source: Radford et al. 2018, Table 5.
 
     The arguments that are not described here are those of `CausalSequenceClassification`.
 
@@ -193,6 +199,8 @@ def without_empty_maps(media: dict[str, Media]) -> dict[str, Media]:
 @dataclass(eq=False, repr=False)
 class ConvolutionalClassification(ImageClassification):
     """Image classification with a ResNet, the baseline of Vision Transformers.
+
+    Source: He et al. 2015.
 
     `fourfold plan` and `fourfold export` do not support this task. The batch norms of a ResNet make
     an optimizer step depend on the division of a batch into micro-batches and devices. The

@@ -180,6 +180,10 @@ class RecurrentCaptioning(HardAttention, Captioning):
             and 0.1 is the factor of the released code.
         entropy_weight: Factor on the entropy of the weights in the objective of hard_sample.
 
+    Raises:
+        InputError: A value is outside its range, or `label_smoothing` is not 0 for the attention
+            hard_sample.
+
     Example:
         >>> shape = {"d_model": 16, "hidden_size": 12, "vocab_size": 100}
         >>> config = RecurrentCaptionerConfig(**shape, attention="hard_sample")

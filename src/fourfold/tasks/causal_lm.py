@@ -26,6 +26,8 @@ MAX_PROMPT_TOKENS = 32  # of a logged sample
 class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     """Causal language modelling, evaluated by perplexity per token, word and byte.
 
+    Source: Radford et al. 2018, section 3.1.
+
     The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:

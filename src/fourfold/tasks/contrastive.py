@@ -29,6 +29,8 @@ MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     """Contrastive learning of images and captions (CLIP, section 2.3 and Figure 3).
 
+    Source: Radford et al. 2021.
+
     The loss of a pair is the mean of two cross-entropies. The first is that of the pair's text
     among all texts of the batch, given the image. The second is that of the pair's image among all
     images of the batch, given the text. The loss of a batch is the mean over its pairs, and depends

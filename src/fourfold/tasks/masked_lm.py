@@ -25,6 +25,8 @@ from fourfold.tasks.base import Task
 class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     """Masked language modelling, evaluated by perplexity and accuracy of the masked tokens.
 
+    Source: Devlin et al. 2018, section 3.1.
+
     Vocabulary logits are computed at masked positions only.
 
     The arguments `init_from` and `tuning` are those of `Task`.

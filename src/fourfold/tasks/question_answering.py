@@ -41,6 +41,9 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         max_answer_length: Largest number of tokens in an answer.
         n_best_size: Largest number of answers that `predict` writes for each question.
 
+    Raises:
+        InputError: A number is below 1.
+
     Example:
         >>> import torch
         >>> config = SpanExtractorConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)

@@ -47,6 +47,9 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         label_smoothing: Probability mass that is spread evenly over all classes; ignored in
             regression.
 
+    Raises:
+        InputError: `label_smoothing` is outside its range.
+
     Example:
         >>> from lightning import Trainer
         >>> from fourfold.data import SequenceData

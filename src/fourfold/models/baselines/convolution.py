@@ -26,6 +26,8 @@ MAX_KERNEL, MAX_DILATION = 2**10, 2**20  # far above those of published models
 class ConvolutionalLMConfig(ModelConfig):
     """Config of a convolutional language model; the defaults are a small ConvS2S.
 
+    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
+
     Args:
         d_model: Width D; must be even for `block` bytenet.
         n_layers: Number of convolutional blocks.
@@ -189,6 +191,8 @@ class ConvolutionalStack(nn.Module):
 
 class ConvolutionalLM(CausalLM):
     """Causal language model with convolutions, without a cache and without packed documents.
+
+    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
 
     Example:
         >>> import fourfold, torch

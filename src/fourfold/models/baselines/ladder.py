@@ -47,6 +47,8 @@ WITH_ATTENTION = ("heads", "residual", "norm", "full")
 class LadderLMConfig(CausalLMConfig):
     """Config of a causal LM whose layers have only some components of a transformer block.
 
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`. The
             rungs parameter_free, projections and scaled have one attention head. Its queries and
@@ -64,6 +66,8 @@ class LadderLMConfig(CausalLMConfig):
 @dataclass(frozen=True)
 class LadderClassifierConfig(SequenceClassifierConfig):
     """Config of a sequence classifier whose layers have only some components of a block.
+
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
 
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`.
@@ -207,6 +211,8 @@ class LadderStack(Stack):
 class LadderLM(CausalLM):
     """Causal language model whose layers have only some components of a transformer block.
 
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+
     The field `config.rung` selects the components (see `LadderLMConfig`). Arguments and result of a
     call are those of `CausalLM`.
 
@@ -223,6 +229,8 @@ class LadderLM(CausalLM):
 
 class LadderClassifier(SequenceClassifier):
     """Sequence classifier whose layers have only some components of a transformer block.
+
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
 
     The field `config.rung` selects the components (see `LadderClassifierConfig`). With
     ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the

@@ -57,6 +57,8 @@ class ResNetConfig(ModelConfig):
 class ResNet(Model):
     """torchvision's ResNet, with first layers (stem) that are chosen for the size of the images.
 
+    Source: He et al. 2015.
+
     A call of the model takes images (B, C, side, side) and returns the logits (B, K).
 
     Example:

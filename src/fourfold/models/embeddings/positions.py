@@ -67,6 +67,8 @@ class PositionTable(nn.Module):
 def learned(n_rows: int, width: int) -> PositionTable:
     """Build a table of `n_rows` learned position vectors, which are 0 before initialization.
 
+    Source: Devlin et al. 2018; Dosovitskiy et al. 2020, section 3.1.
+
     Example:
         >>> learned(512, 16).weight.requires_grad
         True
@@ -101,6 +103,8 @@ def sinusoidal(n_rows: int, width: int) -> PositionTable:
 
 def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
     """Build a table of sinusoidal positions with all sines before all cosines.
+
+    Source: Vaswani et al. 2017, section 3.5, up to the order of the channels.
 
     Marian and tensor2tensor have this order of channels; in `sinusoidal`, sines and cosines
     alternate.

@@ -44,6 +44,8 @@ INIT_STD = 0.02
 class AxialPositions(PositionTable):
     """Learned positions of the patches of a square image, and of the tokens before the patches.
 
+    Source: Dosovitskiy et al. 2020, appendix D.4.
+
     The vector of a patch is the concatenation of D / 2 values for the column and D / 2 values for
     the row of the patch. Each token before the patches, such as the class token, has a vector of D
     values.
@@ -88,6 +90,8 @@ VIT_POSITIONS: dict[str, Callable[[int, int], PositionTable]] = {"learned2d": Ax
 
 class RelativePositionBias(nn.Module):
     """Learned bias on the attention scores for each head and each distance of query and key.
+
+    Source: Dosovitskiy et al. 2020, appendix D.4, without the dependence on the query.
 
     A distance is the position of the key minus that of the query in the sequence of all tokens,
     from -(T - 1) to T - 1. The class token and the distillation token count as positions.
@@ -159,6 +163,8 @@ class BlockWithPositions(nn.Module):
 class PositionedStack(Stack):
     """Stack with a relative position bias, or with positions added to the input of each block.
 
+    Source: Dosovitskiy et al. 2020, appendix D.4.
+
     Args:
         config: Config of the transformer blocks.
         positions: Kind of positions. relative is a `RelativePositionBias` that all blocks share.
@@ -217,6 +223,8 @@ class PositionedStack(Stack):
 
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
     """Interpolate the position embeddings of a grid of patches to a grid of another size.
+
+    Source: Dosovitskiy et al. 2020, section 3.2.
 
     The first rows of a table are the vectors of prefix tokens (class and distillation token). The
     rows of prefix tokens are copied from `old` if both tables have them.

@@ -23,6 +23,8 @@ from fourfold.models.recurrent.cells import LAYERS, Cell, RecurrentCache
 class RecurrentLMConfig(ModelConfig):
     """Config of a recurrent language model; the defaults are those of GPT-1's Table 5.
 
+    Source: Radford et al. 2018, Table 5.
+
     Args:
         d_model: Width D of the embedding.
         hidden_size: Number of units H of a layer.
@@ -139,6 +141,8 @@ class RecurrentLayers(nn.Module):
 class RecurrentLM(CausalLM):
     """Recurrent causal language model, which does not support packed documents.
 
+    Source: Hochreiter and Schmidhuber 1997 (LSTM); Radford et al. 2018, Table 5.
+
     The state takes the place of a key-value cache and has the same size at every position. Padding
     must be on the right, and is not supported with a cache.
 
@@ -164,6 +168,8 @@ class RecurrentLM(CausalLM):
 class RecurrentClassifierConfig(RecurrentLMConfig):
     """Config of a recurrent language model with a sequence classifier.
 
+    Source: Radford et al. 2018, Table 5.
+
     Args:
         n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
             is replaced by the number of classes of the data.
@@ -181,6 +187,8 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
 
 class RecurrentClassifier(CausalClassifier):
     """Sequence classifier on the last real token of a recurrent language model.
+
+    Source: Radford et al. 2018, Table 5.
 
     A call of the model returns vocabulary logits (B, T, V). `classify` returns class logits (B, K).
 
