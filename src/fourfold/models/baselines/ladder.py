@@ -239,7 +239,8 @@ class LadderClassifier(SequenceClassifier):
 
     Example:
         >>> import torch
-        >>> config = LadderClassifierConfig(rung="none", pool="mean", n_layers=1, n_classes=6)
+        >>> sizes = {"n_layers": 1, "vocab_size": 8000, "n_classes": 6}
+        >>> config = LadderClassifierConfig(rung="none", pool="mean", **sizes)
         >>> LadderClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 6])
     """
