@@ -9,7 +9,8 @@ const DEFAULTS = {
 };
 const TITLES = {
   self: "self-attention", cross: "attention to the source (cross-attention)", encoder: "self-attention of the encoder",
-  decoder: "self-attention of the decoder", rollout: "rollout (layers 0 to this one together)",
+  decoder: "self-attention of the decoder", image: "self-attention of the image encoder",
+  text: "self-attention of the text encoder", rollout: "rollout (layers 0 to this one together)",
   relevance: "relevance for the class (attention times gradient)", "alpha sum": "attention, sum over all words", alpha: "attention to the source",
   position: "similarity of positions", positions: "similarity of positions",
 };
@@ -19,7 +20,7 @@ const STATS = {
   separator: "attends to separators such as [SEP]", distance: "attends far away: largest mean distance (tokens, patches)",
   entropy: "entropy in nats (0: attends to one token only)",
 };
-const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", class: "class token" };
+const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", visible: "visible patches", class: "class token" };
 const listTitle = (side) => TEXTS[side.name] || side.name;
 const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
 
@@ -88,8 +89,8 @@ function settle() {
   if (!page.doc.compare) state.model = 0;
   const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
   if (!names.includes(state.map)) {
-    const rollout = family() === "vit" && names.find((name) => name === "rollout");
-    state.map = ["alpha", "cross"].find((name) => names.includes(name)) || rollout || names[0] || "";
+    const wanted = ["alpha", "cross", ...(root().image ? ["rollout"] : [])];
+    state.map = wanted.find((name) => names.includes(name)) || names[0] || "";
   }
   page.layers = unique(mapsOf(state.map).map((map) => map.layer));
   if (!page.layers.includes(state.layer)) state.layer = page.layers[page.layers.length - 1] ?? null;
@@ -141,10 +142,10 @@ function makeView() {
   return view;
 }
 
-/** Query that is chosen at the start: the class token of a picture, else the row of the step or the last row. */
+/** Query that is chosen at the start: that of a picture, else the row of the step or a token in the middle. */
 function startQuery(view) {
   const step = (root().steps || [])[page.state.step];
-  if (root().image && view.q.name === "patches" && root().image.prefix) return 0;
+  if (root().query != null && view.q.name === "patches") return root().query;
   if (step && stepQuery(step) < view.q.raw.length) return Math.max(0, stepQuery(step));
   return view.q.raw.length > 1 ? Math.floor(view.q.raw.length / 2) : 0;
 }
@@ -388,7 +389,7 @@ function drawLegend(view) {
 
 function drawLines() {
   const view = page.view, box = $("lines"), pitch = 22, top = 30;
-  if (!show("p-lines", !root().image && !view.signed && view.rows * view.columns)) return;
+  if (!show("p-lines", view.k.name !== "patches" && !view.signed && view.rows * view.columns)) return;
   const width = Math.max(270, box.clientWidth - 4), side = Math.min(150, width * 0.32);
   const height = top + pitch * Math.max(view.rows, view.columns) + 4;
   const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
@@ -786,7 +787,7 @@ function drawImage() {
   const best = topK(patches, 1)[0], uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
   $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
   $("image-hint").textContent = canSelect
-    ? `Left: click a patch${image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
+    ? `Left: click a patch${(root().classes || []).length && image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
       + `Right: ${view.isWeight ? "its attention" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
     : !isText ? "Right: the attention of the class token, whose result decides the class; yellow is much, violet is little."
     : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
