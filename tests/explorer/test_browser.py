@@ -149,6 +149,7 @@ def test_words_take_the_sum_over_keys_and_special_tokens_can_be_hidden(visit) ->
     weights = shown(made, name="cross", layer=0, head=0)
     assert live(page).startswith("‘house’ attends to ‘Meer’")
     assert value(page) == pytest.approx(weights[1, 3] + weights[1, 4], rel=0.06)
+    assert page.locator("#beams li").all_inner_texts()[1] == "a house on the sea (−2.3)"
     page.check("#special")
     assert "</s>" not in page.text_content("#lines") + page.text_content("#text")
 

@@ -175,6 +175,30 @@ def test_steps_are_the_predictions_of_generation(loaded: Any, family: str) -> No
         assert all(step["lens"][-1] == 0 for step in row["steps"])
 
 
+@pytest.mark.parametrize("family", ["translation", "captioning"])
+def test_alternatives_of_beam_search_are_scored_by_the_model(loaded: Any, family: str) -> None:
+    model, examples = loaded(family)
+    model.generation_defaults = replace(model.generation_defaults, num_beams=4)
+    bias = torch.zeros(model.tokenizer.vocab_size)
+    bias[model.tokenizer.eos_id] = 8.0  # the end token is probable enough to finish hypotheses
+    model.head.bias = torch.nn.Parameter(bias)
+    found, _ = build_document(model, examples[:1], SETTINGS)
+    example = make_view(model, SETTINGS).complete(examples[0])
+    shown = found["rows"][0]["beams"]
+    scores = [score for _, score in shown]
+    assert 1 < len(scores) <= 4
+    assert scores == sorted(scores, reverse=True)
+    assert example.target == example.hypotheses[0].ids
+    for (text, score), hypothesis in zip(shown, example.hypotheses, strict=True):
+        assert text == model.tokenizer.decode(hypothesis.ids)
+        with torch.no_grad():
+            logits = model(*model_inputs(model, replace(example, target=hypothesis.ids)))[0]
+        steps = torch.arange(len(hypothesis.ids))
+        total = float(logits.log_softmax(-1)[steps, hypothesis.ids].sum())
+        penalty = ((5 + len(hypothesis.ids)) / 6) ** 0.6
+        assert score == pytest.approx(total / penalty, rel=2e-3)
+
+
 def test_masked_places_show_truth_and_alternatives(loaded: Any) -> None:
     model, examples = loaded("masked_lm")
     found, _ = build_document(model, examples, SETTINGS)

@@ -245,9 +245,9 @@ class CaptionView(ImageView):
         limits = (getattr(self.model.config, "max_len", None), self.model.artifacts.get("max_len"))
         longest = min([51, *(limit for limit in limits if limit is not None)]) - 1
         with torch.inference_mode():
-            target = self.search(self._batch(example.image), bos_id=self.start_id, max_len=longest)
-        text = tokenizer_of(self.model).decode(target)
-        return replace(example, target=target, title=f"{example.title}: {text}")
+            found = self.search(self._batch(example.image), bos_id=self.start_id, max_len=longest)
+        title = f"{example.title}: {tokenizer_of(self.model).decode(found[0].ids)}"
+        return replace(example, target=found[0].ids, hypotheses=found, title=title)
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         """Run the model once on image and caption, and return the data for the page.
@@ -294,7 +294,7 @@ class CaptionView(ImageView):
                 hook.remove()
         positions = {i: i for i in range(len(target))}
         steps = self.steps(logits, target, positions, ranks, "generate", list="target")
-        fields |= {"title": example.title, "steps": steps}
+        fields |= {"title": example.title, "steps": steps, "beams": self.beams(example)}
         fields["image"] = image_entry(example.picture, grid, n_prefix)
         if gates:
             fields["gate"] = [short_number(float(value)) for value in torch.cat(gates)]

@@ -465,7 +465,6 @@ function drawText() {
     ? "Click a token (framed). The stronger the tint of another token, the more the framed one attends to it."
     : "Click a word: the image shows the attention at the step that predicts the word.";
   drawGate(view);
-  drawStrip(view);
 }
 
 function drawGate(view) {
@@ -496,37 +495,11 @@ function barChart(values, now, title, click, limit = Math.max(...values, 1e-9)) 
   return svg;
 }
 
-/** Row of the chosen token in all heads of the layer, one below the other. */
-function drawStrip(view) {
-  const heads = page.heads.filter((head) => head !== null);
-  if (!show("strip-box", !(heads.length < 2 || view.k.name === "patches" || page.state.model === 2))) return;
-  const q = view.q.groups[view.row], width = Math.max(220, $("strip-box").clientWidth - 4), left = 52, tall = 16;
-  const pen = prepare($("strip"), width, heads.length * tall + 2);
-  pen.imageSmoothingEnabled = false;
-  pen.textBaseline = "middle";
-  const found = heads.map((head) => {
-    const map = mapsOf(page.state.map).find((one) => one.layer === page.state.layer && one.head === head);
-    return mergeMap(expandRows(map, q), map.shape[1], [[...q.keys()]], view.k.groups);
-  });
-  heads.forEach((head, i) => {
-    const limit = page.state.scale === "one" ? 1 : Math.max(...found[i], 1e-9);
-    pen.fillStyle = colour("text");
-    pen.font = `${head === page.state.head ? "bold " : ""}12px system-ui, sans-serif`;
-    pen.fillText(`head ${head}`, 0, (i + 0.5) * tall);
-    pen.drawImage(pixels(1, view.columns, (s) => ramp(Math.sqrt(found[i][s] / limit))), left, i * tall + 1, width - left, tall - 2);
-  });
-  page.strip = { tall, heads };
-  $("strip").setAttribute("aria-label", `Weights of the chosen token in ${heads.length} heads, one row each; yellow is much`);
-}
-
-/** Some rows of a stored map, one behind the other. */
-function expandRows(map, rows) {
-  const columns = map.shape[1], out = new Float32Array(rows.length * columns);
-  rows.forEach((t, i) => {
-    const offset = map.offset + (map.triangle ? (t * (t + 1)) / 2 : t * columns);
-    const length = map.triangle ? Math.min(t + 1, columns) : columns;
-    out.set(expand({ offset, shape: [1, length], range: map.range }, page.bytes, page.doc.precision), i * columns);
-  });
+/** One row of a stored map. */
+function expandRow(map, t) {
+  const columns = map.shape[1], out = new Float32Array(columns), length = map.triangle ? Math.min(t + 1, columns) : columns;
+  const offset = map.offset + (map.triangle ? (t * (t + 1)) / 2 : t * columns);
+  out.set(expand({ offset, shape: [1, length], range: map.range }, page.bytes, page.doc.precision));
   return out;
 }
 
@@ -641,7 +614,7 @@ function drawThumbs() {
 function drawThumb(canvas, map, query) {
   const image = root().image;
   const [rows, columns] = query === null ? map.shape : image.grid;
-  const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRows(map, [query]).subarray(image.prefix);
+  const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRow(map, query).subarray(image.prefix);
   let most = 0;
   for (const value of data) most = Math.max(most, Math.abs(value));
   const limit = page.state.scale === "one" ? 1 : most || 1, isSigned = (map.range || [0])[0] < 0;
@@ -735,6 +708,12 @@ function drawClasses() {
   $("classes").replaceChildren(...bars(classes.map(([label, share], i) => [label, share, i === 0])));
 }
 
+function drawBeams() {
+  const beams = root().beams || [];
+  $("p-beams").hidden = beams.length === 0;
+  $("beams").replaceChildren(...beams.map(([text, score]) => make("li", { dir: "auto", textContent: `${text} (${digits(score)})` })));
+}
+
 function drawDocument() {
   const sentences = (root().text || {}).sentences || [];
   $("p-document").hidden = sentences.length === 0;
@@ -803,7 +782,7 @@ function drawImage() {
 function drawAll() {
   settle();
   page.view = makeView();
-  [drawSelects, drawProvenance, drawDocument, drawClasses, drawCurves, drawSteps].forEach((draw) => draw());
+  [drawSelects, drawProvenance, drawDocument, drawClasses, drawBeams, drawCurves, drawSteps].forEach((draw) => draw());
   const panels = ["p-now", "p-image", "p-text", "p-matrix", "p-lines", "p-top", "p-summary", "p-thumbs", "p-heads"];
   panels.forEach((id) => show(id, page.view));
   const draws = [drawNow, drawTop, drawImage, drawText, drawMatrix, drawLines, drawSummary, drawThumbs, drawHeads];
@@ -920,10 +899,6 @@ function listen() {
     $("hover").textContent = cell ? cellText(...cell) : "\u00a0";
   });
   $("matrix").addEventListener("click", (event) => { const cell = cellAt(event); if (cell) choose(...cell); });
-  $("strip").addEventListener("click", (event) => {
-    const head = page.strip.heads[Math.floor((event.clientY - $("strip").getBoundingClientRect().top) / page.strip.tall)];
-    if (head !== undefined) update({ head });
-  });
   const patchAt = (event) => {
     const box = event.target.getBoundingClientRect(), [rows, columns] = root().image.grid;
     const cut = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));

@@ -210,8 +210,8 @@ class TranslationView(View):
         if example.target is not None:
             return example
         with torch.inference_mode():
-            target = self.search(self.tensor(example.ids), bos_id=self.start_id)
-        return replace(example, target=target)
+            found = self.search(self.tensor(example.ids), bos_id=self.start_id)
+        return replace(example, target=found[0].ids, hypotheses=found)
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         """Run the model once on source and target, and return the data for the page.
@@ -235,7 +235,8 @@ class TranslationView(View):
         if collector.centers is not None:
             window = self.model.decoder.cross_attn.window
             fields["alignment"] = {"centers": collector.centers, "window": window}
-        return {**fields, "title": example.title, "steps": steps}
+        fields |= {"title": example.title, "steps": steps, "beams": self.beams(example)}
+        return fields
 
 
 class ClassifierView(View):

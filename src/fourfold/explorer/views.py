@@ -6,6 +6,7 @@ The data of one example are a row of the page's document, a dictionary of JSON v
 Shapes: L layers, T tokens, K classes, V vocabulary, C channels, H height, W width.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
+    Hypothesis,
     special_positions,
     token_texts,
     tokenizer_of,
@@ -237,24 +239,38 @@ class View:
             [names[i], short_number(p)] for i, p in zip(best.tolist(), values.tolist(), strict=True)
         ]
 
-    def search(self, source: Tensor, **options: Any) -> list[int]:
-        """Generate a target text by beam search with the options stored in the checkpoint.
+    def search(self, source: Tensor, **options: Any) -> list[Hypothesis]:
+        """Generate target texts by beam search with the options stored in the checkpoint.
 
         Args:
             source: Source tokens (1, S), or an image (1, C, H, W).
             **options: Further arguments of `beam_search`.
 
         Returns:
-            Token ids of the best hypothesis without the start token, up to the end token.
+            The finished hypotheses, the best one first, at most as many as beams. If the search
+            finishes none, the list holds the best unfinished hypothesis.
         """
         defaults = self.model.generation_defaults
         names = {"num_beams": "beam", "length_penalty": "length_penalty"}
         names["length_penalty_type"] = "length_penalty_type"
         given = {to: getattr(defaults, name, None) for name, to in names.items()}
         given = {"beam": 1} | {name: x for name, x in given.items() if x is not None}
-        ids = beam_search(self.model, source, **given, **options)[0][0].flatten().tolist()[1:]
-        eos = tokenizer_of(self.model).eos_id
-        return ids[: ids.index(eos) + 1] if eos in ids else ids
+        ids, scores = beam_search(self.model, source, n_best=given["beam"], **given, **options)
+        eos, found = tokenizer_of(self.model).eos_id, []
+        rows = ids.reshape(-1, ids.shape[-1])[:, 1:].tolist()
+        for row, score in zip(rows, scores.flatten().tolist(), strict=True):
+            if eos in row and score > -math.inf:  # not padding
+                found.append(Hypothesis(row[: row.index(eos) + 1], score))
+        return found or [Hypothesis(rows[0], float(scores.flatten()[0]))]
+
+    def beams(self, example: Example) -> list[list[Any]]:
+        """Return the field `beams` of the page's data: the text and the score of each hypothesis.
+
+        The list is empty if beam search did not generate the target, or has a single hypothesis.
+        """
+        decode = tokenizer_of(self.model).decode
+        found = [[decode(one.ids), short_number(one.score)] for one in example.hypotheses]
+        return found if len(found) > 1 else []
 
     @property
     def start_id(self) -> int:
