@@ -1,5 +1,7 @@
 """The page of attention maps in a headless Chromium, opened from a file without a network."""
 
+import io
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fourfold.explorer.document import join_documents
 from fourfold.explorer.page import assemble, unpack
@@ -278,6 +281,48 @@ def test_document_tints_the_words(visit) -> None:
     scores = [0.75**0.5 * 0.9, 0.75**0.5 * 0.1, 0.25**0.5 * 0.2, 0.25**0.5 * 0.8]
     np.testing.assert_allclose(tints, np.array(scores) / max(scores) * 0.95, atol=2e-3)
     assert page.is_hidden("#p-matrix")
+
+
+def cells(page: Any) -> np.ndarray:
+    """Return the pixels (H, W, 3) of the cells of the map, without the labels around them."""
+    box = page.evaluate("""() => {
+        const { left, top, size, r, c } = page.matrix;
+        const { x, y } = document.getElementById("matrix").getBoundingClientRect();
+        return { x: x + left + scrollX, y: y + top + scrollY,
+            width: size * (c[1] - c[0]), height: size * (r[1] - r[0]) };
+    }""")
+    data = page.screenshot(clip=box, full_page=True)
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.float32)
+
+
+def test_map_looks_like_the_stored_picture(visit, root: Path) -> None:
+    """To replace the picture, delete it and run this test, which then fails once."""
+    page = visit(SAMPLES["translation"](), "#layer=1&head=0&q=1&theme=light")
+    whole = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"), np.float32)
+    assert whole.shape == (900, 1280)
+    assert whole.std() > 10
+    file, found = root / "tests" / "golden" / "look_map.png", cells(page)
+    if not file.exists():
+        Image.fromarray(found.astype(np.uint8)).save(file)
+        pytest.fail(f"{file} was missing and has been written")
+    wanted = np.asarray(Image.open(file).convert("RGB"), np.float32)
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).mean() < 2
+    moved = cells(visit(SAMPLES["translation"](), "#layer=1&head=1&q=1&theme=light"))
+    assert np.abs(moved - wanted).mean() > 10
+
+
+def test_page_is_drawn_by_a_browser_without_a_driver(chromium_program: str, tmp_path: Path) -> None:
+    file = tmp_path / "look.html"
+    file.write_text(assemble(*SAMPLES["translation"]()[:2]), encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
+    command = [chromium_program, *options, "--dump-dom", file.as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (table,) = re.findall(r'<table id="top">(.*?)</table>', result.stdout, re.DOTALL)
+    assert len(re.findall("<tr>", table)) == 1 + 6
+    assert 'data-ready="yes"' in result.stdout
+    assert re.search('<div id="error"[^>]*hidden', result.stdout)
 
 
 def test_hostile_tokens_are_shown_and_not_run(visit) -> None:
