@@ -1,5 +1,6 @@
 """The page of attention maps in a headless Chromium, opened from a file without a network."""
 
+import base64
 import io
 import re
 import shutil
@@ -68,6 +69,17 @@ def live(page: Any) -> str:
 def value(page: Any) -> float:
     """Return the number in the live region."""
     return float(live(page).split("’: ")[1].split(" (")[0].removeprefix("< "))
+
+
+def cells(page: Any) -> np.ndarray:
+    """Return the pixels (H, W, 3) of the cells of the map, without the labels around them."""
+    place, url = page.evaluate("""() => {
+        const { left, top, size, r, c } = page.matrix;
+        const box = [left, top, left + size * (c[1] - c[0]), top + size * (r[1] - r[0])];
+        return [box, document.getElementById("matrix").toDataURL()];
+    }""")
+    image = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1])))
+    return np.asarray(image.convert("RGB").crop(place), np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +190,9 @@ def test_pixels_of_the_map_and_the_table_are_the_weights(visit) -> None:
     assert found[0][0][0] != found[0][4][0]
     view = page.evaluate("[...page.view.data]")
     np.testing.assert_allclose(np.reshape(view, (6, 6)), weights, atol=1e-6)
+    shares = page.evaluate("[1, 2, 3, 4, 5].map((t) => entropyShare(page.view, t))")
+    entropies = -np.sum(weights * np.log(np.maximum(weights, 1e-30)), -1)
+    np.testing.assert_allclose(shares, entropies[1:] / np.log(np.arange(2, 7)), atol=1e-5)
     table = page.locator("#top tbody tr").all_inner_texts()
     best = np.argsort(-weights[5], kind="stable")
     assert [line.split()[2] for line in table] == [str(s) for s in best]
@@ -231,6 +246,20 @@ def test_slider_of_a_generation_shows_alternatives_and_the_least_sure_step(visit
     page.wait_for_selector("#play:text-is('Play')")
 
 
+def test_steps_are_slower_with_reduced_motion(visit) -> None:
+    page = visit(SAMPLES["causal_lm"](), reduced_motion="reduce")
+    page.locator("#play").click()
+    page.wait_for_timeout(1300)  # without the preference, the second step follows after 900 ms
+    assert page.get_attribute("#step", "aria-valuetext").startswith("1 of 4")
+
+
+def test_segments_are_separated_by_a_line(visit) -> None:
+    page = visit(SAMPLES["masked_lm"](), "#layer=0&head=0&q=0&theme=light")
+    size = page.evaluate("page.matrix.size")
+    column = cells(page)[:, round(5 * size)]
+    assert (column[round(1.2 * size) :] > 250).all(-1).mean() > 0.9
+
+
 def test_masked_position_shows_predictions_with_half_floats(visit) -> None:
     made = SAMPLES["masked_lm"]()
     page = visit(made, "#layer=0&head=1")
@@ -281,18 +310,6 @@ def test_document_tints_the_words(visit) -> None:
     scores = [0.75**0.5 * 0.9, 0.75**0.5 * 0.1, 0.25**0.5 * 0.2, 0.25**0.5 * 0.8]
     np.testing.assert_allclose(tints, np.array(scores) / max(scores) * 0.95, atol=2e-3)
     assert page.is_hidden("#p-matrix")
-
-
-def cells(page: Any) -> np.ndarray:
-    """Return the pixels (H, W, 3) of the cells of the map, without the labels around them."""
-    box = page.evaluate("""() => {
-        const { left, top, size, r, c } = page.matrix;
-        const { x, y } = document.getElementById("matrix").getBoundingClientRect();
-        return { x: x + left + scrollX, y: y + top + scrollY,
-            width: size * (c[1] - c[0]), height: size * (r[1] - r[0]) };
-    }""")
-    data = page.screenshot(clip=box, full_page=True)
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.float32)
 
 
 def test_map_looks_like_the_stored_picture(visit, root: Path) -> None:

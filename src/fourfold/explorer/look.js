@@ -277,11 +277,11 @@ function drawMatrix() {
   const context = prepare(canvas, 10, 10), room = Math.max(200, $("matrix-box").clientWidth - 2);
   const isNamed = Math.max(rows, columns) <= 64;
   const longest = (labels, [a, b]) => Math.min(120, 8 + labels.slice(a, b)
-    .reduce((most, text) => Math.max(most, context.measureText(text).width), 12));
+    .reduce((most, text) => Math.max(most, Math.ceil(context.measureText(text).width)), 12));
   const left = isNamed ? longest(view.q.labels, r) : 26, top = isNamed ? longest(view.k.labels, c) : 26;
-  const space = (room - left) / Math.max(1, columns);
+  const strip = isNamed && view.isWeight && columns > 1 ? 48 : 0, space = (room - left - strip) / Math.max(1, columns);
   const size = isNamed ? Math.max(13, Math.min(30, space)) : Math.min(space, 640 / Math.max(rows, columns));
-  const width = left + columns * size, height = top + rows * size;
+  const width = left + columns * size + strip, height = top + rows * size;
   const pen = prepare(canvas, width, height);
   pen.fillStyle = colour("panel");
   pen.fillRect(0, 0, width, height);
@@ -307,6 +307,7 @@ function drawMatrix() {
       pen.restore();
     }
   } else drawTicks(pen, view, r, c, left, top, size);
+  if (strip) drawEntropies(pen, view, r, left + columns * size + 6, top, size);
   drawMarks(pen, view, r, c, left, top, size);
   page.matrix = { left, top, size, r, c };
   canvas.setAttribute("aria-label", `Map of ${view.rows} rows (queries) and ${view.columns} columns (keys), `
@@ -318,8 +319,23 @@ function drawMatrix() {
     : `A row belongs to a query (${listTitle(view.q)}), a column to a key `
       + `(${listTitle(view.k)}). Yellow is much, violet is little`
       + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
+      + `${strip ? " Bars on the right: entropy of a row; the frame is that of uniform attention." : ""}`
       + `${alignmentOf(view) ? " White line: the window of the source that the model attends to; dot: its centre." : ""}`;
   drawLegend(view);
+}
+
+/** Entropy of a row as a share of the entropy of uniform attention. */
+function entropyShare(view, t) {
+  const most = Math.log(view.map.triangle ? view.q.groups[t][0] + 1 : view.columns);
+  return most > 0 ? rowOf(view, t).reduce((sum, a) => (a > 0 ? sum - a * Math.log(a) : sum), 0) / most : 0;
+}
+
+function drawEntropies(pen, view, r, left, top, size) {
+  pen.strokeStyle = colour("plain");
+  pen.lineWidth = 1;
+  pen.fillStyle = colour("bar");
+  for (let t = r[0]; t < r[1]; t++) pen.fillRect(left, top + (t - r[0] + 0.2) * size, 40 * Math.min(1, entropyShare(view, t)), 0.6 * size);
+  pen.strokeRect(left, top, 40, (r[1] - r[0]) * size);
 }
 
 /** Positions along a map with too many tokens for labels. */
@@ -365,6 +381,13 @@ function drawMarks(pen, view, r, c, left, top, size) {
       pen.arc(x(centre - shift) + size / 2, y(t) + size / 2, Math.max(2, size / 8), 0, 7);
       pen.fill();
     }
+  }
+  const { segments } = root();
+  if (segments && view.columns === segments.length && view.rows === segments.length) {
+    pen.fillStyle = "#ffffff";
+    segments.forEach((one, i) => {
+      if (i && one !== segments[i - 1]) { pen.fillRect(x(i) - 1, top, 2, 1e5); pen.fillRect(left, y(i) - 1, 1e5, 2); }
+    });
   }
   pen.restore();
   pen.strokeStyle = colour("accent");

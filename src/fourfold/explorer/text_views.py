@@ -166,7 +166,8 @@ class MaskedView(View):
         for step in steps:
             if step["token"] in example.truth:
                 step["truth"] = step["chosen"]
-        return {**self.tokens(tokens=ids), "title": example.title, "steps": steps}
+        fields = {"title": example.title, "steps": steps, "segments": example.segments}
+        return {**self.tokens(tokens=ids), **fields}
 
 
 class TranslationView(View):
@@ -293,7 +294,8 @@ class ClassifierView(View):
 
         collector.collect(self.model, forward, {"self": kind})
         classes = self.classes(outputs[0][0]) if outputs[0].ndim == 2 else []
-        return {**self.tokens(tokens=example.ids), "title": example.title, "classes": classes}
+        fields = {"title": example.title, "classes": classes, "segments": example.segments}
+        return {**self.tokens(tokens=example.ids), **fields}
 
 
 class DocumentView(View):
