@@ -81,10 +81,10 @@ class ChatTemplate:
     """
 
     def __init__(self, description: Mapping[str, str]) -> None:
+        self._process: subprocess.Popen[str] | None = None
         check_type("chat_template.template", description.get("template"), str)
         self._template = description["template"]
         self._tokens = {name: description[name] for name in TOKENS if name in description}
-        self._process: subprocess.Popen[str] | None = None
 
     @property
     def eos_token(self) -> str | None:
