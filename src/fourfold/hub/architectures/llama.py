@@ -5,6 +5,7 @@ positions in `rope_theta` and `rope_scaling`, and version 5 in `rope_parameters`
 written.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -95,7 +96,25 @@ def _read_rope(config: Json, parameters: Any, default_theta: float) -> dict[str,
     if kind != "linear":
         length = config.get("max_position_embeddings")
         values.setdefault("original_max_position_embeddings", length)
+    if kind == "yarn":
+        values = _fold_mscales(values)
     return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **values}}
+
+
+def _fold_mscales(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace `mscale` and `mscale_all_dim` of yarn by the `attention_factor` that they imply.
+
+    As in transformers, the two keys have an effect only together and without an `attention_factor`.
+    """
+    scales = [values.pop(key, None) for key in ("mscale", "mscale_all_dim")]
+    check_type("mscale", scales[0], float | None)
+    check_type("mscale_all_dim", scales[1], float | None)
+    if "attention_factor" in values or not all(scales):
+        return values
+    check_type("factor", values.get("factor"), float)
+    growth = 0.1 * math.log(max(values["factor"], 1.0))
+    factor = (scales[0] * growth + 1.0) / (scales[1] * growth + 1.0)
+    return {**values, "attention_factor": factor}
 
 
 def _write_rope(config: CausalLMConfig) -> dict[str, Any]:
