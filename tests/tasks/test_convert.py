@@ -40,6 +40,7 @@ AUTO: dict[str, Any] = {
     "roberta-spans": hf.AutoModelForQuestionAnswering,
     "roberta": hf.AutoModelForMaskedLM,
     "distilbert": hf.AutoModelForMaskedLM,
+    "modernbert": hf.AutoModelForMaskedLM,
     "gpt1": hf.AutoModelForCausalLM,
     **dict.fromkeys(
         ("gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma3"), hf.AutoModelForCausalLM

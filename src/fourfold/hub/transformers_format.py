@@ -14,9 +14,11 @@ from fourfold.errors import InputError, errors_in
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
+from fourfold.hub.architectures.gemma import GEMMA3
 from fourfold.hub.architectures.gpt import GPT1, GPT2
-from fourfold.hub.architectures.llama import GEMMA3, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
+from fourfold.hub.architectures.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
+from fourfold.hub.architectures.modernbert import MODERNBERT
 from fourfold.hub.architectures.t5 import T5
 from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 from fourfold.hub.directory import (
@@ -36,8 +38,8 @@ from fourfold.text_files import read_json
 # is chosen.
 _FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
 _LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA3)
-_DINOS = (DINOV2, DINOV2_REGISTERS)
-ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_DINOS)
+_MODERN = (MODERNBERT, DINOV2, DINOV2_REGISTERS)
+ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_MODERN)
 # Architectures that are not supported, with the reason and the nearest supported one.
 _EXPERTS = "it has a mixture of experts"
 _IMAGES = "it also has an image encoder"
