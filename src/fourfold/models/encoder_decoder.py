@@ -80,9 +80,13 @@ class EncoderDecoderConfig(TransformerConfig):
     @property
     def decoder(self) -> Self:
         """Config whose fields `n_layers` and `n_heads` are those of the decoder."""
-        values = {"n_layers": self.n_decoder_layers, "n_heads": self.n_decoder_heads}
-        given = {name: value for name, value in values.items() if value is not None}
-        return replace(self, n_decoder_layers=None, n_decoder_heads=None, **given)
+        return replace(
+            self,
+            n_layers=self.n_layers if self.n_decoder_layers is None else self.n_decoder_layers,
+            n_heads=self.n_heads if self.n_decoder_heads is None else self.n_decoder_heads,
+            n_decoder_layers=None,
+            n_decoder_heads=None,
+        )
 
 
 class Seq2Seq(Model):
