@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_choice
-from fourfold.kernels.cross_entropy import IGNORE_INDEX, Smoothing
+from fourfold.kernels.cross_entropy import IGNORE_INDEX, LossTerms
 from fourfold.kernels.loss_operators import score_tokens, summed_cross_entropy
 
 DISTILLATION_TYPES = ("hard", "soft")
@@ -74,6 +74,7 @@ def linear_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     label_smoothing_type: str = "uniform",
+    z_loss: float = 0.0,
     weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
@@ -92,6 +93,8 @@ def linear_cross_entropy(
         label_smoothing_type: Tokens that receive the epsilon: uniform (all tokens), off_target (all
             but the target) or off_target_pad (all but the target and the padding token 0). The
             probabilities are those of `smoothing_weights`.
+        z_loss: Factor on the square of the logsumexp of the logits of each token, which is added to
+            the loss and keeps the logsumexp close to 0 (1e-4 in PaLM, Chowdhery et al. 2022).
         weights: (N,) factor on the loss of each target; None means 1. The loss is differentiable
             with respect to these factors.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
@@ -112,8 +115,8 @@ def linear_cross_entropy(
     """
     on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, weight.shape[0])
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
-    smoothing = Smoothing(on_target - elsewhere, elsewhere, pad_id)
-    total = summed_cross_entropy(smoothing, hidden, weight, bias, targets, weights)
+    terms = LossTerms(on_target - elsewhere, elsewhere, pad_id, z_loss)
+    total = summed_cross_entropy(terms, hidden, weight, bias, targets, weights)
     if normalizer is None:
         normalizer = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)

@@ -31,7 +31,8 @@ BY_MODULE = [
     "schedules",
     "tokenization",
 ]
-WITHOUT_ENTRY = {"fourfold.core.validation"}  # checks of arguments, used by fourfold itself
+# Checks of arguments, and a program, which fourfold itself uses.
+WITHOUT_ENTRY = {"fourfold.core.validation", "fourfold.tokenization.chat_process"}
 
 
 def entries() -> tuple[set[str], set[str]]:

@@ -123,7 +123,10 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if tokenizer is not None:
         n_separators = artifacts.get("n_separators", 1)
-        keys = preprocessing.write_tokenizer(folder, tokenizer.to_str(), model, n_separators)
+        template = artifacts.get("chat_template")
+        keys = preprocessing.write_tokenizer(
+            folder, tokenizer.to_str(), model, n_separators, template
+        )
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:

@@ -4,6 +4,7 @@ Shapes: B examples of a batch, T tokens, K classes.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,16 @@ def token_names(
     return [x if part is None else decode(part) for x, part in zip(names, encoded, strict=True)]
 
 
+@cache
+def _byte_values() -> dict[str, int]:
+    """Return the byte for which each character of a byte-level token stands."""
+    # Printable bytes stand for themselves; the other bytes follow in order from code point 256.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    values = {chr(byte): byte for byte in printable}
+    return values | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
 def token_bytes(token: str) -> bytes | None:
     """Return the bytes of a byte-level token, in which each character stands for a byte.
 
@@ -160,11 +171,7 @@ def token_bytes(token: str) -> bytes | None:
         >>> token_bytes("Ġthe"), token_bytes("Ã¤").decode()
         (b' the', 'ä')
     """
-    # Printable bytes stand for themselves; the other bytes follow in order from code point 256.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    values = {chr(byte): byte for byte in printable}
-    values |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    values = _byte_values()
     if not values.keys() >= set(token):
         return None
     return bytes(values[character] for character in token)

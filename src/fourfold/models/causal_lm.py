@@ -37,7 +37,8 @@ class CausalLMConfig(TransformerConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
-        embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma. None means 1.
+        embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma, rounded to the data
+            type of the weights. None means 1.
         embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
         init: Weight initialization, a name in `fourfold.models.init.INITS`.

@@ -4,8 +4,8 @@ Shapes: B batch, S source tokens, T target tokens, D model width, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
@@ -33,6 +33,8 @@ class EncoderDecoderConfig(TransformerConfig):
             sines before all cosines).
         n_decoder_layers: Number of layers of the decoder. None means n_layers, the number of layers
             of the encoder.
+        n_decoder_heads: Number of attention heads of the decoder. None means n_heads, the number of
+            heads of the encoder.
         tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
             output, as in the paper), decoder (target embedding and output), embeddings (source and
             target embedding, T5 v1.1) or none.
@@ -58,6 +60,7 @@ class EncoderDecoderConfig(TransformerConfig):
     max_len: int | None = 1024
     positions: TextPositions = "sinusoidal"
     n_decoder_layers: int | None = None
+    n_decoder_heads: int | None = None
     tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     embed_scale: bool = True
     embed_norm: bool = False
@@ -71,6 +74,19 @@ class EncoderDecoderConfig(TransformerConfig):
             raise InputError(
                 f"must be given for positions {self.positions}, got None", option="max_len"
             )
+        if self.n_decoder_heads is not None:
+            assert self.decoder  # the constructor checks the divisibility of d_model
+
+    @property
+    def decoder(self) -> Self:
+        """Config whose fields `n_layers` and `n_heads` are those of the decoder."""
+        return replace(
+            self,
+            n_layers=self.n_layers if self.n_decoder_layers is None else self.n_decoder_layers,
+            n_heads=self.n_heads if self.n_decoder_heads is None else self.n_decoder_heads,
+            n_decoder_layers=None,
+            n_decoder_heads=None,
+        )
 
 
 class Seq2Seq(Model):
@@ -218,9 +234,7 @@ class EncoderDecoder(Seq2Seq):
         if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
         self.encoder = self.stack_class(config)
-        self.decoder = self.stack_class(
-            config, cross_attention=True, n_layers=config.n_decoder_layers
-        )
+        self.decoder = self.stack_class(config.decoder, cross_attention=True)
         tied = config.tie_embeddings in ("all", "decoder")
         self.head = VocabularyHead(self.tgt_embed.tokens, tied=tied, bias=config.output_bias)
         initialize(self, config.init, self.inits)

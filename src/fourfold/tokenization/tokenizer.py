@@ -156,6 +156,20 @@ class Tokenizer:
         """Return the token ids of a text, without special tokens."""
         return self._call("encode", text, add_special_tokens=False).ids
 
+    def encode_special(self, text: str) -> list[int]:
+        """Return the token ids of a text, in which the texts of special tokens become their ids."""
+        self.backend.encode_special_tokens = False
+        try:
+            return self.encode(text)
+        finally:
+            self.backend.encode_special_tokens = True
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Texts of all special tokens, the longest first."""
+        texts = (str(self.backend.id_to_token(i)) for i in self.special_ids)
+        return sorted(texts, key=len, reverse=True)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of several texts, without special tokens."""
         encodings = self._call("encode_batch_fast", list(texts), add_special_tokens=False)

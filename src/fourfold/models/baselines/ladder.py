@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fourfold.core.attention import attend
+from fourfold.core.attention import attend, attention_weights, dense_mask
 from fourfold.core.block import Block, Stack
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
@@ -132,6 +132,12 @@ class SingleHead(nn.Module):
         )
         return y.squeeze(1)
 
+    def weights(self, x: Tensor, *, mask: LoweredMask) -> Tensor:
+        """Compute the attention weights (B, 1, T, T), in fp32 or fp64, for an input (B, T, D)."""
+        q, k = self.q(x).unsqueeze(1), self.k(x).unsqueeze(1)  # (B, 1, T, Dk or D)
+        allowed = dense_mask(mask.mask, mask.causal, mask.window, q, k)
+        return attention_weights(q, k, mask=allowed, scale=self.scale)
+
 
 class LadderBlock(Block):
     """Transformer block with only some of its components, for ablations.
@@ -184,7 +190,7 @@ class LadderBlock(Block):
         if self.rung == "mlp":
             return self._residual(x, "ff")
         if self.rung in SINGLE_HEAD:
-            return self.dropout(self.head(x, mask, cache))
+            return self.dropout(self.head(x, mask=mask, cache=cache))
         if self.rung in WITHOUT_RESIDUAL:
             return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache, rotation=rotation))
         own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
