@@ -116,6 +116,7 @@ from fourfold.optim import OptimizerConfig
             {"n_decoder_layers": 0},
             "n_decoder_layers must be at least 1, got 0",
         ),
+        (EncoderDecoderConfig, {"n_decoder_heads": 5}, "d_model must be divisible by n_heads .5."),
         (ViTConfig, {"pool": "max"}, "pool must be one of cls, mean, cls_mean, got 'max'"),
         (ViTConfig, {"distillation": True, "pool": "mean"}, "pool must be cls"),
         (ViTConfig, {"patch_size": 0}, "patch_size must be at least 1, got 0"),
@@ -179,7 +180,8 @@ def test_windows_follow_the_pattern() -> None:
 
 def test_a_literal_field_lists_its_values() -> None:
     with pytest.raises(
-        InputError, match=r"optimizer\.name must be one of adam, adamw, adadelta, sgd, got None"
+        InputError,
+        match=r"optimizer\.name must be one of adam, adamw, adadelta, sgd, muon, got None",
     ):
         OptimizerConfig(name=None)  # type: ignore[arg-type]
 

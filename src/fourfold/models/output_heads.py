@@ -27,6 +27,7 @@ class VocabularyHead(nn.Module):
         activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform_norm`.
         transform_norm: Norm of BERT's transform, which precedes the output matrix: a dense layer
             (D, D), the activation and this norm. None means no transform.
+        transform_bias: Learn a bias in the dense layer of the transform.
         width: Width D of the hidden states. None means the width of `embedding`, which is the only
             possible width of a tied head.
 
@@ -42,6 +43,7 @@ class VocabularyHead(nn.Module):
         bias: bool = False,
         activation: str = "gelu",
         transform_norm: nn.Module | None = None,
+        transform_bias: bool = True,
         width: int | None = None,
     ) -> None:
         super().__init__()
@@ -50,7 +52,8 @@ class VocabularyHead(nn.Module):
         # A list hides the module from registration, so that the state dict holds the matrix once.
         self._shared: list[Any] = [embedding]
         self.bias = nn.Parameter(self.weight.new_zeros(vocab_size)) if bias else None
-        self.transform = None if transform_norm is None else nn.Linear(d_model, d_model)
+        dense = (d_model, d_model, transform_bias)
+        self.transform = None if transform_norm is None else nn.Linear(*dense)
         self.norm = transform_norm
         self.activation = ACTIVATIONS[activation]
         self.scale = 1.0

@@ -65,6 +65,20 @@ class AttentionProbe(Callback):
 
     Raises:
         InputError: A number is below 1.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> probe = AttentionProbe(n_rows=2, page=False)
+        >>> trainer = Trainer(fast_dev_run=True, callbacks=[probe], **quiet)
+        >>> trainer.fit(task, data)
+        >>> sorted(probe.measure(trainer, task, data.split("val")))[:3]
+        ['attention/self.0/distance', 'attention/self.0/entropy', 'attention/self.0/entropy_share']
     """
 
     def __init__(self, every_n_validations: int = 1, n_rows: int = 4, page: bool = True) -> None:

@@ -47,10 +47,17 @@ WITH_ATTENTION = ("heads", "residual", "norm", "full")
 class LadderLMConfig(CausalLMConfig):
     """Config of a causal LM whose layers have only some components of a transformer block.
 
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`. The
             rungs parameter_free, projections and scaled have one attention head. Its queries and
             keys have the width `d_head`, or D if `d_head` is None. Its values have the width D.
+
+    Example:
+        >>> model = LadderLM(LadderLMConfig(n_layers=2, vocab_size=100, rung="parameter_free"))
+        >>> sum(weight.numel() for weight in model.stack.parameters())
+        0
     """
 
     rung: Rung = "full"
@@ -60,8 +67,16 @@ class LadderLMConfig(CausalLMConfig):
 class LadderClassifierConfig(SequenceClassifierConfig):
     """Config of a sequence classifier whose layers have only some components of a block.
 
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`.
+
+    Example:
+        >>> import torch
+        >>> config = LadderClassifierConfig(n_layers=1, vocab_size=100, n_classes=2, rung="norm")
+        >>> LadderClassifier(config)(torch.tensor([[5, 7, 9]])).shape
+        torch.Size([1, 2])
     """
 
     rung: Rung = "full"
@@ -202,6 +217,8 @@ class LadderStack(Stack):
 class LadderLM(CausalLM):
     """Causal language model whose layers have only some components of a transformer block.
 
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+
     The field `config.rung` selects the components (see `LadderLMConfig`). Arguments and result of a
     call are those of `CausalLM`.
 
@@ -218,6 +235,8 @@ class LadderLM(CausalLM):
 
 class LadderClassifier(SequenceClassifier):
     """Sequence classifier whose layers have only some components of a transformer block.
+
+    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
 
     The field `config.rung` selects the components (see `LadderClassifierConfig`). With
     ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the

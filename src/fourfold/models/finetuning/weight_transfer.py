@@ -235,7 +235,7 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
         role: Part of the target that receives the weights: model, encoder or decoder.
     """
     # Attributes of configs that describe a stack; without them, the config itself describes it.
-    stacks = ("", "encoder", "image_tower") if role == "model" else (role,)
+    stacks = ("", "encoder", "decoder", "image_tower") if role == "model" else (role,)
     for stack, name in product(stacks, LAYER_FIELDS):
         given = getattr(getattr(old, stack, old), name, None)
         expected = getattr(getattr(new, stack, new), name, None)
