@@ -107,8 +107,9 @@ class CausalLM(Model):
             for module in self.stack.modules():
                 if isinstance(module, Attention):
                     module.normalize = partial(capped_softmax, limit=config.score_cap)
-        options = {"tied": config.tie_embeddings, "logit_cap": config.logit_cap}
-        self.head = VocabularyHead(self.embed.tokens, **options)
+        self.head = VocabularyHead(
+            self.embed.tokens, tied=config.tie_embeddings, logit_cap=config.logit_cap
+        )
         initialize(self, config.init)
 
     def new_cache(self) -> KVCache:

@@ -73,9 +73,10 @@ class EncoderDecoderConfig(TransformerConfig):
     @property
     def decoder(self) -> Self:
         """Config whose fields `n_layers` and `n_heads` are those of the decoder."""
-        values = {"n_layers": self.n_decoder_layers, "n_heads": self.n_decoder_heads}
-        given = {name: value for name, value in values.items() if value is not None}
-        return replace(self, n_decoder_layers=None, n_decoder_heads=None, **given)
+        n_layers = self.n_decoder_layers or self.n_layers
+        n_heads = self.n_decoder_heads or self.n_heads
+        shared = replace(self, n_decoder_layers=None, n_decoder_heads=None)
+        return replace(shared, n_layers=n_layers, n_heads=n_heads)
 
 
 class Seq2Seq(Model):
