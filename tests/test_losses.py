@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourfold.data.loading.batches import CausalBatch
 from fourfold.errors import InputError
 from fourfold.kernels import cross_entropy
 from fourfold.losses import (
@@ -18,6 +19,8 @@ from fourfold.losses import (
     smoothing_weights,
     token_scores,
 )
+from fourfold.models import CausalLMConfig
+from fourfold.tasks import CausalLanguageModeling
 
 N, D, V = 11, 5, 13
 
@@ -40,19 +43,21 @@ def plain(
     *,
     label_smoothing: float = 0.0,
     label_smoothing_type: str = "uniform",
+    z_loss: float = 0.0,
     normalizer: float | None = None,
     logit_cap: float | None = None,
 ) -> Tensor:
-    """Compute - sum of q log p over the valid targets, token by token."""
+    """Compute - sum of q log p + z_loss logsumexp^2 over the valid targets, token by token."""
     logits = F.linear(hidden, weight, bias)
     if logit_cap is not None:
         logits = logit_cap * torch.tanh(logits / logit_cap)
     log_p = logits.log_softmax(-1)
     total, count = torch.zeros((), dtype=log_p.dtype), 0
-    for row, target in zip(log_p, targets.tolist(), strict=True):
+    for z, row, target in zip(logits, log_p, targets.tolist(), strict=True):
         if target == IGNORE_INDEX:
             continue
         count += 1
+        total = total + z_loss * z.exp().sum().log() ** 2
         for word in range(V):
             if label_smoothing_type == "uniform":
                 q = label_smoothing / V + (1 - label_smoothing) * (word == target)
@@ -105,7 +110,7 @@ def test_loss_with_a_limit_of_the_logits_equals_the_plain_formula(
     monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", size)
     given = problem()
     options = {"label_smoothing": 0.1, "label_smoothing_type": label_smoothing_type}
-    assert_equal(given, logit_cap=1.5, **options)
+    assert_equal(given, logit_cap=1.5, z_loss=0.1, **options)
     weights = torch.rand(N, dtype=torch.float64)
     nll, prediction = token_scores(*given, logit_cap=1.5)
     logits = 1.5 * torch.tanh(F.linear(*given[:3]) / 1.5)
@@ -118,6 +123,59 @@ def test_loss_with_a_limit_of_the_logits_equals_the_plain_formula(
     torch.testing.assert_close(compiled(*given, logit_cap=1.5), plain(*given, logit_cap=1.5))
     with pytest.raises(InputError, match="targets must be from 0 to 12"):
         linear_cross_entropy(*given[:3], torch.full((N,), V), logit_cap=1.5)
+
+
+@pytest.mark.parametrize("label_smoothing_type", LABEL_SMOOTHING_TYPES)
+@pytest.mark.parametrize("shift", [0.0, -9.0])  # of the logsumexp, which is negative with -9
+def test_z_loss_equals_the_plain_formula(
+    monkeypatch: pytest.MonkeyPatch, label_smoothing_type: str, shift: float
+) -> None:
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", 4 * V)
+    monkeypatch.setattr(cross_entropy, "TILE_LOGITS_CPU", 13)
+    hidden, weight, bias, targets = problem()
+    given = hidden, weight, (bias + shift).detach().requires_grad_(), targets
+    for z_loss in (1e-4, 0.3):
+        assert_equal(
+            given, label_smoothing=0.1, label_smoothing_type=label_smoothing_type, z_loss=z_loss
+        )
+
+
+def test_z_loss_with_factors_and_transforms() -> None:
+    hidden, weight, bias, targets = problem()
+    factors = torch.rand(N, dtype=torch.float64, requires_grad=True)
+    given = (hidden, weight, bias, targets)
+    loss = linear_cross_entropy(*given, weights=factors, z_loss=0.2, normalizer=1.0)
+    logits = F.linear(hidden, weight, bias)
+    each = F.cross_entropy(logits, targets, reduction="none")
+    each = each + 0.2 * logits.logsumexp(-1) ** 2 * (targets != IGNORE_INDEX)
+    leaves = (hidden, weight, bias, factors)
+    wanted = torch.autograd.grad((each * factors).sum(), leaves)
+    for mine, other in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+
+    def of_hidden(x: Tensor) -> Tensor:
+        return linear_cross_entropy(x, weight, bias, targets, weights=factors, z_loss=0.2)
+
+    count = (targets != IGNORE_INDEX).sum()
+    mine = torch.func.grad(of_hidden)(hidden)
+    torch.testing.assert_close(mine, wanted[0] / count, rtol=1e-10, atol=1e-10)
+
+
+def test_task_adds_the_z_loss_in_training_only() -> None:
+    config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=V, max_len=N)
+    ids = torch.randint(V, (2, N))
+    batch = CausalBatch(ids, ids)
+    task = CausalLanguageModeling(config, z_loss=0.1)
+    task.configure_model()
+    task.eval()
+    logits = task.model(ids)
+    plain_loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum")
+    z_loss = 0.1 * logits.logsumexp(-1).square().sum()
+    torch.testing.assert_close(task.step(batch)[0], plain_loss + z_loss)
+    task.update_metrics(batch, "val")
+    assert task.compute_metrics("val")["loss"] == pytest.approx(plain_loss.item() / (2 * N))
+    with pytest.raises(InputError, match="z_loss must be at least 0"):
+        CausalLanguageModeling(config, z_loss=-1.0)
 
 
 # In numbers: less than a row, one row, some that do not divide 11, all.

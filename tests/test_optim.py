@@ -1,5 +1,6 @@
 """Optimizers compared with the formulas of their papers; parameter groups."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fourfold.models import (
 from fourfold.models.finetuning.layer_groups import layer_lr_scales
 from fourfold.optim import (
     OptimizerConfig,
+    hidden_matrices,
     make_optimizer,
     parameter_groups,
 )
@@ -129,7 +131,7 @@ def test_adadelta_equals_its_formula() -> None:
 
 def test_unknown_choices_are_rejected() -> None:
     with pytest.raises(
-        InputError, match=r"optimizer.name must be one of adam, adamw, adadelta, sgd, got 'lion'"
+        InputError, match=r"optimizer.name must be one of adam, adamw, adadelta, sgd, muon, got"
     ):
         OptimizerConfig(name="lion")
     with pytest.raises(
@@ -247,3 +249,112 @@ def test_layer_decay_scales_learning_rates() -> None:
 def test_frozen_model_has_no_optimizer() -> None:
     with pytest.raises(InputError, match="no trainable parameter"):
         make_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
+
+
+MUON = OptimizerConfig("muon", lr=0.01, weight_decay=0.1, momentum=0.95, muon_lr_scale=0.5)
+
+
+def tiny_lm(seed: int = 0) -> CausalLM:
+    torch.manual_seed(seed)
+    return CausalLM(CausalLMConfig(**TINY, vocab_size=20, max_len=6, tie_embeddings=False))
+
+
+def set_gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_muon_updates_the_matrices_of_blocks_only() -> None:
+    image_model = ViT(ViTConfig(**TINY, image_size=8, patch_size=4, n_classes=3))
+    for model in (tiny_lm(), image_model):
+        by_id = {id(p): name for name, p in model.named_parameters()}
+        found = {by_id[id(p)] for p in hidden_matrices(model)}
+        layers = ("attn.q", "attn.k", "attn.v", "attn.out", "ff.up", "ff.down")
+        assert found == {f"stack.blocks.0.{name}.weight" for name in layers}
+        groups = parameter_groups(model, MUON)
+        assert found == {by_id[id(p)] for g in groups if g["muon"] for p in g["params"]}
+        assert sorted({(g["lr"], g["muon"]) for g in groups}) == [(0.005, True), (0.01, False)]
+
+
+def test_muon_makes_the_steps_of_the_optimizers_of_torch() -> None:
+    model, reference = tiny_lm(), tiny_lm()
+    optimizer = make_optimizer(model, MUON)
+    matrices = hidden_matrices(reference)
+    others = [p for p in reference.parameters() if all(p is not matrix for matrix in matrices)]
+    pair = [
+        torch.optim.Muon(
+            matrices, lr=0.005, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(
+            [
+                {"params": [p for p in others if p.dim() > 1], "weight_decay": 0.1},
+                {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0},
+            ],
+            lr=0.01,
+            fused=True,
+        ),
+    ]
+    for step in range(3):
+        set_gradients(model, step)
+        set_gradients(reference, step)
+        optimizer.step()
+        for one in pair:
+            one.step()
+    for (name, mine), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+
+
+def test_update_of_muon_is_almost_orthogonal() -> None:
+    model = tiny_lm()
+    before = model.stack.blocks[0].ff.up.weight.detach().clone()  # (12, 8)
+    optimizer = make_optimizer(model, OptimizerConfig("muon", lr=0.01, weight_decay=0.0))
+    set_gradients(model, 0)
+    optimizer.step()
+    update = model.stack.blocks[0].ff.up.weight.detach() - before
+    # Jordan et al. 2024: five iterations give singular values from about 0.7 to 1.2.
+    values = torch.linalg.svdvals(update / (0.01 * 0.2 * 12**0.5))
+    assert 0.6 < values.min() <= values.max() < 1.3
+
+
+def test_resumed_muon_continues() -> None:
+    whole, resumed = tiny_lm(), tiny_lm()
+    optimizer = make_optimizer(whole, MUON)
+    for step in range(4):
+        if step == 2:
+            saved = deepcopy(optimizer.state_dict())
+            resumed.load_state_dict(whole.state_dict())
+        set_gradients(whole, step)
+        optimizer.step()
+    optimizer = make_optimizer(resumed, MUON)
+    optimizer.load_state_dict(saved)
+    schedule = LambdaLR(optimizer, lambda step: 1.0)  # sets the learning rates of the groups
+    for step in (2, 3):
+        set_gradients(resumed, step)
+        assert optimizer.step(lambda: 1.5) == 1.5
+        schedule.step()
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name]), name
+
+
+def test_muon_skips_parameters_without_a_gradient() -> None:
+    model = tiny_lm()
+    optimizer = make_optimizer(model, MUON)
+    set_gradients(model, 0)
+    frozen = model.stack.blocks[0].attn.q.weight
+    before, frozen.grad = frozen.detach().clone(), None
+    optimizer.step()
+    assert torch.equal(frozen, before)
+
+
+def test_muon_needs_a_matrix_of_a_block() -> None:
+    with pytest.raises(InputError, match=r"optimizer.name must not be muon: no matrix"):
+        make_optimizer(nn.Linear(2, 2), MUON)
+    model = tiny_lm()
+    for matrix in hidden_matrices(model):
+        matrix.requires_grad_(False)
+    with pytest.raises(InputError, match=r"optimizer.name must not be muon: no matrix"):
+        make_optimizer(model, MUON)
+    for parameter in model.parameters():
+        parameter.requires_grad_(not parameter.requires_grad)
+    assert len(make_optimizer(model, MUON).param_groups) == 1  # without a parameter for AdamW

@@ -80,6 +80,20 @@ def test_cosine_schedule() -> None:
     assert found[-1] == pytest.approx(1)
 
 
+def test_wsd_schedule() -> None:
+    """Hu et al. 2024: linear warm-up, a stable phase, then a decay."""
+    found = rates(ScheduleConfig("wsd", warmup_steps=2, decay_from=0.5), 8.0, 10)
+    assert found == pytest.approx([4, 8, 8, 8, 8, *(8 * (11 - step) / 6 for step in range(6, 11))])
+    found = rates(ScheduleConfig("wsd", min_lr=2.0), 8.0, 10)  # a tenth of the steps decays
+    assert found == pytest.approx([8.0] * 9 + [5.0])
+    # The decay begins after the warm-up, and a continued training stays at the minimum.
+    assert rates(ScheduleConfig("wsd", warmup_steps=3, decay_from=0.0), 3.0, 6) == pytest.approx(
+        [1, 2, 3, 2.25, 1.5, 0.75]
+    )
+    found = rates(ScheduleConfig("wsd", total_steps=4, min_lr=1.0, decay_from=0.5), 4.0, 6)
+    assert found == pytest.approx([4, 4, 3, 2, 1, 1])
+
+
 def test_inverse_sqrt_schedule() -> None:
     found = rates(ScheduleConfig("inverse_sqrt", warmup_steps=4), 6.0, 16)
     assert found[:4] == pytest.approx([1.5, 3, 4.5, 6])
@@ -99,7 +113,7 @@ def test_total_steps_sets_the_end() -> None:
     assert found[1:] == pytest.approx([1, 1, 1])
 
 
-@pytest.mark.parametrize("name", ["noam", "inverse_sqrt", "linear", "cosine", "constant"])
+@pytest.mark.parametrize("name", ["noam", "inverse_sqrt", "linear", "cosine", "constant", "wsd"])
 def test_schedules_without_warmup_are_finite(name: str) -> None:
     found = rates(ScheduleConfig(name), 1.0, 3)
     assert all(math.isfinite(rate) and rate >= 0 for rate in found)

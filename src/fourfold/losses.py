@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_choice
-from fourfold.kernels.cross_entropy import IGNORE_INDEX, Smoothing
+from fourfold.kernels.cross_entropy import IGNORE_INDEX, LossTerms
 from fourfold.kernels.loss_operators import score_tokens, summed_cross_entropy
 
 DISTILLATION_TYPES = ("hard", "soft")
@@ -23,7 +23,11 @@ LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
 def upcast_fp32(x: Tensor) -> Tensor:
     """Convert a bf16 or fp16 tensor to fp32, because a softmax needs more precision.
 
-    Tensors in fp32 and fp64 are returned unchanged.
+    Tensors in fp32 and fp64 are returned unchanged. A tensor may have any shape.
+
+    Example:
+        >>> upcast_fp32(torch.ones(2, dtype=torch.bfloat16)).dtype
+        torch.float32
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -70,6 +74,7 @@ def linear_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     label_smoothing_type: str = "uniform",
+    z_loss: float = 0.0,
     weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     logit_cap: float | None = None,
@@ -89,6 +94,8 @@ def linear_cross_entropy(
         label_smoothing_type: Tokens that receive the epsilon: uniform (all tokens), off_target (all
             but the target) or off_target_pad (all but the target and the padding token 0). The
             probabilities are those of `smoothing_weights`.
+        z_loss: Factor on the square of the logsumexp of the logits of each token, which is added to
+            the loss and keeps the logsumexp close to 0 (1e-4 in PaLM, Chowdhery et al. 2022).
         weights: (N,) factor on the loss of each target; None means 1. The loss is differentiable
             with respect to these factors.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
@@ -111,8 +118,8 @@ def linear_cross_entropy(
     """
     on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, weight.shape[0])
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
-    smoothing = Smoothing(on_target - elsewhere, elsewhere, pad_id)
-    total = summed_cross_entropy(smoothing, hidden, weight, bias, targets, weights, logit_cap)
+    terms = LossTerms(on_target - elsewhere, elsewhere, pad_id, z_loss)
+    total = summed_cross_entropy(terms, hidden, weight, bias, targets, weights, logit_cap)
     if normalizer is None:
         normalizer = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)
@@ -145,6 +152,14 @@ def token_scores(
     Raises:
         InputError: A target is negative but not `IGNORE_INDEX`, or is at least V. On CUDA, an
             assertion of the device fails instead.
+
+    Example:
+        >>> hidden, weight = torch.eye(2), torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
+        >>> nll, best = token_scores(hidden, weight, None, torch.tensor([0, 2]))
+        >>> best  # token 1 is more likely than the target 2
+        tensor([0, 1])
+        >>> nll.exp().round().int().tolist()  # one divided by the probabilities of the targets
+        [1, 8105]
     """
     # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
     bias = None if bias is None else bias.detach()
@@ -201,6 +216,13 @@ def distillation_loss(
 
     Raises:
         InputError: `distillation_type` is unknown.
+
+    Example:
+        >>> teacher = torch.tensor([[2.0, 0.0]])
+        >>> distillation_loss(teacher.clone(), teacher, "soft", temperature=3.0).item()
+        0.0
+        >>> distillation_loss(torch.zeros(1, 2), teacher, "hard", temperature=1.0)  # log(2)
+        tensor(0.6931)
     """
     check_choice("distillation_type", distillation_type, DISTILLATION_TYPES)
     logits = upcast_fp32(logits)

@@ -1,14 +1,15 @@
 """Optimizers and their parameter groups, such as the group without weight decay."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fourfold.core.block import Block
 from fourfold.core.validation import check_range, check_types
 from fourfold.errors import InputError
 
@@ -22,18 +23,26 @@ class OptimizerConfig:
     """Optimizer and its hyper-parameters.
 
     Args:
-        name: adam, adamw, adadelta (Zeiler 2012; Bahdanau et al. 2015 with lr 1, eps 1e-6) or sgd.
+        name: adam, adamw, adadelta (Zeiler 2012; Bahdanau et al. 2015 with lr 1, eps 1e-6), sgd or
+            muon. muon updates the matrices of transformer blocks by Muon (Jordan et al. 2024), and
+            all other parameters, such as embeddings, norms, biases and heads, by AdamW.
         lr: Peak learning rate. With the noam schedule, `lr` is a factor on that schedule's formula
             (1 in the paper).
-        betas: Decay rates of the first and second moments (adam, adamw).
-        eps: Number that is added to the square root of the second moment (adam, adamw), or to the
-            second moments before their square roots (adadelta). Not used by sgd.
-        weight_decay: Strength of the weight decay. For adamw, it is decoupled from the gradient and
-            multiplied by the learning rate. For adam, adadelta and sgd, it is an L2 penalty.
+        betas: Decay rates of the first and second moments (adam, adamw, AdamW's part of muon).
+        eps: Number that is added to the square root of the second moment (adam, adamw, AdamW's part
+            of muon), or to the second moments before their square roots (adadelta). Not used by
+            sgd.
+        weight_decay: Strength of the weight decay. For adamw and muon, it is decoupled from the
+            gradient and multiplied by the learning rate. For adam, adadelta and sgd, it is an L2
+            penalty.
         weight_decay_params: Parameters with weight decay. "matrices" means all parameters of two or
             more dimensions (GPT-2, BERT). "linear" means the weights of linear layers and
             convolutions only (ViT, DeiT). "all" means all parameters.
-        momentum: Momentum of sgd; not used by the other optimizers.
+        momentum: Momentum of sgd and Muon (0.95 in Jordan et al. 2024); not used by the other
+            optimizers.
+        muon_lr_scale: Factor on the learning rate of the matrices that Muon updates. Their updates
+            are scaled to the usual size of AdamW's updates (Liu et al. 2025), so that 1 suits a
+            learning rate that was chosen for adamw.
         rho: Decay rate of the second moments of adadelta; not used by the other optimizers.
         bias_correction: Correct the bias of the first and second moments, which start at 0 (Kingma
             and Ba 2014, section 3). False reproduces BERT's code (google-research/bert,
@@ -44,15 +53,25 @@ class OptimizerConfig:
     Raises:
         InputError: A value is outside its range, or `bias_correction` is false for another
             optimizer than adamw.
+
+    Example:
+        >>> config = OptimizerConfig(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.1)
+        >>> type(make_optimizer(nn.Linear(2, 2), config)).__name__
+        'AdamW'
+        >>> OptimizerConfig(lr=0.0)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: optimizer.lr must be above 0, got 0.0
     """
 
-    name: Literal["adam", "adamw", "adadelta", "sgd"] = "adamw"
+    name: Literal["adam", "adamw", "adadelta", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
     weight_decay_params: Literal["matrices", "linear", "all"] = "matrices"
     momentum: float = 0.9
+    muon_lr_scale: float = 1.0
     rho: float = 0.95
     bias_correction: bool = True
     layer_decay: float = 1.0
@@ -66,10 +85,21 @@ class OptimizerConfig:
         check_range("optimizer.weight_decay", self.weight_decay, minimum=0.0)
         check_range("optimizer.momentum", self.momentum, minimum=0.0, below=1.0)
         check_range("optimizer.rho", self.rho, minimum=0.0, below=1.0)
+        check_range("optimizer.muon_lr_scale", self.muon_lr_scale, above=0.0)
         check_range("optimizer.layer_decay", self.layer_decay, above=0.0)
         if not self.bias_correction and self.name != "adamw":
             message = f"must be true for {self.name}: only adamw supports false"
             raise InputError(message, option="optimizer.bias_correction")
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trainable weights of the linear layers in the transformer blocks of a model.
+
+    Muon updates these parameters. Embeddings and output heads are not in blocks.
+    """
+    blocks = (module for module in model.modules() if isinstance(module, Block))
+    linear = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
+    return [layer.weight for layer in linear if layer.weight.requires_grad]
 
 
 def parameter_groups(
@@ -79,16 +109,25 @@ def parameter_groups(
 ) -> list[dict[str, object]]:
     """Group the trainable parameters of a model by learning rate and weight decay.
 
+    Source: Radford et al. 2018, section 4.1, whose decay exempts biases and the gains of norms.
+
     Args:
         model: The model.
-        config: Options of the optimizer. The fields `lr`, `weight_decay` and `weight_decay_params`
-            are used.
+        config: Options of the optimizer. The fields `name`, `lr`, `muon_lr_scale`, `weight_decay`
+            and `weight_decay_params` are used.
         lr_scales: Factor on the learning rate of each parameter, by name, such as those of
             `fourfold.models.finetuning.layer_groups.layer_lr_scales`. None means 1.
 
     Returns:
         Parameter groups for a torch optimizer, a list of dictionaries with the keys params,
-        weight_decay and lr. The group with the highest learning rate comes first.
+        weight_decay and lr. The group with the highest learning rate comes first. For muon, there
+        is also the key muon, whose value is True for parameters that Muon updates.
+
+    Example:
+        >>> layer = nn.Linear(2, 3)
+        >>> groups = parameter_groups(layer, OptimizerConfig(), {"weight": 0.5, "bias": 1.0})
+        >>> [(group["lr"], group["weight_decay"]) for group in groups]
+        [(0.001, 0.0), (0.0005, 0.01)]
     """
     linear = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)
@@ -99,18 +138,22 @@ def parameter_groups(
             return id(parameter) in linear
         return config.weight_decay_params == "all" or parameter.dim() >= 2
 
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
+    matrices = {id(p) for p in hidden_matrices(model)} if config.name == "muon" else set()
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             scale = lr_scales[name] if lr_scales else 1.0
-            groups[scale, decays(parameter)].append(parameter)
+            uses_muon = id(parameter) in matrices
+            scale *= config.muon_lr_scale if uses_muon else 1.0
+            groups[scale, decays(parameter), uses_muon].append(parameter)
     return [
         {
             "params": parameters,
             "weight_decay": config.weight_decay if has_decay else 0.0,
             "lr": config.lr * scale,
+            **({"muon": uses_muon} if matrices else {}),
         }
-        for (scale, has_decay), parameters in sorted(
+        for (scale, has_decay, uses_muon), parameters in sorted(
             groups.items(), key=lambda item: item[0], reverse=True
         )
     ]
@@ -125,6 +168,8 @@ def make_optimizer(
 ) -> Optimizer:
     """Build an optimizer over the trainable parameters of a model.
 
+    Source: Kingma and Ba 2014 (Adam); Loshchilov and Hutter 2017 (AdamW); Zeiler 2012 (Adadelta).
+
     Args:
         model: The model.
         config: Optimizer and its hyper-parameters.
@@ -133,7 +178,8 @@ def make_optimizer(
             adadelta, which has no fused implementation.
 
     Raises:
-        InputError: No parameter is trainable.
+        InputError: No parameter is trainable, or the optimizer is muon and no matrix of a block is
+            trainable.
 
     Example:
         >>> optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="sgd", lr=0.1))
@@ -147,6 +193,11 @@ def make_optimizer(
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     if config.name == "adadelta":
         return torch.optim.Adadelta(groups, lr=config.lr, rho=config.rho, eps=config.eps)
+    if config.name == "muon":
+        if "muon" not in groups[0]:
+            message = "must not be muon: no matrix of a transformer block is trainable"
+            raise InputError(message, option="optimizer.name")
+        return MuonAdamW(groups, config, fused=fused)
     # Loshchilov and Hutter 2017; Kingma and Ba 2014
     adam = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     optimizer = adam(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
@@ -169,3 +220,48 @@ def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
         step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = {"step": step, **moments}
+
+
+class MuonAdamW(Optimizer):
+    """Muon for some parameter groups, and AdamW for the others.
+
+    Muon (Jordan et al. 2024) replaces the momentum of a matrix by the nearest semi-orthogonal
+    matrix, which it approximates with five Newton-Schulz iterations in bf16. The update of a matrix
+    with A rows and B columns is multiplied by 0.2 sqrt(max(A, B)) (Liu et al. 2025). torch's two
+    optimizers make the steps. They share the parameter groups and the states of this optimizer.
+
+    Args:
+        groups: Parameter groups as returned by `parameter_groups`.
+        config: Hyper-parameters.
+        fused: Use torch's fused implementation of AdamW.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], config: OptimizerConfig, *, fused: bool
+    ) -> None:
+        matrices = [group for group in groups if group["muon"]]
+        others = [group for group in groups if not group["muon"]]
+        muon = torch.optim.Muon(matrices, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
+        self.parts: list[tuple[bool, Optimizer]] = [(True, muon)]
+        if others:
+            adamw = torch.optim.AdamW(others, betas=config.betas, eps=config.eps, fused=fused)
+            self.parts.append((False, adamw))
+        super().__init__(groups, {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Make one step of Muon and one of AdamW.
+
+        Args:
+            closure: Function that computes the gradients and returns the loss; None if the
+                gradients are already computed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for uses_muon, part in self.parts:
+            # Shared before each step, because `load_state_dict` replaces states and groups.
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if group["muon"] == uses_muon]
+            part.step()
+        return loss

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, with warm-up: constant, linear, cosine, halving, inverse square root."""
+"""Learning-rate schedules with warm-up: constant, linear, cosine, wsd, halving and others."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from fourfold.core.validation import check_range, check_types
 from fourfold.errors import InputError
 
 ScheduleName = Literal[
-    "constant", "linear", "linear_from_start", "cosine", "halving", "inverse_sqrt", "noam"
+    "constant", "linear", "linear_from_start", "cosine", "wsd", "halving", "inverse_sqrt", "noam"
 ]
 
 
@@ -22,15 +22,17 @@ class ScheduleConfig:
             from the peak at the end of the warm-up (RoBERTa). linear_from_start falls on a line
             from the peak at the first step (BERT's code). The warm-up replaces the beginning of
             this line, so the learning rate is below the peak when the warm-up ends. cosine falls on
-            half a cosine wave. halving keeps the peak, and then halves the learning rate several
-            times at equal distances (Sutskever et al. 2014, Luong et al. 2015). inverse_sqrt falls
-            with the inverse square root of the step (fairseq). noam is the formula of Vaswani et
-            al. 2017.
+            half a cosine wave. wsd (warm-up, stable, decay) keeps the peak, and then falls on a
+            line (Hu et al. 2024, MiniCPM; Hägele et al. 2024). halving keeps the peak, and then
+            halves the learning rate several times at equal distances (Sutskever et al. 2014, Luong
+            et al. 2015). inverse_sqrt falls with the inverse square root of the step (fairseq).
+            noam is the formula of Vaswani et al. 2017.
         warmup_steps: Number of steps at the start in which the learning rate grows linearly.
-        total_steps: Number of steps of a linear, cosine or halving schedule, warm-up included; None
-            means the number of optimizer steps of the run. Other schedules have no end.
-        min_lr: Final learning rate of a linear or cosine schedule. A cosine schedule reaches
-            `min_lr` at the last step, and a linear schedule would reach it one step later.
+        total_steps: Number of steps of a linear, cosine, wsd or halving schedule, warm-up included;
+            None means the number of optimizer steps of the run. Other schedules have no end.
+        min_lr: Final learning rate of a linear, cosine or wsd schedule. A cosine schedule reaches
+            `min_lr` at the last step, and a linear or wsd schedule would reach it one step later.
+        decay_from: Fraction of `total_steps` after which wsd decays.
         halve_from: Fraction of `total_steps` after which halving halves the learning rate for the
             first time. It is 5 of 10 epochs in Luong et al. 2015, and 5 of 7.5 epochs in Sutskever
             et al. 2014.
@@ -39,12 +41,21 @@ class ScheduleConfig:
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
+
+    Example:
+        >>> config = ScheduleConfig("noam", warmup_steps=4000)
+        >>> factor = learning_rate_factor(config, 1.0, None, d_model=512)
+        >>> max(range(10_000), key=factor)  # finished steps at the peak
+        3999
+        >>> round(factor(3999), 6)
+        0.000699
     """
 
     name: ScheduleName = "constant"
     warmup_steps: int = 0
     total_steps: int | None = None
     min_lr: float = 0.0
+    decay_from: float = 0.9
     halve_from: float = 0.5
     n_halvings: int = 5
 
@@ -52,6 +63,7 @@ class ScheduleConfig:
         check_types(self, prefix="schedule.")
         check_range("schedule.warmup_steps", self.warmup_steps, minimum=0)
         check_range("schedule.min_lr", self.min_lr, minimum=0.0)
+        check_range("schedule.decay_from", self.decay_from, minimum=0.0, below=1.0)
         check_range("schedule.halve_from", self.halve_from, minimum=0.0, below=1.0)
         check_range("schedule.n_halvings", self.n_halvings, minimum=1, maximum=1000)
         total = self.total_steps
@@ -65,13 +77,15 @@ class ScheduleConfig:
 
 
 # Schedules with a fixed number of steps. All of them but halving end at min_lr.
-FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine", "halving")
+FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine", "wsd", "halving")
 
 
 def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
     """Build the function of torch's `LambdaLR` that returns the factor on the peak learning rate.
+
+    Source: Vaswani et al. 2017, equation 3 (noam); Loshchilov and Hutter 2016 (cosine).
 
     Args:
         config: Options of the schedule.
@@ -98,6 +112,10 @@ def learning_rate_factor(
         message = f"must be at most optimizer.lr ({lr:g}), got {config.min_lr:g}"
         raise InputError(message, option="schedule.min_lr")
 
+    peak = max(1, warmup)
+    stable = max(peak, round(config.decay_from * end))
+    starts = {"linear": peak, "linear_from_start": 1, "wsd": stable}  # last step with the peak
+
     def factor(steps_done: int) -> float:
         step = steps_done + 1  # the papers count from 1
         if step < warmup and config.name != "noam":
@@ -105,10 +123,10 @@ def learning_rate_factor(
         match config.name:
             case "constant":
                 shape = 1.0
-            case "linear" | "linear_from_start":
-                start = max(1, warmup) if config.name == "linear" else 1
+            case "linear" | "linear_from_start" | "wsd":
+                start = starts[config.name]
                 # Reaches 0 one step after the last, so that the last step changes the weights.
-                shape = max(0.0, (end - step + 1) / max(1, end - start + 1))
+                shape = min(1.0, max(0.0, (end - step + 1) / max(1, end - start + 1)))
             case "cosine":  # Loshchilov and Hutter 2016; GPT, DeiT
                 done = min(1.0, (step - warmup) / max(1, end - warmup))
                 shape = 0.5 * (1.0 + math.cos(math.pi * done))
@@ -117,9 +135,9 @@ def learning_rate_factor(
                 done = (steps_done - start) * config.n_halvings // max(1, end - start)
                 shape = 0.5 ** min(config.n_halvings, max(0, done + 1))
             case "inverse_sqrt":  # fairseq: the peak is at the end of the warm-up
-                shape = math.sqrt(max(1, warmup) / step)
+                shape = math.sqrt(peak / step)
             case "noam":  # Vaswani et al. 2017, eq. 3
-                shape = d_model**-0.5 * min(step**-0.5, step * max(1, warmup) ** -1.5)
+                shape = d_model**-0.5 * min(step**-0.5, step * peak**-1.5)
         return final + (1.0 - final) * shape
 
     return factor

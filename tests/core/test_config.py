@@ -182,7 +182,8 @@ def test_windows_follow_the_pattern() -> None:
 
 def test_a_literal_field_lists_its_values() -> None:
     with pytest.raises(
-        InputError, match=r"optimizer\.name must be one of adam, adamw, adadelta, sgd, got None"
+        InputError,
+        match=r"optimizer\.name must be one of adam, adamw, adadelta, sgd, muon, got None",
     ):
         OptimizerConfig(name=None)  # type: ignore[arg-type]
 

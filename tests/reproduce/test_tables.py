@@ -23,7 +23,7 @@ PROMISED = {
     "beyer2022": {"table1"},
     "deit2020": {"table3", "table8"},
     "bishop": {"ladder", "properties", "scores"},
-    "fourfold": {"switches", "windows", "datasets", "gradients", "recurrence"},
+    "fourfold": {"switches", "modern", "windows", "datasets", "gradients", "recurrence"},
     "xu2015": {"flickr8k", "flickr30k", "coco"},
 }
 

@@ -73,10 +73,13 @@ def load(
             `dtype` or `quantize` is an unknown name; or int8 is asked for on another device.
 
     Example:
-        >>> model = fourfold.load("runs/gpt2/tiny")  # doctest: +SKIP
-        >>> ids = torch.tensor([model.tokenizer.encode("The cat")])  # doctest: +SKIP
-        >>> ids = fourfold.generate(model, ids, max_new=20)  # doctest: +SKIP
-        >>> model.tokenizer.decode(ids[0].tolist())  # doctest: +SKIP
+        >>> import tempfile, torch, fourfold
+        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fourfold.save(model, folder)
+        ...     loaded = fourfold.load(folder, dtype="bfloat16")
+        >>> fourfold.generate(loaded, torch.tensor([[5, 6]]), max_new=3).shape
+        torch.Size([1, 5])
     """
     if dtype is not None:
         name = str(dtype).removeprefix("torch.")

@@ -38,6 +38,16 @@ def save(model: Model, path: str | Path) -> None:
     Raises:
         InputError: `path` is a file.
         DiskError: The disk is full or fails.
+
+    Example:
+        >>> import tempfile, fourfold
+        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(model, folder)
+        ...     sorted(file.name for file in Path(folder).iterdir())
+        ...     type(fourfold.load(folder)).__name__
+        ['config.json', 'model.safetensors']
+        'CausalLM'
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -113,7 +123,10 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if tokenizer is not None:
         n_separators = artifacts.get("n_separators", 1)
-        keys = preprocessing.write_tokenizer(folder, tokenizer.to_str(), model, n_separators)
+        template = artifacts.get("chat_template")
+        keys = preprocessing.write_tokenizer(
+            folder, tokenizer.to_str(), model, n_separators, template
+        )
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:

@@ -56,6 +56,7 @@ ARTIFACTS: dict[str, Any] = {
     "crop_mode": str,
     "interpolation": str,
     "features": dict,
+    "chat_template": dict,
 }
 ITEMS = {"class_names": str, "mean": float, "std": float}  # types of the items of tuples
 TASK_SECTIONS = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}

@@ -31,6 +31,7 @@ from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig
 from fourfold.models.recurrent.hierarchical import HierarchicalClassifierConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
 from fourfold.models.vit import ViTConfig
+from fourfold.optim import hidden_matrices
 
 GIB = 2**30  # bytes
 USABLE_FRACTION = 0.9  # of a device's memory; the driver and fragmentation take the rest
@@ -169,6 +170,7 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
         n_trained=sum(p.numel() for p in recipe.task.model.parameters() if p.requires_grad),
         precision=recipe.precision,
         optimizer=recipe.task.optimizer.name,
+        n_hidden=sum(p.numel() for p in hidden_matrices(recipe.task.model)),
         replicated=devices > 1,
     )
 

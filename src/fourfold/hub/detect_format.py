@@ -13,9 +13,10 @@ from torch import Tensor
 from fourfold.errors import InputError, errors_in
 from fourfold.hub import directory, nanogpt, preprocessing, timm, transformers_format
 from fourfold.hub.directory import SourceModel
-from fourfold.models import ViT
+from fourfold.models import CausalLM, ViT
 from fourfold.text_files import read_json
 from fourfold.tokenization import pretrained
+from fourfold.tokenization.chat import read_chat_template
 
 _MINGPT_WEIGHTS = "model.pt"
 # sentencepiece applies the longest matching normalization rule, also across combining characters.
@@ -57,6 +58,8 @@ def read_model(
         source = replace(source, tokenizer=pretrained.read_tokenizer(folder))
     if model.source is not None:
         artifacts = preprocessing.read_class_artifacts(model, source.tokenizer)
+        if isinstance(model, CausalLM) and (template := read_chat_template(path)):
+            artifacts["chat_template"] = template
         source = replace(source, artifacts=artifacts)
     if content is None:
         source = replace(source, defaults=preprocessing.read_generation_defaults(path))

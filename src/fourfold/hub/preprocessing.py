@@ -223,7 +223,13 @@ def _first_number(contents: Mapping[Path, Json], key: str) -> Any:
     return None
 
 
-def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) -> dict[str, int]:
+def write_tokenizer(
+    path: Path,
+    text: str,
+    model: Any,
+    n_separators: int = 1,
+    chat_template: Mapping[str, str] | None = None,
+) -> dict[str, int]:
     """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer` of transformers.
 
     Args:
@@ -232,6 +238,7 @@ def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) ->
         model: Model that uses the tokenizer. The class of the model determines the special tokens
             that `AutoTokenizer` adds to a text.
         n_separators: Number of end-of-text tokens between the two texts of a pair.
+        chat_template: Chat template and its special tokens; None if there is none.
 
     Returns:
         Entries that config.json must contain: special token ids by key, such as pad_token_id.
@@ -250,6 +257,9 @@ def write_tokenizer(path: Path, text: str, model: Any, n_separators: int = 1) ->
         config["model_max_length"] = model.config.max_len
     if getattr(model.config, "n_segments", 0) > 1:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    if chat_template is not None:
+        config |= chat_template
+        config["chat_template"] = config.pop("template")
     (path / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
     write_json(path / TOKENIZER_CONFIG_FILE, config)
     entries = {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}

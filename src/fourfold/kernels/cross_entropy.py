@@ -20,18 +20,20 @@ TILE_LOGITS_CPU = 2**22
 TILE_LOGITS_CUDA = 2**26
 
 
-class Smoothing(NamedTuple):
-    """Target distribution of a token after label smoothing.
+class LossTerms(NamedTuple):
+    """Target distribution of a token after label smoothing, and factor of the z-loss.
 
     Attributes:
         extra: Probability of the target minus that of any other token.
         elsewhere: Probability of each token other than the target and `pad_id`.
         pad_id: Padding token, whose probability is 0; None if there is no such token.
+        z_loss: Factor on the square of the logsumexp of the logits, which is added to the loss.
     """
 
     extra: float
     elsewhere: float
     pad_id: int | None
+    z_loss: float
 
 
 class Pass:
@@ -41,7 +43,7 @@ class Pass:
     buffer takes longer than one pass over its elements.
 
     Args:
-        smoothing: Probabilities of the target and of all other tokens after label smoothing.
+        terms: Target distribution and factor of the z-loss.
         needs_grad: Compute the gradients. Each tile of a slice then has memory of its own.
             Otherwise all tiles share the memory of one tile.
         needs_losses: Store the loss of each target in `losses`.
@@ -60,7 +62,7 @@ class Pass:
 
     def __init__(
         self,
-        smoothing: Smoothing,
+        terms: LossTerms,
         needs_grad: bool,
         needs_losses: bool,
         hidden: Tensor,
@@ -74,7 +76,7 @@ class Pass:
         self.x = x
         self.w = w
         self.bias = bias
-        self.smoothing = smoothing
+        self.terms = terms
         self.targets = targets
         self.row_weights = (targets != IGNORE_INDEX).to(sum_dtype)
         if weights is not None:
@@ -123,13 +125,15 @@ class _Slice:
     """Loss of the n tokens of a slice, and their softmax in the form of tiles and factors.
 
     Let z be the logits of a tile and m their maximum for each token. The tile stores exp(z - m).
-    Its factor is exp(m - logsumexp of all logits) times the weight of the token. The product of
-    tile and factor is the weighted softmax. The gradients apply the factors outside of the matrix
-    products, which saves a second pass over the logits.
+    Its factor is exp(m - logsumexp of all logits) times the weight of the token and, with a z-loss,
+    1 + 2 z_loss logsumexp(z). The product of tile and factor is the softmax in the gradient. The
+    gradients apply the factors outside of the matrix products, which saves a second pass over the
+    logits.
 
     The target distribution q of a token sums to 1. The probability of the target is `elsewhere` +
     `extra`, that of `pad_id` is 0, and that of any other token is `elsewhere`. The loss is
-    logsumexp(z) - sum(q z), and the gradient of the loss with respect to z is softmax(z) - q.
+    logsumexp(z) - sum(q z) + z_loss logsumexp(z)^2, and its gradient with respect to z is
+    (1 + 2 z_loss logsumexp(z)) softmax(z) - q.
 
     Args:
         run: Computation that the slice belongs to, with the inputs and buffers.
@@ -141,7 +145,7 @@ class _Slice:
         self.x = run.x[rows]
         self.targets = run.targets[rows]
         self.row_weights = run.row_weights[rows]
-        extra, elsewhere, pad_id = run.smoothing
+        extra, elsewhere, pad_id, z_loss = run.terms
         self.columns = _ranges(len(run.w), run.tile_width)
         self.tiles: list[Tensor] = []
         maxima = []
@@ -168,8 +172,11 @@ class _Slice:
         stacked = torch.stack(maxima)  # (tiles, n)
         logsumexp = (stacked + torch.stack(sums).log()).logsumexp(0)
         self.losses = logsumexp - expected_logit
-        self.loss = (self.losses * self.row_weights).sum()
         self.factors = (stacked - logsumexp).exp() * self.row_weights
+        if z_loss:
+            self.losses += z_loss * logsumexp.square()
+            self.factors *= 1.0 + 2.0 * z_loss * logsumexp
+        self.loss = (self.losses * self.row_weights).sum()
 
     def _target_columns(self, columns: slice) -> tuple[Tensor, Tensor]:
         """Find the column of each target in a tile.
@@ -227,7 +234,7 @@ class _Gradients:
 
     def __init__(self, run: Pass) -> None:
         self.w = run.w
-        self.smoothing = run.smoothing
+        self.terms = run.terms
         dtype = run.total.dtype
         self.hidden = torch.zeros_like(run.x, dtype=dtype)
         self.weight = torch.zeros_like(run.w, dtype=dtype)
@@ -239,7 +246,7 @@ class _Gradients:
         Args:
             part: The slice. Its tiles are changed in place.
         """
-        extra, elsewhere, pad_id = self.smoothing
+        extra, elsewhere, pad_id, _ = self.terms
         remaining = part.subtract_targets(extra)
         x = part.x.to(self.hidden.dtype)
         hidden = self.hidden[part.rows]

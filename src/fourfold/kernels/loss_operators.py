@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from fourfold.errors import InputError
 from fourfold.kernels.cross_entropy import (
     IGNORE_INDEX,
+    LossTerms,
     Pass,
-    Smoothing,
     even_slices,
     matmul_operands,
 )
@@ -26,7 +26,7 @@ from fourfold.kernels.differentiation import differentiable_once
 
 
 def summed_cross_entropy(
-    smoothing: Smoothing,
+    terms: LossTerms,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -42,7 +42,7 @@ def summed_cross_entropy(
     compiled code stores all logits.
 
     Args:
-        smoothing: Probabilities of the target and of all other tokens after label smoothing.
+        terms: Target distribution and factor of the z-loss.
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
         bias: (V,) or None.
@@ -58,12 +58,12 @@ def summed_cross_entropy(
     """
     is_capped_graph = logit_cap is not None and torch.compiler.is_compiling()
     if is_capped_graph or torch._C._are_functorch_transforms_active():
-        return _plain(smoothing, hidden, weight, bias, targets, weights, logit_cap)
+        return _plain(terms, hidden, weight, bias, targets, weights, logit_cap)
     if logit_cap is not None:
         check_targets(targets, len(weight))
         parts = [
             checkpoint(
-                *(_plain, smoothing, hidden[rows], weight, bias, targets[rows]),
+                *(_plain, terms, hidden[rows], weight, bias, targets[rows]),
                 *(None if weights is None else weights[rows], logit_cap),
                 use_reentrant=False,
             )
@@ -74,7 +74,7 @@ def summed_cross_entropy(
     needs_grad = torch.is_grad_enabled() and any(learns)
     needs_losses = torch.is_grad_enabled() and weights is not None and weights.requires_grad
     dtype = autocast_dtype(hidden)
-    settings = *smoothing, dtype, needs_grad, needs_losses
+    settings = *terms, dtype, needs_grad, needs_losses
     if torch.compiler.is_compiling():
         return _operator(hidden, weight, bias, targets, weights, *settings)[0]
     return _LinearCrossEntropy.apply(hidden, weight, bias, targets, weights, *settings)
@@ -114,6 +114,7 @@ def _compute(
     extra: float,
     elsewhere: float,
     pad_id: int | None,
+    z_loss: float,
     dtype: torch.dtype | None,
     needs_grad: bool,
     needs_losses: bool,
@@ -129,6 +130,7 @@ def _compute(
         extra: Probability of the target after label smoothing, minus that of any other token.
         elsewhere: Probability of each token other than the target and `pad_id`.
         pad_id: Padding token, whose probability is 0, or None.
+        z_loss: Factor on the square of the logsumexp of the logits, which is added to the loss.
         dtype: Data type of the matrix products under autocast. None without autocast.
         needs_grad: Compute the gradients of hidden states, output matrix and bias.
         needs_losses: Return the loss of each target.
@@ -139,8 +141,8 @@ def _compute(
         respect to `weights`. A tensor that is not needed is empty.
     """
     check_targets(targets, len(weight))
-    smoothing = Smoothing(extra, elsewhere, pad_id)
-    run = Pass(smoothing, needs_grad, needs_losses, hidden, weight, bias, targets, weights, dtype)
+    terms = LossTerms(extra, elsewhere, pad_id, z_loss)
+    run = Pass(terms, needs_grad, needs_losses, hidden, weight, bias, targets, weights, dtype)
     empty = run.total.new_empty
     if run.gradients is None:
         return run.total, empty(0), empty(0), empty(0), run.losses
@@ -154,7 +156,7 @@ _operator = torch.library.custom_op("fourfold::linear_cross_entropy", _compute, 
 
 @_operator.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
-    targets, _, _, _, _, dtype, needs_grad, needs_losses = inputs
+    targets, _, _, _, _, _, dtype, needs_grad, needs_losses = inputs
     x, w, sum_dtype = matmul_operands(hidden, weight, dtype)
     empty = x.new_empty(0, dtype=sum_dtype)
     gradients = [
@@ -204,7 +206,7 @@ def _scaled(
         multiply: Product of a tensor and a scalar, `Tensor.mul` or `Tensor.mul_`.
 
     Returns:
-        A tuple with one entry for each of the 11 arguments of `_compute`, in their order. The entry
+        A tuple with one entry for each of the 12 arguments of `_compute`, in their order. The entry
         is None for an argument without a gradient.
     """
     hidden, weight, bias, _, weights = inputs
@@ -217,11 +219,11 @@ def _scaled(
             strict=True,
         )
     ]
-    return *scaled[:3], None, scaled[3], *[None] * 6
+    return *scaled[:3], None, scaled[3], *[None] * 7
 
 
 def _plain(
-    smoothing: Smoothing,
+    terms: LossTerms,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -232,7 +234,7 @@ def _plain(
     """Compute the sum of the weighted losses from all logits (N, V) at once.
 
     Args:
-        smoothing: Probabilities of the target and of all other tokens after label smoothing.
+        terms: Target distribution and factor of the z-loss.
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
         bias: (V,) or None.
@@ -241,15 +243,18 @@ def _plain(
         logit_cap: Limit of the logits, or None.
     """
     logits = cap(F.linear(hidden, weight, bias), logit_cap)
-    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p = logits.log_softmax(-1)
     counts = targets != IGNORE_INDEX
     columns = torch.where(counts, targets, 0)[:, None]
-    extra, elsewhere, pad_id = smoothing
+    extra, elsewhere, pad_id, z_loss = terms
     losses = -extra * log_p.gather(1, columns).squeeze(1)
     if elsewhere:
         losses = losses - elsewhere * log_p.sum(-1)
         if pad_id is not None:
             losses = losses + elsewhere * log_p[:, pad_id]
+    if z_loss:
+        losses = losses + z_loss * logits.logsumexp(-1).square()
     losses = torch.where(counts, losses, 0.0)
     return (losses if weights is None else losses * weights).sum()
 

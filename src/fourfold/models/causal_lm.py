@@ -33,6 +33,8 @@ from fourfold.models.output_heads import VocabularyHead
 class CausalLMConfig(TransformerConfig):
     """Config of a causal LM; the defaults are GPT-2 small (124,439,808 parameters).
 
+    Source: Radford et al. 2019, section 2.3 and Table 2.
+
     Args:
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
             tokenizer. The constructor of the model needs a number.
@@ -51,6 +53,13 @@ class CausalLMConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     gpt2 = CausalLM(CausalLMConfig())
+        >>> sum(weight.numel() for weight in gpt2.parameters())
+        124439808
     """
 
     d_model: int = 768
@@ -80,6 +89,8 @@ class CausalLMConfig(TransformerConfig):
 
 class CausalLM(Model):
     """Causal language model, which predicts each token from the tokens before it.
+
+    Source: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2.3.
 
     A call of the model takes the arguments of `hidden` and returns the logits (B, T, V) of the next
     token at each position.

@@ -47,6 +47,13 @@ class EncoderDecoderConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = EncoderDecoder(EncoderDecoderConfig())
+        >>> sum(weight.numel() for weight in model.parameters())
+        63082496
     """
 
     vocab_size: int | None = 37000
@@ -195,6 +202,8 @@ class Seq2Seq(Model):
 
 class EncoderDecoder(Seq2Seq):
     """Encoder-decoder transformer: predicts a target sequence from a source sequence.
+
+    Source: Vaswani et al. 2017, section 3.1 and Figure 1.
 
     Attributes:
         stack_class: Class of the modules `encoder` and `decoder`, built from the config.

@@ -23,6 +23,8 @@ from fourfold.models.output_heads import PooledClassifier, VocabularyHead
 class MaskedLMConfig(TransformerConfig):
     """Config of a masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
 
+    Source: Devlin et al. 2018, section 3; Liu et al. 2019.
+
     Args:
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
             tokenizer. The constructor of the model needs a number.
@@ -40,6 +42,13 @@ class MaskedLMConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     bert = MaskedLM(MaskedLMConfig())
+        >>> sum(weight.numel() for weight in bert.parameters())
+        109514298
     """
 
     d_model: int = 768
@@ -67,6 +76,8 @@ class MaskedLMConfig(TransformerConfig):
 
 class MaskedLM(Model):
     """Masked language model, which predicts masked tokens from the tokens on both sides.
+
+    Source: Devlin et al. 2018, section 3.1; Liu et al. 2019.
 
     A call of the model takes the arguments of `encode` and returns the logits (B, T, V) of the
     token at each position.

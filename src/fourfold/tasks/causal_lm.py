@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.generation import generate
 from fourfold.loggers.media import Media, Table
@@ -26,6 +27,8 @@ MAX_PROMPT_TOKENS = 32  # of a logged sample
 class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     """Causal language modelling, evaluated by perplexity per token, word and byte.
 
+    Source: Radford et al. 2018, section 3.1.
+
     The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
@@ -33,6 +36,18 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         optimizer: Options of the optimizer; the default is nanoGPT's AdamW.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to a
             tenth of the learning rate.
+        z_loss: Factor of the z-loss in training, see `linear_cross_entropy`. train/loss includes
+            the z-loss; the metrics of evaluation do not.
+
+    Example:
+        >>> import torch
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = CausalLanguageModeling(config)
+        >>> task.configure_model()
+        >>> ids = torch.tensor([[1, 5, 7, 2]])
+        >>> loss, n_targets = task.step(CausalBatch(ids[:, :-1], ids[:, 1:]))
+        >>> loss.shape, int(n_targets)
+        (torch.Size([]), 3)
     """
 
     model_class = CausalLM
@@ -41,9 +56,11 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     config: CausalLMConfig = CausalLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=2000, min_lr=6e-5)
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range("z_loss", self.z_loss, minimum=0.0)
         self.ppl = Perplexity()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -57,9 +74,10 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
     def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy, summed over the target tokens, and the number of targets."""
+        """Return the loss, summed over the target tokens, and the number of targets."""
         output = self._output(batch)
-        loss = linear_cross_entropy(*output, normalizer=1.0, logit_cap=self.model.head.logit_cap)
+        limit = self.model.head.logit_cap
+        loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0, logit_cap=limit)
         return loss, (output[-1] != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
@@ -25,6 +26,8 @@ from fourfold.tasks.base import Task
 class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     """Masked language modelling, evaluated by perplexity and accuracy of the masked tokens.
 
+    Source: Devlin et al. 2018, section 3.1.
+
     Vocabulary logits are computed at masked positions only.
 
     The arguments `init_from` and `tuning` are those of `Task`.
@@ -34,6 +37,18 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         optimizer: Options of the optimizer; the default is BERT's (appendix A.2).
         schedule: Options of the schedule; the default is BERT's: 10,000 steps of warm-up, then
             linear decay to 0.
+        z_loss: Factor of the z-loss in training, see `linear_cross_entropy`. train/loss includes
+            the z-loss; the metrics of evaluation do not.
+
+    Example:
+        >>> import torch
+        >>> config = MaskedLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = MaskedLanguageModeling(config)
+        >>> task.configure_model()
+        >>> ids, targets = torch.tensor([[1, 4, 7, 2]]), torch.tensor([[-100, 5, -100, -100]])
+        >>> loss, n_targets = task.step(MaskedBatch(ids, targets))  # 4 is the mask token
+        >>> loss.shape, int(n_targets)
+        (torch.Size([]), 1)
     """
 
     model_class = MaskedLM
@@ -42,9 +57,11 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     config: MaskedLMConfig = MaskedLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4, eps=1e-6)
     schedule: ScheduleConfig = ScheduleConfig(name="linear", warmup_steps=10000)
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range("z_loss", self.z_loss, minimum=0.0)
         self.ppl = Perplexity()
         self.next_correct = Mean()
 
@@ -74,7 +91,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         BERT's if all pairs have the same number of masked tokens.
         """
         h, output = self._encode(batch)
-        loss = linear_cross_entropy(*output, normalizer=1.0)
+        loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0)
         if batch.is_next is not None and self.model.next_sentence is not None:
             logits = upcast_fp32(self.model.next_sentence_logits(h))
             weights = (batch.targets != IGNORE_INDEX).sum(1).to(logits.dtype)  # (B,)

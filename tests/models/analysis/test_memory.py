@@ -15,10 +15,17 @@ from fourfold.models import (
     EncoderDecoderConfig,
     MaskedLMConfig,
     SequenceClassifierConfig,
+    ViT,
     ViTConfig,
 )
-from fourfold.models.analysis.memory import activation_bytes, split_batch, training_memory
+from fourfold.models.analysis.memory import (
+    activation_bytes,
+    split_batch,
+    state_memory,
+    training_memory,
+)
 from fourfold.models.recurrent.language_model import RecurrentLayers, RecurrentLMConfig
+from fourfold.optim import OptimizerConfig, make_optimizer
 
 B, T, S = 8, 40, 24
 SHAPE: dict[str, Any] = {"d_model": 64, "n_heads": 4, "d_ff": 256, "n_layers": 2, "dropout": 0.0}
@@ -120,6 +127,20 @@ def test_bytes_per_parameter(
 def test_frozen_weights_have_no_gradient_and_no_optimizer_state() -> None:
     some = training_memory(ViTConfig(), 1000, 1, n_trained=10, replicated=True)
     assert (some.weights, some.gradients, some.optimizer) == (4000, 80, 80)
+
+
+def test_muon_stores_one_value_for_each_weight_of_a_hidden_matrix() -> None:
+    memory = training_memory(ViTConfig(), 1000, 1, optimizer="muon", n_hidden=700)
+    assert memory.optimizer == 4 * (700 + 2 * 300)
+    model = ViT(ViTConfig(d_model=8, n_layers=1, n_heads=2, d_ff=12, image_size=8, patch_size=4))
+    optimizer = make_optimizer(model, OptimizerConfig("muon"))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    states = (x for values in optimizer.state.values() for name, x in values.items())
+    n_states = sum(x.numel() for x in states if torch.is_tensor(x) and x.dim())
+    weights = 2 * sum(p.numel() for p in model.parameters())
+    assert state_memory(model, "32-true", "muon") == 4 * (weights + n_states)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

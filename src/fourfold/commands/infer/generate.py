@@ -3,6 +3,7 @@
 Shapes: B lines of a batch, N continuations per line, T tokens of the longest prompt, t new tokens.
 """
 
+import json
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -17,6 +18,7 @@ from fourfold.commands.infer.line_io import Item
 from fourfold.errors import InputError
 from fourfold.generation import generate
 from fourfold.generation.defaults import GenerationDefaults
+from fourfold.tokenization.chat import ChatTemplate
 from fourfold.tokenization.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW = 50  # tokens
@@ -74,8 +76,23 @@ class GrowingText:
         return piece
 
 
+def read_messages(line: str) -> list[Any]:
+    """Return the messages of a line for `--chat`.
+
+    The line is a JSON list of messages with the keys role and content, or otherwise the text of one
+    message of the user.
+    """
+    try:
+        messages = json.loads(line) if line.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        messages = None
+    found = messages if isinstance(messages, list) else []
+    is_valid = all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in found)
+    return found if found and is_valid else [{"role": "user", "content": line}]
+
+
 class PromptContinuer(TextProcessor):
-    """Line processor that continues one prompt per line.
+    """Line processor that continues one prompt per line, or answers one conversation per line.
 
     Raises:
         InputError: `--max-new` exceeds the maximum length of the model.
@@ -90,8 +107,30 @@ class PromptContinuer(TextProcessor):
             )
         defaults = self.model.generation_defaults or GenerationDefaults()
         self.eos_id = self.tokenizer.eos_id if defaults.eos_id is None else defaults.eos_id
+        self.chat = self._chat_template() if options.chat else None
+        if self.chat is not None and defaults.eos_id is None and self.chat.eos_token is not None:
+            self.eos_id = self.tokenizer.vocabulary.get(self.chat.eos_token, self.eos_id)
         # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
         self.copies: Counter[tuple[int, ...]] = Counter()
+
+    def _chat_template(self) -> ChatTemplate:
+        """Return the chat template of the checkpoint; raise InputError if there is none."""
+        description = self.task.artifacts.get("chat_template")
+        if description is None:
+            message = "needs a chat template, which tokenizer_config.json of the model lacks"
+            raise InputError(message, option="--chat")
+        return ChatTemplate(description)
+
+    def _encode(self, line: str) -> list[int]:
+        """Return the token ids of a prompt, or of a conversation if `--chat` is given."""
+        if self.chat is not None:
+            return self.chat.encode(read_messages(line), self.tokenizer)
+        ids = self.tokenizer.encode(line)
+        if self.tokenizer.prepended_id is not None:
+            ids = [self.tokenizer.prepended_id, *ids]
+        if self.options.document_start or not ids:
+            ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
+        return ids
 
     def prepare(self, line: str) -> Item:
         """Return an item with the pair (token ids, maximum number of new tokens) as content.
@@ -101,11 +140,7 @@ class PromptContinuer(TextProcessor):
         Raises:
             InputError: The prompt is too long, and `--truncate` is not given.
         """
-        ids = self.tokenizer.encode(line)
-        if self.tokenizer.prepended_id is not None:
-            ids = [self.tokenizer.prepended_id, *ids]
-        if self.options.document_start or not ids:
-            ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
+        ids = self._encode(line)
         max_new = self.options.max_new or DEFAULT_MAX_NEW
         if self.max_len is not None:
             # The model does not read the last new token, which therefore needs no position.

@@ -106,6 +106,11 @@ def make_parser(command: str) -> OptionParser:
         add("--seed", type=int, help="seed of the sampling; default: a new one each time")
         help_text = "put the end-of-document token, which precedes documents, before the prompt"
         add("--document-start", action="store_true", help=help_text)
+        help_text = (
+            "answer each line, a message of a user or a JSON list of messages, with the chat"
+        )
+        help_text += " template of the model; implies --only-new"
+        add("--chat", action="store_true", help=help_text)
         add("--only-new", action="store_true", help="omit the prompt from the output")
         add("--stream", action="store_true", help="write each token as soon as it is generated")
         help_text = "end a continuation before this text; may be given several times"
@@ -147,6 +152,9 @@ def _check_conflicting_options(options: Namespace) -> None:
             raise InputError("needs a --temperature above 0, such as 1", option=_option(name))
     if options.stream and (beam > 1 or options.n_best > 1):
         raise InputError("cannot be combined with --beam or --n-best", option="--stream")
+    if options.chat and options.document_start:
+        raise InputError("cannot be combined with --chat", option="--document-start")
+    options.only_new |= options.chat
     if "" in options.stop:
         raise InputError("must not be empty", option="--stop")
     for name in ("length_penalty", "length_penalty_type"):

@@ -19,9 +19,11 @@ from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS, TILE_LOGITS_CUDA
 from fourfold.models.analysis.flops import image_tokens
 from fourfold.models.clip import CLIPConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
+from fourfold.optim import hidden_matrices
 
-# Number of values that an optimizer stores for each weight.
-OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adadelta": 2, "sgd": 1}
+# Number of values that an optimizer stores for each weight. For muon, this is the number of AdamW;
+# Muon stores one value for each weight of a hidden matrix.
+OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adadelta": 2, "sgd": 1, "muon": 2}
 # Number of values that an LSTM stores for each unit and token, measured on a CPU (not with cuDNN).
 LSTM_VALUES_PER_UNIT = 17.4
 
@@ -63,6 +65,7 @@ def training_memory(
     n_trained: int | None = None,
     precision: str = "32-true",
     optimizer: str = "adamw",
+    n_hidden: int = 0,
     replicated: bool = False,
 ) -> Memory:
     """Estimate the memory of a training step on one device.
@@ -79,6 +82,8 @@ def training_memory(
         n_trained: Number of parameters that are not frozen. None means all.
         precision: Lightning's name of the precision, such as bf16-mixed.
         optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
+        n_hidden: Number of parameters in the hidden matrices that muon updates by Muon. Other
+            optimizers ignore it.
         replicated: Also count the copy of the gradients that DDP holds.
 
     Raises:
@@ -97,7 +102,7 @@ def training_memory(
     return Memory(
         weights=n_parameters * copies,
         gradients=n_trained * weight * (2 if replicated else 1),
-        optimizer=n_trained * weight * OPTIMIZER_STATES[optimizer],
+        optimizer=weight * _n_states(optimizer, n_trained, n_hidden),
         activations=activation_bytes(config, tokens, source, precision),
         loss=_loss_bytes(config, tokens, source, compute),
     )
@@ -119,7 +124,13 @@ def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
     weight, _ = element_sizes(precision)
     n_parameters = sum(p.numel() for p in model.parameters())
     n_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return weight * (n_parameters + n_trained * (1 + OPTIMIZER_STATES[optimizer]))
+    n_hidden = sum(p.numel() for p in hidden_matrices(model))
+    return weight * (n_parameters + n_trained + _n_states(optimizer, n_trained, n_hidden))
+
+
+def _n_states(optimizer: str, n_trained: int, n_hidden: int) -> int:
+    """Count the values that an optimizer stores for all trained parameters."""
+    return n_trained * OPTIMIZER_STATES[optimizer] - (n_hidden if optimizer == "muon" else 0)
 
 
 def format_bytes(count: float) -> str:
