@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fourfold.core.block import Block
@@ -92,7 +92,7 @@ class OptimizerConfig:
             raise InputError(message, option="optimizer.bias_correction")
 
 
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+def hidden_matrices(model: nn.Module) -> list[Tensor]:
     """Return the trainable weights of the linear layers in the transformer blocks of a model.
 
     Muon updates these parameters. Embeddings and output heads are not in blocks.
@@ -248,7 +248,7 @@ class MuonAdamW(Optimizer):
             self.parts.append((False, adamw))
         super().__init__(groups, {})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of Muon and one of AdamW.
 
         Args:

@@ -80,10 +80,13 @@ class EncoderDecoderConfig(TransformerConfig):
     @property
     def decoder(self) -> Self:
         """Config whose fields `n_layers` and `n_heads` are those of the decoder."""
-        n_layers = self.n_decoder_layers or self.n_layers
-        n_heads = self.n_decoder_heads or self.n_heads
-        shared = replace(self, n_decoder_layers=None, n_decoder_heads=None)
-        return replace(shared, n_layers=n_layers, n_heads=n_heads)
+        return replace(
+            self,
+            n_layers=self.n_layers if self.n_decoder_layers is None else self.n_decoder_layers,
+            n_heads=self.n_heads if self.n_decoder_heads is None else self.n_decoder_heads,
+            n_decoder_layers=None,
+            n_decoder_heads=None,
+        )
 
 
 class Seq2Seq(Model):
