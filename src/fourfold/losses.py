@@ -77,6 +77,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
+    logit_cap: float | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of softmax(hidden weight^T + bias) without all logits in memory.
 
@@ -99,6 +100,8 @@ def linear_cross_entropy(
             with respect to these factors.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
             not ignored.
+        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2). None means no
+            limit.
 
     Returns:
         A scalar in fp32, or in fp64 if the inputs are in fp64.
@@ -116,14 +119,19 @@ def linear_cross_entropy(
     on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, weight.shape[0])
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
     terms = LossTerms(on_target - elsewhere, elsewhere, pad_id, z_loss)
-    total = summed_cross_entropy(terms, hidden, weight, bias, targets, weights)
+    total = summed_cross_entropy(terms, hidden, weight, bias, targets, weights, logit_cap)
     if normalizer is None:
         normalizer = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)
 
 
 def token_scores(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    logit_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the negative log-likelihood of each target, and the most likely token per position.
 
@@ -134,6 +142,7 @@ def token_scores(
         weight: Output matrix (V, D).
         bias: (V,) or None.
         targets: (N,) int64, vocabulary indices or `IGNORE_INDEX` (-100).
+        logit_cap: Limit c of the logits z, which become c tanh(z / c). None means no limit.
 
     Returns:
         Tuple of two tensors (N,). The first one holds the negative log-likelihood of each target in
@@ -154,7 +163,7 @@ def token_scores(
     """
     # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
     bias = None if bias is None else bias.detach()
-    return score_tokens(hidden.detach(), weight.detach(), bias, targets)
+    return score_tokens(hidden.detach(), weight.detach(), bias, targets, logit_cap)
 
 
 def classification_loss(

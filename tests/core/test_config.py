@@ -104,6 +104,8 @@ from fourfold.optim import OptimizerConfig
             "rope_theta must be None for a masked autoencoder, .* got 10000",
         ),
         (CausalLMConfig, {"embed_scale": 0}, "embed_scale must be above 0, got 0"),
+        (CausalLMConfig, {"score_cap": 0.0}, "score_cap must be above 0, got 0"),
+        (CausalLMConfig, {"logit_cap": -1.0}, "logit_cap must be above 0, got -1"),
         (CausalLMConfig, {"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         (MaskedLMConfig, {"max_len": 0}, "max_len must be at least 1, got 0"),
         (

@@ -43,7 +43,8 @@ AUTO: dict[str, Any] = {
     "modernbert": hf.AutoModelForMaskedLM,
     "gpt1": hf.AutoModelForCausalLM,
     **dict.fromkeys(
-        ("gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma3"), hf.AutoModelForCausalLM
+        ("gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"),
+        hf.AutoModelForCausalLM,
     ),
     "dinov2": hf.AutoModelForImageClassification,
     "clip": hf.AutoModel,

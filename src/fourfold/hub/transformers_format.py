@@ -14,7 +14,7 @@ from fourfold.errors import InputError, errors_in
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
-from fourfold.hub.architectures.gemma import GEMMA3
+from fourfold.hub.architectures.gemma import GEMMA2, GEMMA3
 from fourfold.hub.architectures.gpt import GPT1, GPT2
 from fourfold.hub.architectures.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
@@ -37,14 +37,13 @@ from fourfold.text_files import read_json
 # For export of a model without a source, the first architecture that represents all of its settings
 # is chosen.
 _FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
-_LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA3)
+_LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA2, GEMMA3)
 _MODERN = (MODERNBERT, DINOV2, DINOV2_REGISTERS)
 ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_MODERN)
 # Architectures that are not supported, with the reason and the nearest supported one.
 _EXPERTS = "it has a mixture of experts"
 _IMAGES = "it also has an image encoder"
 _PARTLY = "it rotates a part of the channels"
-_CAPS = "it limits attention scores by tanh (attn_logit_softcapping)"
 UNSUPPORTED = {
     "mixtral": (_EXPERTS, "mistral"),
     "qwen2_moe": (_EXPERTS, "qwen2"),
@@ -58,8 +57,7 @@ UNSUPPORTED = {
     "qwen2_5_vl": (_IMAGES, "qwen2"),
     "qwen3_vl": (_IMAGES, "qwen3"),
     "gemma3": (_IMAGES, "gemma3_text"),
-    "gemma": ("it has no norm after a sub-layer", "gemma3_text"),
-    "gemma2": (_CAPS, "gemma3_text"),
+    "gemma": ("it has no norm after a sub-layer", "gemma2"),
     "phi3": ("it has fused projections, and mostly longrope", "llama"),
     "olmo": ("its norms have no weights", "olmo2"),
     "smollm3": ("some of its layers have no rotary positions", "llama"),

@@ -4,10 +4,13 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
 from fourfold.core.config import (
     Activation,
@@ -20,6 +23,7 @@ from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
 from fourfold.core.validation import check_range
 from fourfold.generation.caches import WindowCache
+from fourfold.kernels.loss_operators import cap
 from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.init import initialize
 from fourfold.models.output_heads import VocabularyHead
@@ -41,6 +45,10 @@ class CausalLMConfig(TransformerConfig):
             type of the weights. None means 1.
         embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
+        score_cap: Limit c of the attention scores s, which become c tanh(s / c) before the mask (50
+            in Gemma 2). Attention then stores all scores, since no fused kernel has this limit.
+            None means no limit.
+        logit_cap: The same limit of the logits (30 in Gemma 2), or None.
         init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
@@ -68,12 +76,15 @@ class CausalLMConfig(TransformerConfig):
     embed_scale: float | None = None
     embed_norm: bool = False
     tie_embeddings: bool = True
+    score_cap: float | None = None
+    logit_cap: float | None = None
     init: Init = "gpt2"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.embed_scale is not None:
-            check_range("embed_scale", self.embed_scale, above=0.0)
+        for name in ("embed_scale", "score_cap", "logit_cap"):
+            if (value := getattr(self, name)) is not None:
+                check_range(name, value, above=0.0)
 
 
 class CausalLM(Model):
@@ -103,7 +114,13 @@ class CausalLM(Model):
         self.config = config
         self.embed = embedding_from_config(config, has_norm=config.embed_norm)
         self.stack = self.stack_class(config)
-        self.head = VocabularyHead(self.embed.tokens, tied=config.tie_embeddings)
+        if config.score_cap is not None:
+            for module in self.stack.modules():
+                if isinstance(module, Attention):
+                    module.normalize = partial(capped_softmax, limit=config.score_cap)
+        self.head = VocabularyHead(
+            self.embed.tokens, tied=config.tie_embeddings, logit_cap=config.logit_cap
+        )
         initialize(self, config.init)
 
     def new_cache(self) -> KVCache:
@@ -151,3 +168,13 @@ class CausalLM(Model):
         """
         attn_mask, positions = mask_and_positions(ids, mask, documents, cache, causal=True)
         return self.stack(self.embed(ids, positions), attn_mask, cache=cache)
+
+
+def capped_softmax(scores: Tensor, limit: float) -> Tensor:
+    """Apply softmax to c tanh(s / c) over the keys, for scores s (B, H, Tq, Tk).
+
+    Args:
+        scores: Attention scores; -inf marks a key that the mask hides.
+        limit: The limit c.
+    """
+    return cap(scores, limit).masked_fill(scores == -torch.inf, -torch.inf).softmax(-1)

@@ -11,6 +11,7 @@ from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.kernels.int8 import Int8Matrix
+from fourfold.kernels.loss_operators import cap
 from fourfold.losses import linear_cross_entropy
 
 
@@ -30,6 +31,8 @@ class VocabularyHead(nn.Module):
         transform_bias: Learn a bias in the dense layer of the transform.
         width: Width D of the hidden states. None means the width of `embedding`, which is the only
             possible width of a tied head.
+        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2). None means no
+            limit.
 
     Attributes:
         scale: Factor on the hidden states, 1 in all models but T5.
@@ -45,6 +48,7 @@ class VocabularyHead(nn.Module):
         transform_norm: nn.Module | None = None,
         transform_bias: bool = True,
         width: int | None = None,
+        logit_cap: float | None = None,
     ) -> None:
         super().__init__()
         vocab_size, d_model = len(embedding.weight), width or embedding.weight.shape[1]
@@ -57,6 +61,7 @@ class VocabularyHead(nn.Module):
         self.norm = transform_norm
         self.activation = ACTIVATIONS[activation]
         self.scale = 1.0
+        self.logit_cap = logit_cap
 
     @property
     def embedding(self) -> nn.Module:
@@ -80,8 +85,9 @@ class VocabularyHead(nn.Module):
 
         Returns:
             A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
-            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``. The
-            weight of a quantized model is converted to the data type of `h`.
+            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``, which
+            `logit_cap` then limits. The weight of a quantized model is converted to the data type
+            of `h`.
         """
         weight = self.weight
         if isinstance(weight, Int8Matrix):
@@ -138,11 +144,12 @@ class VocabularyHead(nn.Module):
             label_smoothing=label_smoothing,
             label_smoothing_type=label_smoothing_type,
             normalizer=normalizer,
+            logit_cap=self.logit_cap,
         )
 
     def forward(self, h: Tensor) -> Tensor:
         """Map hidden states (..., D) to logits (..., V)."""
-        return linear(self._transformed(h), self.weight, self.bias)
+        return cap(linear(self._transformed(h), self.weight, self.bias), self.logit_cap)
 
 
 class PooledClassifier(nn.Module):

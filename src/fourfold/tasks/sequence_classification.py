@@ -219,7 +219,10 @@ class CausalSequenceClassification(SequenceClassification):
             targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
             weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
             output = (*self.model.head.output(h[:, :-1].flatten(0, 1)), targets.flatten())
-            lm_loss = linear_cross_entropy(*output, weights=weights.flatten(), normalizer=1.0)
+            limit = self.model.head.logit_cap
+            lm_loss = linear_cross_entropy(
+                *output, weights=weights.flatten(), normalizer=1.0, logit_cap=limit
+            )
             loss = loss + self.lm_weight * lm_loss
         return loss, len(batch.ids)
 

@@ -1,4 +1,4 @@
-"""Tests of Llama, Mistral, Qwen2, Qwen3, OLMo 2 and Gemma 3 beyond the tests of all models."""
+"""Tests of Llama, Mistral, Qwen2, Qwen3, OLMo 2 and Gemma beyond the tests of all models."""
 
 import io
 import sys
@@ -22,7 +22,7 @@ from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.text_files import read_json
 from tests.fixtures.hf_models import LLAMA, make_model, random_ids
 
-NAMES = ("llama-yarn", "mistral", "qwen2-windows", "qwen3", "olmo2", "gemma3")
+NAMES = ("llama-yarn", "mistral", "qwen2-windows", "qwen3", "olmo2", "gemma2", "gemma3")
 MODERN = CausalLMConfig(
     d_model=36,
     n_layers=3,
@@ -51,6 +51,8 @@ GEMMA = {
     "attn_scale": 0.25,
     "tie_embeddings": True,
 }
+GEMMA2 = GEMMA | {"qk_norm": "none", "window_pattern": "SL", "rope_local_theta": None}
+GEMMA2 |= {"score_cap": 2.0, "logit_cap": 3.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 9}
 LONGROPE = {"type": "longrope", "long_factor": [1.0] * 5, "short_factor": [1.0] * 5}  # Phi-3
 NATIVE: dict[str, dict[str, Any]] = {
@@ -59,6 +61,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {"qkv_bias": True, "window": 4, "window_pattern": "LSS"},
     "Qwen3ForCausalLM": {"qk_norm": "head"},
     "Olmo2ForCausalLM": {"qk_norm": "all", "norm_placement": "inside"},
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA,
 }
 
