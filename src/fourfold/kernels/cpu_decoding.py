@@ -71,8 +71,6 @@ def _adds_bias_separately(x: Tensor, bias: Tensor | None) -> bool:
 
     On a CPU, addmm first copies the bias into each row of the result, which it then reads again.
     """
-    import os
-    if os.environ.get("UNFUSE") != "1": return False
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     is_fp32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return compiling and bias is not None and x.device.type == "cpu" and is_fp32

@@ -66,6 +66,7 @@ class RecurrentLMConfig(ModelConfig):
     positions: ClassVar = "none"
     embed_norm: ClassVar = False
     score_cap: ClassVar = None
+    logit_cap: ClassVar = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
