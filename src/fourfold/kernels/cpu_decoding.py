@@ -58,22 +58,10 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
     """
     if isinstance(weight, Int8Matrix):
         return int8_linear(x, weight, bias)
-    if _adds_bias_separately(x, bias):
-        return F.linear(x, weight) + bias
     strips = None
     if not torch.compiler.is_compiling() and (packed := _current.get()) is not None:
         strips = packed.strips(weight, x)
     return F.linear(x, weight, bias) if strips is None else strips(x, bias)
-
-
-def _adds_bias_separately(x: Tensor, bias: Tensor | None) -> bool:
-    """Return True if torch.compile can fuse the addition of the bias with what follows it.
-
-    On a CPU, addmm first copies the bias into each row of the result, which it then reads again.
-    """
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    is_fp32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return compiling and bias is not None and x.device.type == "cpu" and is_fp32
 
 
 class ColumnStrips:
