@@ -65,6 +65,8 @@ class RecurrentLMConfig(ModelConfig):
     # Fixed values of two fields of `CausalLMConfig`.
     positions: ClassVar = "none"
     embed_norm: ClassVar = False
+    score_cap: ClassVar = None
+    logit_cap: ClassVar = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
