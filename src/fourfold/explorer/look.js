@@ -90,7 +90,7 @@ function settle() {
   if (!page.doc.compare) state.model = 0;
   const names = mapNames();
   if (!names.includes(state.map)) {
-    const wanted = ["alpha", "cross", ...(root().image ? ["rollout"] : [])];
+    const wanted = ["alpha", "cross", ...(root().image ? ["relevance", "rollout"] : [])];
     state.map = wanted.find((name) => names.includes(name)) || names[0] || "";
   }
   page.layers = unique(mapsOf(state.map).map((map) => map.layer));
@@ -269,13 +269,14 @@ function drawMatrix() {
   if (!show("p-matrix", page.view.rows > 1 || !root().image)) return;
   const view = page.view, canvas = $("matrix"), { r, c } = windowOf(view);
   const rows = r[1] - r[0], columns = c[1] - c[0];
+  $("p-matrix").classList.toggle("half", columns <= 32);
   const context = prepare(canvas, 10, 10), room = Math.max(200, $("matrix-box").clientWidth - 2);
   const isNamed = Math.max(rows, columns) <= 64;
   const longest = (labels, [a, b]) => Math.min(120, 8 + labels.slice(a, b)
     .reduce((most, text) => Math.max(most, Math.ceil(context.measureText(text).width)), 12));
   const left = isNamed ? longest(view.q.labels, r) : 26, top = isNamed ? longest(view.k.labels, c) : 26;
   const strip = isNamed && view.isWeight && columns > 1 ? 48 : 0, space = (room - left - strip) / Math.max(1, columns);
-  const size = isNamed ? Math.max(13, Math.min(30, space)) : Math.min(space, 640 / Math.max(rows, columns));
+  const size = isNamed ? Math.max(13, Math.min(30, space, 800 / rows)) : Math.min(space, 640 / Math.max(rows, columns));
   const width = left + columns * size + strip, height = top + rows * size;
   const pen = prepare(canvas, width, height);
   pen.fillStyle = colour("panel");
@@ -786,7 +787,8 @@ function drawImage() {
   $("image-hint").textContent = canSelect
     ? `Left: click a patch${(root().classes || []).length && image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
       + `Right: ${view.isWeight ? "its attention" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
-    : !isText ? "Right: the attention of the class token, whose result decides the class; yellow is much, violet is little."
+    : !isText ? `Right: ${view.isWeight ? "the attention of the class token, whose result decides the class"
+      : "how much each patch contributed to the class"}; yellow is much, violet is little.`
     : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
