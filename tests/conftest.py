@@ -81,20 +81,26 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_texts(tmp_path_factory.mktemp("texts"))
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """Return the headless browser."""
+@pytest.fixture(scope="session")
+def chromium_program() -> str:
+    """Return the path of the browser."""
     names = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
     program = next(filter(None, map(shutil.which, names)), None)
     if program is None:
         pytest.skip("needs Chromium on PATH (on Debian: apt-get install chromium)")
+    return program
+
+
+@pytest.fixture(scope="module")
+def chromium(chromium_program: str) -> Iterator[Any]:
+    """Return the headless browser, which Playwright drives."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="needs the package playwright (pip install playwright)"
     )
     options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=program, args=[*options, "--enable-precise-memory-info"]
+            executable_path=chromium_program, args=[*options, "--enable-precise-memory-info"]
         )
         yield browser
         browser.close()

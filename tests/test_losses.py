@@ -45,9 +45,12 @@ def plain(
     label_smoothing_type: str = "uniform",
     z_loss: float = 0.0,
     normalizer: float | None = None,
+    logit_cap: float | None = None,
 ) -> Tensor:
     """Compute - sum of q log p + z_loss logsumexp^2 over the valid targets, token by token."""
     logits = F.linear(hidden, weight, bias)
+    if logit_cap is not None:
+        logits = logit_cap * torch.tanh(logits / logit_cap)
     log_p = logits.log_softmax(-1)
     total, count = torch.zeros((), dtype=log_p.dtype), 0
     for z, row, target in zip(logits, log_p, targets.tolist(), strict=True):
@@ -97,6 +100,29 @@ def test_loss_equals_the_plain_formula(
         "normalizer": normalizer,
     }
     assert_equal(problem(bias=bias), **options)
+
+
+@pytest.mark.parametrize("label_smoothing_type", LABEL_SMOOTHING_TYPES)
+@pytest.mark.parametrize("size", [1, 4 * V, 1000 * V])
+def test_loss_with_a_limit_of_the_logits_equals_the_plain_formula(
+    monkeypatch: pytest.MonkeyPatch, size: int, label_smoothing_type: str
+) -> None:
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", size)
+    given = problem()
+    options = {"label_smoothing": 0.1, "label_smoothing_type": label_smoothing_type}
+    assert_equal(given, logit_cap=1.5, z_loss=0.1, **options)
+    weights = torch.rand(N, dtype=torch.float64)
+    nll, prediction = token_scores(*given, logit_cap=1.5)
+    logits = 1.5 * torch.tanh(F.linear(*given[:3]) / 1.5)
+    expected = F.cross_entropy(logits, given[3], reduction="none", ignore_index=IGNORE_INDEX)
+    torch.testing.assert_close(nll, expected.detach())
+    assert torch.equal(prediction, logits.argmax(-1))
+    weighted = linear_cross_entropy(*given, weights=weights, normalizer=1.0, logit_cap=1.5)
+    torch.testing.assert_close(weighted, (expected * weights).sum())
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*given, logit_cap=1.5), plain(*given, logit_cap=1.5))
+    with pytest.raises(InputError, match="targets must be from 0 to 12"):
+        linear_cross_entropy(*given[:3], torch.full((N,), V), logit_cap=1.5)
 
 
 @pytest.mark.parametrize("label_smoothing_type", LABEL_SMOOTHING_TYPES)

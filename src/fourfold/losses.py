@@ -23,7 +23,11 @@ LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
 def upcast_fp32(x: Tensor) -> Tensor:
     """Convert a bf16 or fp16 tensor to fp32, because a softmax needs more precision.
 
-    Tensors in fp32 and fp64 are returned unchanged.
+    Tensors in fp32 and fp64 are returned unchanged. A tensor may have any shape.
+
+    Example:
+        >>> upcast_fp32(torch.ones(2, dtype=torch.bfloat16)).dtype
+        torch.float32
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -73,6 +77,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
+    logit_cap: float | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of softmax(hidden weight^T + bias) without all logits in memory.
 
@@ -95,6 +100,8 @@ def linear_cross_entropy(
             with respect to these factors.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
             not ignored.
+        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2). None means no
+            limit.
 
     Returns:
         A scalar in fp32, or in fp64 if the inputs are in fp64.
@@ -112,14 +119,19 @@ def linear_cross_entropy(
     on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, weight.shape[0])
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
     terms = LossTerms(on_target - elsewhere, elsewhere, pad_id, z_loss)
-    total = summed_cross_entropy(terms, hidden, weight, bias, targets, weights)
+    total = summed_cross_entropy(terms, hidden, weight, bias, targets, weights, logit_cap)
     if normalizer is None:
         normalizer = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)
 
 
 def token_scores(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    logit_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the negative log-likelihood of each target, and the most likely token per position.
 
@@ -130,6 +142,7 @@ def token_scores(
         weight: Output matrix (V, D).
         bias: (V,) or None.
         targets: (N,) int64, vocabulary indices or `IGNORE_INDEX` (-100).
+        logit_cap: Limit c of the logits z, which become c tanh(z / c). None means no limit.
 
     Returns:
         Tuple of two tensors (N,). The first one holds the negative log-likelihood of each target in
@@ -139,10 +152,18 @@ def token_scores(
     Raises:
         InputError: A target is negative but not `IGNORE_INDEX`, or is at least V. On CUDA, an
             assertion of the device fails instead.
+
+    Example:
+        >>> hidden, weight = torch.eye(2), torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
+        >>> nll, best = token_scores(hidden, weight, None, torch.tensor([0, 2]))
+        >>> best  # token 1 is more likely than the target 2
+        tensor([0, 1])
+        >>> nll.exp().round().int().tolist()  # one divided by the probabilities of the targets
+        [1, 8105]
     """
     # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
     bias = None if bias is None else bias.detach()
-    return score_tokens(hidden.detach(), weight.detach(), bias, targets)
+    return score_tokens(hidden.detach(), weight.detach(), bias, targets, logit_cap)
 
 
 def classification_loss(
@@ -195,6 +216,13 @@ def distillation_loss(
 
     Raises:
         InputError: `distillation_type` is unknown.
+
+    Example:
+        >>> teacher = torch.tensor([[2.0, 0.0]])
+        >>> distillation_loss(teacher.clone(), teacher, "soft", temperature=3.0).item()
+        0.0
+        >>> distillation_loss(torch.zeros(1, 2), teacher, "hard", temperature=1.0)  # log(2)
+        tensor(0.6931)
     """
     check_choice("distillation_type", distillation_type, DISTILLATION_TYPES)
     logits = upcast_fp32(logits)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fourfold.core.block import Block
@@ -53,6 +53,15 @@ class OptimizerConfig:
     Raises:
         InputError: A value is outside its range, or `bias_correction` is false for another
             optimizer than adamw.
+
+    Example:
+        >>> config = OptimizerConfig(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.1)
+        >>> type(make_optimizer(nn.Linear(2, 2), config)).__name__
+        'AdamW'
+        >>> OptimizerConfig(lr=0.0)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: optimizer.lr must be above 0, got 0.0
     """
 
     name: Literal["adam", "adamw", "adadelta", "sgd", "muon"] = "adamw"
@@ -83,7 +92,7 @@ class OptimizerConfig:
             raise InputError(message, option="optimizer.bias_correction")
 
 
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+def hidden_matrices(model: nn.Module) -> list[Tensor]:
     """Return the trainable weights of the linear layers in the transformer blocks of a model.
 
     Muon updates these parameters. Embeddings and output heads are not in blocks.
@@ -100,6 +109,8 @@ def parameter_groups(
 ) -> list[dict[str, object]]:
     """Group the trainable parameters of a model by learning rate and weight decay.
 
+    Source: Radford et al. 2018, section 4.1, whose decay exempts biases and the gains of norms.
+
     Args:
         model: The model.
         config: Options of the optimizer. The fields `name`, `lr`, `muon_lr_scale`, `weight_decay`
@@ -111,6 +122,12 @@ def parameter_groups(
         Parameter groups for a torch optimizer, a list of dictionaries with the keys params,
         weight_decay and lr. The group with the highest learning rate comes first. For muon, there
         is also the key muon, whose value is True for parameters that Muon updates.
+
+    Example:
+        >>> layer = nn.Linear(2, 3)
+        >>> groups = parameter_groups(layer, OptimizerConfig(), {"weight": 0.5, "bias": 1.0})
+        >>> [(group["lr"], group["weight_decay"]) for group in groups]
+        [(0.001, 0.0), (0.0005, 0.01)]
     """
     linear = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)
@@ -150,6 +167,8 @@ def make_optimizer(
     fused: bool = True,
 ) -> Optimizer:
     """Build an optimizer over the trainable parameters of a model.
+
+    Source: Kingma and Ba 2014 (Adam); Loshchilov and Hutter 2017 (AdamW); Zeiler 2012 (Adadelta).
 
     Args:
         model: The model.
@@ -229,7 +248,7 @@ class MuonAdamW(Optimizer):
             self.parts.append((False, adamw))
         super().__init__(groups, {})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of Muon and one of AdamW.
 
         Args:

@@ -41,6 +41,14 @@ class ScheduleConfig:
 
     Raises:
         InputError: A value is outside its range, or the warm-up is longer than the schedule.
+
+    Example:
+        >>> config = ScheduleConfig("noam", warmup_steps=4000)
+        >>> factor = learning_rate_factor(config, 1.0, None, d_model=512)
+        >>> max(range(10_000), key=factor)  # finished steps at the peak
+        3999
+        >>> round(factor(3999), 6)
+        0.000699
     """
 
     name: ScheduleName = "constant"
@@ -76,6 +84,8 @@ def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
     """Build the function of torch's `LambdaLR` that returns the factor on the peak learning rate.
+
+    Source: Vaswani et al. 2017, equation 3 (noam); Loshchilov and Hutter 2016 (cosine).
 
     Args:
         config: Options of the schedule.

@@ -104,6 +104,8 @@ from fourfold.optim import OptimizerConfig
             "rope_theta must be None for a masked autoencoder, .* got 10000",
         ),
         (CausalLMConfig, {"embed_scale": 0}, "embed_scale must be above 0, got 0"),
+        (CausalLMConfig, {"score_cap": 0.0}, "score_cap must be above 0, got 0"),
+        (CausalLMConfig, {"logit_cap": -1.0}, "logit_cap must be above 0, got -1"),
         (CausalLMConfig, {"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         (MaskedLMConfig, {"max_len": 0}, "max_len must be at least 1, got 0"),
         (
@@ -116,6 +118,7 @@ from fourfold.optim import OptimizerConfig
             {"n_decoder_layers": 0},
             "n_decoder_layers must be at least 1, got 0",
         ),
+        (EncoderDecoderConfig, {"n_decoder_heads": 5}, "d_model must be divisible by n_heads .5."),
         (ViTConfig, {"pool": "max"}, "pool must be one of cls, mean, cls_mean, got 'max'"),
         (ViTConfig, {"distillation": True, "pool": "mean"}, "pool must be cls"),
         (ViTConfig, {"patch_size": 0}, "patch_size must be at least 1, got 0"),

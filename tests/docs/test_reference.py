@@ -1,11 +1,16 @@
 """The API reference has an entry for every name that a user imports."""
 
 import ast
+import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+from fourfold.core.config import ModelConfig
+from fourfold.models import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "fourfold"
@@ -87,3 +92,54 @@ def test_every_module_of_the_other_packages_has_an_entry() -> None:
     files += [PACKAGE / f"{name}.py" for name in BY_MODULE if (PACKAGE / f"{name}.py").exists()]
     modules = {".".join(file.relative_to(ROOT / "src").with_suffix("").parts) for file in files}
     assert modules - WITHOUT_ENTRY == entries()[0]
+
+
+def described() -> dict[str, object]:
+    """Return the objects with an entry, by their full names."""
+    modules, names = entries()
+    found = {name: value(name) for name in names if not name.endswith("__")}
+    for module in map(importlib.import_module, modules):
+        members = [(name, member) for name, member in vars(module).items() if name[0] != "_"]
+        found |= {
+            f"{module.__name__}.{name}": member
+            for name, member in members
+            if inspect.isfunction(member) or inspect.isclass(member)
+            if member.__module__ == module.__name__
+        }
+    return found
+
+
+def is_model(member: object) -> bool:
+    return inspect.isclass(member) and issubclass(member, Model | ModelConfig)
+
+
+def test_every_entry_has_an_example_that_runs() -> None:
+    parser = doctest.DocTestParser()
+    assert not {
+        name
+        for name, member in described().items()
+        if callable(member)
+        and all(
+            doctest.SKIP in example.options
+            for example in parser.get_examples(inspect.getdoc(member) or "")
+        )
+    }
+
+
+@pytest.mark.parametrize("page", ["fourfold", "generation"])  # with entries of data
+def test_the_examples_of_a_page_run(page: str) -> None:
+    file = ROOT / "docs" / "api" / f"{page}.rst"
+    result = doctest.testfile(str(file), module_relative=False)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_every_model_names_a_paper() -> None:
+    models = {name: member for name, member in described().items() if is_model(member)}
+    assert len(models) > 20
+    assert not {
+        name
+        for name, member in models.items()
+        if member not in (Model, ModelConfig)
+        and not re.search(r"(19|20)\d\d", inspect.getdoc(member) or "")
+    }

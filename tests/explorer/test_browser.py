@@ -1,5 +1,8 @@
 """The page of attention maps in a headless Chromium, opened from a file without a network."""
 
+import base64
+import io
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -8,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fourfold.explorer.document import join_documents
 from fourfold.explorer.page import assemble, unpack
@@ -65,6 +69,17 @@ def live(page: Any) -> str:
 def value(page: Any) -> float:
     """Return the number in the live region."""
     return float(live(page).split("’: ")[1].split(" (")[0].removeprefix("< "))
+
+
+def cells(page: Any) -> np.ndarray:
+    """Return the pixels (H, W, 3) of the cells of the map, without the labels around them."""
+    place, url = page.evaluate("""() => {
+        const { left, top, size, r, c } = page.matrix;
+        const box = [left, top, left + size * (c[1] - c[0]), top + size * (r[1] - r[0])];
+        return [box, document.getElementById("matrix").toDataURL()];
+    }""")
+    image = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1])))
+    return np.asarray(image.convert("RGB").crop(place), np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +164,7 @@ def test_words_take_the_sum_over_keys_and_special_tokens_can_be_hidden(visit) ->
     weights = shown(made, name="cross", layer=0, head=0)
     assert live(page).startswith("‘house’ attends to ‘Meer’")
     assert value(page) == pytest.approx(weights[1, 3] + weights[1, 4], rel=0.06)
+    assert page.locator("#beams li").all_inner_texts()[1] == "a house on the sea (−2.3)"
     page.check("#special")
     assert "</s>" not in page.text_content("#lines") + page.text_content("#text")
 
@@ -174,6 +190,9 @@ def test_pixels_of_the_map_and_the_table_are_the_weights(visit) -> None:
     assert found[0][0][0] != found[0][4][0]
     view = page.evaluate("[...page.view.data]")
     np.testing.assert_allclose(np.reshape(view, (6, 6)), weights, atol=1e-6)
+    shares = page.evaluate("[1, 2, 3, 4, 5].map((t) => entropyShare(page.view, t))")
+    entropies = -np.sum(weights * np.log(np.maximum(weights, 1e-30)), -1)
+    np.testing.assert_allclose(shares, entropies[1:] / np.log(np.arange(2, 7)), atol=1e-5)
     table = page.locator("#top tbody tr").all_inner_texts()
     best = np.argsort(-weights[5], kind="stable")
     assert [line.split()[2] for line in table] == [str(s) for s in best]
@@ -227,6 +246,20 @@ def test_slider_of_a_generation_shows_alternatives_and_the_least_sure_step(visit
     page.wait_for_selector("#play:text-is('Play')")
 
 
+def test_steps_are_slower_with_reduced_motion(visit) -> None:
+    page = visit(SAMPLES["causal_lm"](), reduced_motion="reduce")
+    page.locator("#play").click()
+    page.wait_for_timeout(1300)  # without the preference, the second step follows after 900 ms
+    assert page.get_attribute("#step", "aria-valuetext").startswith("1 of 4")
+
+
+def test_segments_are_separated_by_a_line(visit) -> None:
+    page = visit(SAMPLES["masked_lm"](), "#layer=0&head=0&q=0&theme=light")
+    size = page.evaluate("page.matrix.size")
+    column = cells(page)[:, round(5 * size)]
+    assert (column[round(1.2 * size) :] > 250).all(-1).mean() > 0.9
+
+
 def test_masked_position_shows_predictions_with_half_floats(visit) -> None:
     made = SAMPLES["masked_lm"]()
     page = visit(made, "#layer=0&head=1")
@@ -277,6 +310,36 @@ def test_document_tints_the_words(visit) -> None:
     scores = [0.75**0.5 * 0.9, 0.75**0.5 * 0.1, 0.25**0.5 * 0.2, 0.25**0.5 * 0.8]
     np.testing.assert_allclose(tints, np.array(scores) / max(scores) * 0.95, atol=2e-3)
     assert page.is_hidden("#p-matrix")
+
+
+def test_map_looks_like_the_stored_picture(visit, root: Path) -> None:
+    """To replace the picture, delete it and run this test, which then fails once."""
+    page = visit(SAMPLES["translation"](), "#layer=1&head=0&q=1&theme=light")
+    whole = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"), np.float32)
+    assert whole.shape == (900, 1280)
+    assert whole.std() > 10
+    file, found = root / "tests" / "golden" / "look_map.png", cells(page)
+    if not file.exists():
+        Image.fromarray(found.astype(np.uint8)).save(file)
+        pytest.fail(f"{file} was missing and has been written")
+    wanted = np.asarray(Image.open(file).convert("RGB"), np.float32)
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).mean() < 2
+    moved = cells(visit(SAMPLES["translation"](), "#layer=1&head=1&q=1&theme=light"))
+    assert np.abs(moved - wanted).mean() > 10
+
+
+def test_page_is_drawn_by_a_browser_without_a_driver(chromium_program: str, tmp_path: Path) -> None:
+    file = tmp_path / "look.html"
+    file.write_text(assemble(*SAMPLES["translation"]()[:2]), encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
+    command = [chromium_program, *options, "--dump-dom", file.as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (table,) = re.findall(r'<table id="top">(.*?)</table>', result.stdout, re.DOTALL)
+    assert len(re.findall("<tr>", table)) == 1 + 6
+    assert 'data-ready="yes"' in result.stdout
+    assert re.search('<div id="error"[^>]*hidden', result.stdout)
 
 
 def test_hostile_tokens_are_shown_and_not_run(visit) -> None:

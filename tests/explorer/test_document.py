@@ -10,15 +10,27 @@ import pytest
 import torch
 
 import fourfold
+from fourfold.core.attention import Attention
 from fourfold.errors import InputError
 from fourfold.explorer import document as document_module
 from fourfold.explorer.document import Settings, build_document, join_documents, make_view
+from fourfold.explorer.image_views import darken
 from fourfold.explorer.inputs import Example, token_texts
 from fourfold.explorer.page import unpack
 from fourfold.generation.defaults import GenerationDefaults
+from fourfold.models import LadderLMConfig
 from fourfold.models.analysis.attention_statistics import token_distances
+from fourfold.tasks import LadderLanguageModeling
 from fourfold.tokenization.tokenizer import Tokenizer
 from tests.fixtures import tiny_tasks
+
+
+def ladder(texts: Path) -> Any:
+    """Return a causal LM with a single head and the data."""
+    task, data = tiny_tasks.causal(texts)
+    config = LadderLMConfig(**vars(task.config), rung="scaled")
+    return LadderLanguageModeling(config, tiny_tasks.SGD, tiny_tasks.FLAT), data
+
 
 FAMILIES: dict[str, Callable[..., Any]] = {
     "causal_lm": tiny_tasks.causal,
@@ -34,6 +46,14 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "causal_classes": tiny_tasks.causal_sequences,
     "tokens": tiny_tasks.words,
     "document": tiny_tasks.documents,
+    "ladder": ladder,
+    "masked_image": tiny_tasks.masked_images,
+    "image_text": tiny_tasks.image_and_text,
+}
+# Names of the maps on the page, by the kinds of attention of the model, where they differ.
+PAGE_NAMES = {
+    "masked_image": {"self": "encoder", "decoder_stack": "decoder"},
+    "image_text": {"image_stack": "image", "text_stack": "text"},
 }
 SETTINGS = Settings(generate=4)
 
@@ -74,6 +94,10 @@ def model_inputs(model: Any, example: Example) -> tuple[Any, ...]:
         return torch.tensor(rows), sizes, [len(sizes)]
     if example.image is not None:
         image = example.image[None]
+        if example.visible:
+            return image, torch.tensor([example.visible])
+        if example.ids:
+            return image, torch.tensor([example.ids])
         return (image, decoder) if model.can_generate else (image,)
     ids = torch.tensor([list(example.ids)])
     if hasattr(model, "decode"):
@@ -100,6 +124,8 @@ def test_maps_of_the_document_are_the_weights_of_the_model(loaded: Any, family: 
             inputs = inputs[:1]
         weights = fourfold.attention(model, *inputs, dtype="float32")
         weights = {name.replace("cross", "alpha"): x for name, x in weights.items()} | weights
+        for kind, shown_name in PAGE_NAMES.get(family, {}).items():
+            weights = {name.replace(kind, shown_name): x for name, x in weights.items()}
         n_compared = 0
         for entry in row["maps"]:
             shown = unpack(entry, maps)
@@ -147,6 +173,30 @@ def test_steps_are_the_predictions_of_generation(loaded: Any, family: str) -> No
             assert step["lens"][-1] == rank
     if family == "causal_lm":  # greedy search takes the most probable token
         assert all(step["lens"][-1] == 0 for step in row["steps"])
+
+
+@pytest.mark.parametrize("family", ["translation", "captioning"])
+def test_alternatives_of_beam_search_are_scored_by_the_model(loaded: Any, family: str) -> None:
+    model, examples = loaded(family)
+    model.generation_defaults = replace(model.generation_defaults, num_beams=4)
+    bias = torch.zeros(model.tokenizer.vocab_size)
+    bias[model.tokenizer.eos_id] = 8.0  # the end token is probable enough to finish hypotheses
+    model.head.bias = torch.nn.Parameter(bias)
+    found, _ = build_document(model, examples[:1], SETTINGS)
+    example = make_view(model, SETTINGS).complete(examples[0])
+    shown = found["rows"][0]["beams"]
+    scores = [score for _, score in shown]
+    assert 1 < len(scores) <= 4
+    assert scores == sorted(scores, reverse=True)
+    assert example.target == example.hypotheses[0].ids
+    for (text, score), hypothesis in zip(shown, example.hypotheses, strict=True):
+        assert text == model.tokenizer.decode(hypothesis.ids)
+        with torch.no_grad():
+            logits = model(*model_inputs(model, replace(example, target=hypothesis.ids)))[0]
+        steps = torch.arange(len(hypothesis.ids))
+        total = float(logits.log_softmax(-1)[steps, hypothesis.ids].sum())
+        penalty = ((5 + len(hypothesis.ids)) / 6) ** 0.6
+        assert score == pytest.approx(total / penalty, rel=2e-3)
 
 
 def test_masked_places_show_truth_and_alternatives(loaded: Any) -> None:
@@ -267,16 +317,47 @@ def test_unsuitable_inputs_are_rejected(
         fourfold.look(model, **arguments)
 
 
+def test_classes_of_an_image_are_the_texts_of_the_page(loaded: Any) -> None:
+    model, examples = loaded("image_text")
+    found, _ = build_document(model, examples, SETTINGS)
+    texts = list(dict.fromkeys(tuple(example.ids) for example in examples))
+    names = [model.tokenizer.decode(list(ids)) for ids in texts]
+    for row, example in zip(found["rows"], examples, strict=True):
+        with torch.no_grad():
+            columns = [model(example.image[None], torch.tensor([ids])) for ids in texts]
+        p = torch.cat(columns, 1)[0].softmax(-1).tolist()
+        assert dict(row["classes"]) == pytest.approx(dict(zip(names, p, strict=True)), rel=1e-3)
+        assert "relevance" in {entry["name"] for entry in row["maps"]}
+    page = fourfold.look(model, ["a bold one", "a three"])
+    assert [row["image"] for row in page.document["rows"]] == [None, None]
+
+
+def test_a_masked_autoencoder_starts_at_a_hidden_patch(loaded: Any) -> None:
+    model, examples = loaded("masked_image")
+    found, _ = build_document(model, examples, SETTINGS)
+    for row, example in zip(found["rows"], examples, strict=True):
+        assert row["query"] - 1 == min(set(range(16)) - set(example.visible))
+        assert len(row["tokens"]["visible"]) == 1 + len(example.visible)
+        encoder = [entry for entry in row["maps"] if entry["name"] == "encoder"]
+        assert row["maps"][0]["name"] == "decoder"
+        assert all(entry["shape"] == [5, 5] for entry in encoder)
+
+
+def test_hidden_patches_are_dark() -> None:
+    picture = np.full((4, 4, 1), 200, np.uint8)
+    found = darken(picture, [2, 3], 2)[..., 0]
+    assert found.tolist() == [[200, 200, 50, 50]] * 2 + [[50, 50, 200, 200]] * 2
+
+
 def test_models_without_attention_or_page_are_rejected() -> None:
     recurrent = fourfold.models.RecurrentLM(fourfold.models.RecurrentLMConfig(vocab_size=9))
     with pytest.raises(InputError, match="the model must have attention, got RecurrentLM"):
         make_view(recurrent, SETTINGS)
-    clip = fourfold.models.CLIP.__new__(fourfold.models.CLIP)
-    torch.nn.Module.__init__(clip)
-    clip.attn = fourfold.models.ViT(
-        fourfold.models.ViTConfig(
-            d_model=8, n_heads=2, n_layers=1, d_ff=8, image_size=4, patch_size=2, n_classes=2
-        )
-    )
-    with pytest.raises(InputError, match="is a CLIP, for which there is no page"):
-        make_view(clip, SETTINGS)
+
+    class Other(fourfold.models.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Attention(8, 2)
+
+    with pytest.raises(InputError, match="is a Other, for which there is no page"):
+        make_view(Other(), SETTINGS)

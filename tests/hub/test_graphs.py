@@ -49,6 +49,10 @@ IMAGES = {"image_size": 8, "patch_size": 2, "n_channels": 2}
 FAMILIES: dict[str, tuple[Callable[[Any], Any], Any]] = {
     **{name: (MODELS[name], config) for name, config in CONFIGS.items()},
     "window": (MODELS["causal"], replace(CONFIGS["causal"], window=3)),
+    "decoder_heads": (
+        MODELS["encoder_decoder"],
+        replace(CONFIGS["encoder_decoder"], n_decoder_heads=1),  # type: ignore[call-arg]
+    ),
     "sentences": (SequenceClassifier, SequenceClassifierConfig(**CLASSES, pool="mean")),
     "causal_encoder": (
         SequenceClassifier,

@@ -82,7 +82,8 @@ def run_masked(model: MaskedLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
         out = hf_model(input_ids=x, attention_mask=mask.long(), **more).last_hidden_state
         h = model.encode(x, segments, mask)
         weights = torch.randn(h.shape, generator=torch.Generator().manual_seed(2)).to(h.dtype)
-        return h[mask], out[mask], (h * weights)[mask].sum(), (out * weights)[mask].sum()
+        losses = [(x * weights)[mask].square().sum() for x in (h, out)]  # without cancellation
+        return h[mask], out[mask], *losses
     labels = x.masked_fill(~mask, IGNORE_INDEX)
     labels[:, ::2] = IGNORE_INDEX if x.shape[1] > 1 else labels[:, ::2]
     if model.config.next_sentence:
@@ -105,8 +106,9 @@ def run_masked(model: MaskedLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
         return actual, reference, loss, out.loss
     out = hf_model(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
     logits = model(x, segments, mask)
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    return logits[mask], out.logits[mask], loss, out.loss
+    losses = [F.cross_entropy(y.flatten(0, 1), labels.flatten()) for y in (logits, out.logits)]
+    assert close(losses[1].to(out.loss.dtype), out.loss, 1e-6)  # some classes compute it in fp32
+    return logits[mask], out.logits[mask], *losses
 
 
 def run_downstream(model: Any, hf_model: Any, x: Tensor, mask: Tensor) -> Any:

@@ -137,9 +137,9 @@ def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor,
 @pytest.mark.parametrize(
     "settings",
     [
-        (0.8, 0.01, 0, None, True, True),
-        (1.0, 0.0, None, torch.bfloat16, True, False),
-        (1.0, 0.0, None, None, False, True),
+        (0.8, 0.01, 0, 0.1, None, True, True),
+        (1.0, 0.0, None, 0.0, torch.bfloat16, True, False),
+        (1.0, 0.0, None, 0.2, None, False, True),
     ],
 )
 def test_loss_operator_is_registered_correctly(settings: tuple[Any, ...]) -> None:
@@ -149,7 +149,7 @@ def test_loss_operator_is_registered_correctly(settings: tuple[Any, ...]) -> Non
     weights = weights if settings[-1] else weights.detach()
     opcheck(loss_operators._operator, (hidden, weight, bias, targets, weights, *settings))
     opcheck(loss_operators._operator, (hidden, weight, None, targets, weights, *settings))
-    scored = hidden.detach(), weight.detach(), bias.detach(), targets, settings[3]
+    scored = hidden.detach(), weight.detach(), bias.detach(), targets, settings[4]
     opcheck(loss_operators._score_operator, scored)
 
 

@@ -1,19 +1,22 @@
 """Options of modern models: generation with caches, beams, state dicts and attention maps."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fourfold
 from fourfold.core.attention import attention_backend
 from fourfold.core.kv_cache import LayerCache
+from fourfold.core.masks import LoweredMask
 from fourfold.generation.caches import WindowCache, WindowLayer
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.models.analysis.attention_maps import attention_maps
 from tests.fixtures.tiny_models import VARIANTS, assert_same, build, tokens
 
-MODERN = ("llama", "mistral", "qwen3", "gemma3", "olmo2", "cohere")
+MODERN = ("llama", "mistral", "qwen3", "gemma2", "gemma3", "olmo2", "cohere")
 modern = pytest.mark.parametrize("variant", MODERN)
 
 
@@ -97,6 +100,27 @@ def test_attention_maps_are_those_of_the_forward_pass(variant: str) -> None:
         hidden = (distance < 0) | (distance >= (window or 6))
         assert (weights[hidden] == 0).all()
         assert (weights[~hidden] > 0).all()
+
+
+def test_caps_limit_scores_and_logits() -> None:
+    model: Any = build("causal", score_cap=0.3, logit_cap=0.2)
+    free: Any = build("causal")
+    free.load_state_dict(model.state_dict())
+    ids = tokens(2, 6)
+    weights = []
+    for family in (model, free):
+        attn = family.stack.blocks[0].attn
+        with torch.no_grad():
+            attn.q.weight.mul_(100.0)
+        x = torch.randn(2, 6, family.config.d_model, generator=torch.Generator().manual_seed(0))
+        weights.append(attn.weights(x.double(), mask=LoweredMask(None, True)))
+    ratios = [x[..., -1, :].amax(-1) / x[..., -1, :].amin(-1) for x in weights]
+    assert ratios[0].max() <= math.exp(0.6) + 1e-9 < ratios[1].min()
+    assert (weights[0].triu(1) == 0).all()
+    assert model(ids).abs().max() < 0.2 < free(ids).abs().max()
+    targets = ids.roll(-1, 1)
+    expected = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(model.head.loss(model.hidden(ids), targets), expected)
 
 
 def test_embed_scale_multiplies_the_token_vectors() -> None:

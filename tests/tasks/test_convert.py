@@ -40,9 +40,11 @@ AUTO: dict[str, Any] = {
     "roberta-spans": hf.AutoModelForQuestionAnswering,
     "roberta": hf.AutoModelForMaskedLM,
     "distilbert": hf.AutoModelForMaskedLM,
+    "modernbert": hf.AutoModelForMaskedLM,
     "gpt1": hf.AutoModelForCausalLM,
     **dict.fromkeys(
-        ("gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma3"), hf.AutoModelForCausalLM
+        ("gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"),
+        hf.AutoModelForCausalLM,
     ),
     "dinov2": hf.AutoModelForImageClassification,
     "clip": hf.AutoModel,
@@ -104,6 +106,7 @@ def test_import_and_export_restore_the_files(name: str, tmp_path: Path, capsys: 
         ("vit", {"distillation": True}, "DeiTForImageClassificationWithTeacher"),
         ("encoder_decoder", {"norm_eps": 1e-5}, "MarianMTModel"),
         ("encoder_decoder", {"norm_eps": 1e-5, "n_decoder_layers": 1}, "MarianMTModel"),
+        ("encoder_decoder", {"norm_eps": 1e-5, "n_decoder_heads": 1}, "MarianMTModel"),
         (
             "encoder_decoder",
             {"norm_eps": 1e-5, "norm_placement": "pre"},
@@ -163,6 +166,7 @@ def test_exported_model_has_the_same_output(
         ("encoder_decoder", {"norm_eps": 1e-3}, "norm_eps=0.001"),
         ("t5", {"norm": "layer"}, "t5 does not support norm=layer"),
         ("t5", {"tie_embeddings": "none"}, "t5 does not support tie_embeddings=none"),
+        ("t5", {"n_decoder_heads": 1}, "t5 does not support .*n_decoder_heads=1"),
         ("t5", {"attn_scale": None}, "t5 does not support attn_scale=None"),
     ],
 )

@@ -1,7 +1,7 @@
 """Loading of models from checkpoints, run directories and Hugging Face directories."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,10 +73,13 @@ def load(
             `dtype` or `quantize` is an unknown name; or int8 is asked for on another device.
 
     Example:
-        >>> model = fourfold.load("runs/gpt2/tiny")  # doctest: +SKIP
-        >>> ids = torch.tensor([model.tokenizer.encode("The cat")])  # doctest: +SKIP
-        >>> ids = fourfold.generate(model, ids, max_new=20)  # doctest: +SKIP
-        >>> model.tokenizer.decode(ids[0].tolist())  # doctest: +SKIP
+        >>> import tempfile, torch, fourfold
+        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fourfold.save(model, folder)
+        ...     loaded = fourfold.load(folder, dtype="bfloat16")
+        >>> fourfold.generate(loaded, torch.tensor([[5, 6]]), max_new=3).shape
+        torch.Size([1, 5])
     """
     if dtype is not None:
         name = str(dtype).removeprefix("torch.")
@@ -214,17 +217,26 @@ def model_from_checkpoint(
     }
     load_weights(model, state, path)
     check_classes(model.config, artifacts, path)
+    defaults = generation_defaults(init_args)
     if "source" in content:
+        from fourfold.hub.preprocessing import parse_generation_defaults
         from fourfold.hub.transformers_format import SourceCheckpoint
 
-        model.source = SourceCheckpoint(**content["source"])
+        source = model.source = SourceCheckpoint(**content["source"])
+        files = {
+            path / directory.GENERATION_FILE: source.generation_config,
+            path / directory.CONFIG_FILE: source.config,
+        }
+        stored = asdict(parse_generation_defaults(files))
+        missing = {x: y for x, y in stored.items() if getattr(defaults, x) is None}
+        defaults = replace(defaults, **missing)
     merge_lora(model)
     return SourceModel(
         path,
         model.eval(),
         tokenizer=artifacts.get("tokenizer"),
         artifacts=artifacts,
-        defaults=generation_defaults(init_args),
+        defaults=defaults,
     )
 
 

@@ -38,6 +38,16 @@ def save(model: Model, path: str | Path) -> None:
     Raises:
         InputError: `path` is a file.
         DiskError: The disk is full or fails.
+
+    Example:
+        >>> import tempfile, fourfold
+        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(model, folder)
+        ...     sorted(file.name for file in Path(folder).iterdir())
+        ...     type(fourfold.load(folder)).__name__
+        ['config.json', 'model.safetensors']
+        'CausalLM'
     """
     path = Path(path)
     if path.exists() and not path.is_dir():

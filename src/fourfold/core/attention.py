@@ -52,6 +52,13 @@ def attention_backend(name: str) -> Iterator[None]:
 
     Raises:
         InputError: `name` is none of these backends.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> with attention_backend("naive"):
+        ...     by_products = attend(q, k, v)
+        >>> torch.allclose(attend(q, k, v), by_products, atol=1e-6)
+        True
     """
     check_choice("attention_backend", name, BACKENDS)
     token = _backend.set(name)
@@ -76,6 +83,14 @@ def lower_mask(
         k_len: Number of keys Tk.
         like: A tensor on the device of the result.
         dense: Never return a BlockMask, which supports neither bias nor dropout.
+
+    Example:
+        >>> lowered = lower_mask(Mask(causal=True), 3, 3, torch.empty(0))
+        >>> lowered.causal, lowered.mask  # the kernel applies the causal mask itself
+        (True, None)
+        >>> keys = torch.tensor([[True, True, False]])  # the last token is padding
+        >>> lower_mask(Mask(keys=keys), 3, 3, torch.empty(0)).mask[0, 0].int().tolist()
+        [[1, 1, 0]]
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
@@ -89,7 +104,14 @@ def lower_mask(
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Apply softmax over the keys to scores (B, H, Tq, Tk); a score of -inf gives a weight of 0."""
+    """Apply softmax over the keys to scores (B, H, Tq, Tk); a score of -inf gives a weight of 0.
+
+    Source: Vaswani et al. 2017, equation 1.
+
+    Example:
+        >>> softmax(torch.tensor([0.0, 0.0, float("-inf")]))
+        tensor([0.5000, 0.5000, 0.0000])
+    """
     return scores.softmax(-1)
 
 
@@ -104,11 +126,20 @@ def attention_weights(
 ) -> Tensor:
     """Compute the attention weights, normalize(scale q k^T + bias) over the allowed keys.
 
+    The product with the values completes Vaswani et al. 2017, equation 1, which `attend` computes.
     The arguments have the same meaning as in `attend`, but `mask` must not be a BlockMask.
 
     Returns:
         Weights (B, H, Tq, Tk) in fp32, or in fp64 for a q in fp64; 0 for a query that may attend to
         no key.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 1, 3, 8)
+        >>> weights = attention_weights(q, k, mask=causal_mask(3, 3, q.device))
+        >>> weights[0, 0, 0]  # the first query may attend to the first key only
+        tensor([1., 0., 0.])
+        >>> weights.sum(-1).allclose(torch.ones(3))
+        True
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     k = repeat_heads(k, q.shape[-3])
@@ -220,7 +251,13 @@ def _attend_fused(
 
 
 def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
-    """Repeat each head of keys or values x (B, K, Tk, Dh), for H = `n_heads` heads of queries."""
+    """Repeat each head of keys or values x (B, K, Tk, Dh), for H = `n_heads` heads of queries.
+
+    Example:
+        >>> keys = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1)  # K = 2
+        >>> repeat_heads(keys, 4).flatten()
+        tensor([1., 1., 2., 2.])
+    """
     return x if x.shape[-3] == n_heads else x.repeat_interleave(n_heads // x.shape[-3], dim=-3)
 
 
@@ -233,7 +270,27 @@ def _flex(compiled: bool):  # type: ignore[no-untyped-def]
 def dense_mask(
     mask: Tensor | BlockMask | None, causal: bool, window: int | None, q: Tensor, k: Tensor
 ) -> Tensor | None:
-    """Combine mask, causal mask and window to a bool tensor; None allows all pairs."""
+    """Combine mask, causal mask and window to a bool tensor; None allows all pairs.
+
+    Args:
+        mask: Bool tensor broadcastable to (B, H, Tq, Tk), a BlockMask, or None.
+        causal: Hide the keys after a query.
+        window: Hide keys that are this many columns or more away from the query; None means no
+            window.
+        q: Queries (B, H, Tq, Dh), of which shape and device are used.
+        k: Keys (B, K, Tk, Dh), of which the shape is used.
+
+    Returns:
+        Bool tensor broadcastable to (B, H, Tq, Tk), True = may attend, or None.
+
+    Example:
+        >>> x = torch.randn(1, 1, 4, 8)
+        >>> dense_mask(None, True, 2, x, x)[0, 0].int()
+        tensor([[1, 0, 0, 0],
+                [1, 1, 0, 0],
+                [0, 1, 1, 0],
+                [0, 0, 1, 1]], dtype=torch.int32)
+    """
     if isinstance(mask, BlockMask):
         rows, heads, q_len, k_len = mask.shape
         mask = create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(q.device))
@@ -248,6 +305,8 @@ def dense_mask(
 
 class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention if `forward` gets a memory (encoder output).
+
+    Source: Vaswani et al. 2017, section 3.2.2.
 
     Args:
         d_model: Model width D.
@@ -418,7 +477,12 @@ class Attention(nn.Module):
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
-    """Split projected states (B, T, H * Dh) into heads (B, H, T, Dh)."""
+    """Split projected states (B, T, H * Dh) into heads (B, H, T, Dh).
+
+    Example:
+        >>> split_heads(torch.randn(2, 5, 16), n_heads=4).shape
+        torch.Size([2, 4, 5, 4])
+    """
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
@@ -431,5 +495,10 @@ def fold_beams_into_queries(x: Tensor, sources: int) -> Tensor:
 
     Returns:
         (S, H, B / S * Tq, Dh) or (S, H, B / S * Tq, Tk).
+
+    Example:
+        >>> q = torch.randn(6, 4, 1, 8)  # three beams for each of two sources
+        >>> fold_beams_into_queries(q, 2).shape
+        torch.Size([2, 4, 3, 8])
     """
     return x.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)

@@ -1,6 +1,6 @@
 """Block, Stack, DropPath, norm_from_config: the transformer block (Vaswani et al. 2017, Fig. 1).
 
-The two placements of the norm::
+The four placements of the norm::
 
                  post-norm                       pre-norm
           x = norm(x + sublayer(x))       x = x + sublayer(norm(x))
@@ -35,6 +35,10 @@ def norm_from_config(config: TransformerConfig, width: int | None = None) -> nn.
     Args:
         config: Config of the model.
         width: Width of the normalized vectors; None means `config.d_model`.
+
+    Example:
+        >>> norm_from_config(TransformerConfig(d_model=16, norm="rms"))
+        RMSNorm((16,), eps=1e-06, elementwise_affine=True)
     """
     if config.norm == "rms":
         return nn.RMSNorm(width or config.d_model, eps=config.norm_eps)
@@ -63,6 +67,13 @@ class DropPath(nn.Module):
     Args:
         drop_prob: Probability that the output is set to 0 for a sample in training. The output for
             the other samples is divided by 1 - `drop_prob`.
+
+    Example:
+        >>> drop = DropPath(0.5)
+        >>> sorted(set(drop(torch.ones(64, 1, 1)).flatten().tolist()))
+        [0.0, 2.0]
+        >>> drop.eval()(torch.ones(2, 1, 1)).flatten()
+        tensor([1., 1.])
     """
 
     def __init__(self, drop_prob: float) -> None:
@@ -81,10 +92,20 @@ class DropPath(nn.Module):
 class Block(nn.Module):
     """Transformer block, with one of four placements of the norms.
 
+    Source: Vaswani et al. 2017, section 3.1 and Figure 1 (post-norm); Radford et al. 2019,
+    section 2.3 (pre-norm).
+
     Args:
         config: Shape and components of the block.
         cross_attention: Also attend to a memory (the output of an encoder).
         drop_path: Probability that a sub-layer is skipped in training, drawn for each sample.
+
+    Example:
+        >>> config = TransformerConfig(d_model=16, n_heads=4, d_ff=64, norm_placement="pre")
+        >>> block = Block(config, cross_attention=True)
+        >>> x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+        >>> block(x, LoweredMask(causal=True), memory=memory).shape
+        torch.Size([2, 5, 16])
     """
 
     def __init__(
@@ -173,6 +194,8 @@ class Block(nn.Module):
 
 class Stack(nn.Module):
     """Stack of N blocks, followed by a norm unless the blocks are post-norm.
+
+    Source: Vaswani et al. 2017, section 3.1.
 
     Args:
         config: Shape and components of the blocks.

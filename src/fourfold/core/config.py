@@ -50,6 +50,16 @@ class ModelConfig:
 
     Raises:
         InputError: A field has a value outside its type or range.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class TinyConfig(ModelConfig):
+        ...     d_model: int = 8
+        >>> TinyConfig(d_model=0)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: d_model must be at least 1, got 0
     """
 
     def __post_init__(self) -> None:
@@ -113,6 +123,17 @@ class TransformerConfig(ModelConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = TransformerConfig(n_heads=8, n_kv_heads=2, window=128, window_pattern="SSL")
+        >>> config.head_width, config.kv_heads
+        (64, 2)
+        >>> config.windows()
+        [128, 128, None, 128, 128, None]
+        >>> TransformerConfig(n_heads=8, n_kv_heads=3)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: n_kv_heads must divide n_heads (8), got 3
     """
 
     d_model: int = 512
@@ -193,6 +214,10 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
 
     Raises:
         InputError: `d_head` is None, and `d_model` is not divisible by `n_heads`.
+
+    Example:
+        >>> head_width(512, 8, None), head_width(512, 8, 128)
+        (64, 128)
     """
     if d_head is None and d_model % n_heads:
         message = f"must be divisible by n_heads ({n_heads}) unless d_head is given, got {d_model}"
@@ -228,6 +253,14 @@ def require_sizes(config: Any) -> None:
 
     A config file may omit these fields. Commands with a dataset then set the fields before they
     call this function.
+
+    Example:
+        >>> from fourfold.models import CausalLMConfig
+        >>> require_sizes(CausalLMConfig(vocab_size=100))
+        >>> require_sizes(CausalLMConfig(vocab_size=None))
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: vocab_size must be given: no dataset can fill it in
     """
     for name in ("vocab_size", "n_classes"):
         if getattr(config, name, 0) is None:

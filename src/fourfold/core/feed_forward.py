@@ -16,7 +16,15 @@ from fourfold.kernels.dropout import Dropout
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """Compute x * sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016)."""
+    """Compute x * sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016).
+
+    The tensor x may have any shape, which is also the shape of the result.
+
+    Example:
+        >>> x = torch.tensor([-1.0, 0.0, 1.0])
+        >>> torch.allclose(quick_gelu(x), F.gelu(x), atol=0.02)
+        True
+    """
     return x * torch.sigmoid(1.702 * x)
 
 

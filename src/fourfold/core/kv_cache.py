@@ -18,6 +18,14 @@ class LayerCache:
         memory: Keys and values (B, H, S, Dh) of cross-attention; None before the first call.
         buffers: Keys and values (B, H, capacity, Dh) of self-attention, of which the first T
             positions are used; None before the first call. The capacity doubles when it is used up.
+
+    Example:
+        >>> cache = LayerCache()
+        >>> k = v = torch.randn(1, 4, 3, 8)  # three tokens
+        >>> keys, values = cache.extend(k, v)
+        >>> keys, values = cache.extend(k[:, :, :1], v[:, :, :1])  # one more
+        >>> keys.shape, cache.length
+        (torch.Size([1, 4, 4, 8]), 4)
     """
 
     def __init__(self) -> None:
@@ -71,6 +79,16 @@ class KVCache:
         keys: Padding mask of the keys, (B, T) bool, True = real token; None if all tokens are real.
         documents: (B, T) index of the packed document of each token; None means one document.
         layers: List with one `LayerCache` per layer.
+
+    Example:
+        >>> from fourfold.models import CausalLM, CausalLMConfig
+        >>> model = CausalLM(CausalLMConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2, d_ff=8))
+        >>> _ = model.eval()
+        >>> ids, cache = torch.tensor([[3, 1, 4, 1]]), KVCache()
+        >>> _ = model(ids[:, :3], cache=cache)
+        >>> last = model(ids[:, 3:], cache=cache)  # logits of the new token only
+        >>> torch.allclose(last, model(ids)[:, 3:], atol=1e-6), cache.length
+        (True, 4)
     """
 
     layer_class = LayerCache
@@ -136,5 +154,10 @@ class KVCache:
 
 
 def is_identity(rows: Tensor, size: int) -> bool:
-    """Return True if the indices `rows` are 0, 1, ..., size - 1, so that no element moves."""
+    """Return True if the indices `rows` are 0, 1, ..., size - 1, so that no element moves.
+
+    Example:
+        >>> is_identity(torch.tensor([0, 1, 2]), 3), is_identity(torch.tensor([0, 0, 2]), 3)
+        (True, False)
+    """
     return torch.equal(rows, torch.arange(size, device=rows.device))

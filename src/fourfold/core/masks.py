@@ -27,6 +27,12 @@ class LoweredMask(NamedTuple):
             None and Tq == Tk.
         window: Window that the kernel applies itself, in addition to `mask`. The distance of a
             query and a key is the difference of their columns.
+
+    Example:
+        >>> from fourfold.core.attention import Attention
+        >>> attn = Attention(16, 4)
+        >>> attn(torch.randn(2, 5, 16), mask=LoweredMask(causal=True)).shape
+        torch.Size([2, 5, 16])
     """
 
     mask: Any = None
@@ -36,6 +42,8 @@ class LoweredMask(NamedTuple):
 
 def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
     """Return a bool causal mask (Tq, Tk), in which the last query may attend to every key.
+
+    Source: Vaswani et al. 2017, section 3.2.3.
 
     Example:
         >>> causal_mask(2, 3, torch.device("cpu")).int().tolist()
@@ -64,6 +72,19 @@ class Mask:
 
     Raises:
         InputError: `keys` is not bool.
+
+    Example:
+        >>> pattern = Mask(causal=True, window=2)
+        >>> pattern.lower(4, 4, torch.device("cpu")).mask[0, 0].int()
+        tensor([[1, 0, 0, 0],
+                [1, 1, 0, 0],
+                [0, 1, 1, 0],
+                [0, 0, 1, 1]], dtype=torch.int32)
+        >>> packed = Mask(documents=torch.tensor([[0, 0, 1]]))  # two documents in one sequence
+        >>> packed.lower(3, 3, torch.device("cpu")).mask[0, 0].int()
+        tensor([[1, 1, 0],
+                [1, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
     """
 
     causal: bool = False
@@ -208,6 +229,15 @@ def mask_and_positions(
 
     Raises:
         InputError: `keys` has another length than `ids`, or is not bool.
+
+    Example:
+        >>> ids = torch.tensor([[0, 5, 7]])
+        >>> keys = ids != 0  # the first token is padding
+        >>> mask, positions = mask_and_positions(ids, keys, None, None, causal=True)
+        >>> positions
+        tensor([[0, 0, 1]])
+        >>> mask.causal, mask.keys is keys
+        (True, True)
     """
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:

@@ -20,6 +20,8 @@ Rotation = tuple[Tensor, Tensor]
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
 
+    Source: Su et al. 2021.
+
     Example:
         >>> x = torch.tensor([[[[1.0, 0.0]]]])  # one pair of channels, at position pi
         >>> rotate(x, rotation(torch.tensor([[math.pi]]), x, width=2, theta=1e4)).round()
@@ -52,6 +54,13 @@ def rotation(
 
     Returns:
         Cosines and sines, (T, Dh/2) for a slice, (B, 1, T, Dh/2) for a tensor.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 1, 6, 8)
+        >>> shifted = (rotation(slice(n, n + 6), q, width=8, theta=1e4) for n in (0, 100))
+        >>> first, second = (rotate(q, turns) @ rotate(k, turns).mT for turns in shifted)
+        >>> torch.allclose(first, second, atol=1e-3)  # scores depend on differences of positions
+        True
     """
     if isinstance(positions, slice):
         rows = torch.arange(positions.start, positions.stop, device=like.device)
@@ -67,6 +76,8 @@ def frequencies(
 ) -> tuple[Tensor, float]:
     """Return the angle per position of each pair, (Dh/2,) in fp32, and a factor on cos and sin.
 
+    Source: Su et al. 2021; Chen et al. 2023 (linear); Peng et al. 2023 (yarn).
+
     The operations are those of transformers, in the same order, so that the results are equal.
 
     Args:
@@ -74,6 +85,13 @@ def frequencies(
         theta: Base of the wavelengths, which grow geometrically from 2 pi to almost 2 pi theta.
         scaling: `rope_scaling` of `TransformerConfig`.
         device: Device of the result.
+
+    Example:
+        >>> rates, _ = frequencies(4, 10_000.0, None)
+        >>> rates
+        tensor([1.0000, 0.0100])
+        >>> frequencies(4, 10_000.0, {"rope_type": "linear", "factor": 2.0})[0]
+        tensor([0.5000, 0.0050])
     """
     # In units of 2 pi.
     wavelengths = theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)

@@ -21,8 +21,9 @@ _WIDTHS = ("d_model", "d_head", "d_value", "d_embed", "hidden_size", "representa
 POSITIVE: dict[str, int] = {  # largest value by name
     **dict.fromkeys(("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"), 1024),
     **dict.fromkeys(
-        ("n_heads", "n_kv_heads", "image_n_heads", "decoder_n_heads", "n_channels"), 4096
+        ("n_heads", "n_kv_heads", "n_decoder_heads", "image_n_heads", "decoder_n_heads"), 4096
     ),
+    "n_channels": 4096,
     **dict.fromkeys((*_WIDTHS, "image_d_model", "decoder_d_model"), 2**20),
     **dict.fromkeys(("n_buckets", "max_distance"), 2**20),
     **dict.fromkeys(("d_ff", "image_d_ff", "decoder_d_ff", "max_len", "window"), 2**22),

@@ -14,6 +14,12 @@ from typing import Any, NamedTuple
 from fourfold.checkpoints.digests import compute_digests
 from fourfold.environment import commit
 from fourfold.errors import InputError
+from fourfold.explorer.image_views import (
+    CaptionView,
+    ImageTextView,
+    ImageView,
+    MaskedImageView,
+)
 from fourfold.explorer.inputs import Example
 from fourfold.explorer.maps import Collector, Layers, MapWriter
 from fourfold.explorer.text_views import (
@@ -23,11 +29,13 @@ from fourfold.explorer.text_views import (
     MaskedView,
     TranslationView,
 )
-from fourfold.explorer.views import CaptionView, ImageView, View
+from fourfold.explorer.views import View
 from fourfold.models import (
+    CLIP,
     CausalClassifier,
     CausalLM,
     HierarchicalClassifier,
+    MaskedAutoencoder,
     MaskedLM,
     SequenceClassifier,
     TokenClassifier,
@@ -45,6 +53,8 @@ FILE_BYTES = 15_000_000  # largest size in bytes of the maps of all rows togethe
 VIEWS: list[tuple[type[Model], type[View]]] = [
     (HierarchicalClassifier, DocumentView),
     (ViT, ImageView),
+    (MaskedAutoencoder, MaskedImageView),
+    (CLIP, ImageTextView),
     (CausalClassifier, ClassifierView),
     (CausalLM, CausalView),
     (SequenceClassifier, ClassifierView),
@@ -126,6 +136,9 @@ def build_document(
             f"must be a model of the family {view.family}, got {compared.family}",
             option="--compare",
         )
+    for each in (view, compared):
+        if each is not None:
+            each.prepare(examples)
     writer, notices, rows = MapWriter(settings.precision), [], []
     budget = min(ROW_BYTES, FILE_BYTES // max(1, settings.n_models * len(examples)))
     for number, given in enumerate(examples):

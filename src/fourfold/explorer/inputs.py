@@ -5,7 +5,7 @@ Shapes: T tokens, C channels, H height, W width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,18 @@ from fourfold.models.base import Model
 from fourfold.tokenization.tokenizer import Tokenizer
 
 
+class Hypothesis(NamedTuple):
+    """Text that beam search generated.
+
+    Args:
+        ids: Token ids without the start token, up to the end token.
+        score: Log-probability divided by the length penalty.
+    """
+
+    ids: list[int]
+    score: float
+
+
 @dataclass(frozen=True)
 class Example:
     """One input of a model, whose attention the page shows.
@@ -28,20 +40,24 @@ class Example:
             ids of the source text.
         target: Token ids of the target text or of the generated text, without the start token. None
             if the model has not generated the text yet or does not generate.
+        hypotheses: Results of beam search, the best one first, if it generated `target`.
         segments: Segment (0 or 1) of each token; None means segment 0 for all tokens.
         truth: Dictionary from each masked position to the id of the original token.
         image: Normalized image (C, H, W) that an image model reads.
         picture: Pixels (H, W, C) uint8 of the image, which the page displays.
+        visible: Indices of the patches that a masked autoencoder sees, ascending.
         sentences: List of the word ids of each sentence, for a hierarchical attention network.
     """
 
     title: str
     ids: Sequence[int] = ()
     target: Sequence[int] | None = None
+    hypotheses: Sequence[Hypothesis] = ()
     segments: Sequence[int] | None = None
     truth: Mapping[int, int] = field(default_factory=dict)
     image: Tensor | None = None
     picture: Array | None = None
+    visible: Sequence[int] = ()
     sentences: Sequence[Sequence[int]] = ()
 
 

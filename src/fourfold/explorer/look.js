@@ -4,12 +4,13 @@
 
 // ------------------------------------------------------------------------------------------------ 1 state, maps
 const DEFAULTS = {
-  row: 0, model: 0, map: "", layer: -1, head: -1, q: -1, k: -1, step: 0, words: 0, special: 0, marks: -1,
+  row: 0, model: 0, map: "", layer: -1, head: -1, q: -1, k: -1, step: 0, words: 0, special: 0, marks: 1,
   scale: "max", smooth: 0, zoom: 0, theme: "",
 };
 const TITLES = {
   self: "self-attention", cross: "attention to the source (cross-attention)", encoder: "self-attention of the encoder",
-  decoder: "self-attention of the decoder", rollout: "rollout (layers 0 to this one together)",
+  decoder: "self-attention of the decoder", image: "self-attention of the image encoder",
+  text: "self-attention of the text encoder", rollout: "rollout (layers 0 to this one together)",
   relevance: "relevance for the class (attention times gradient)", "alpha sum": "attention, sum over all words", alpha: "attention to the source",
   position: "similarity of positions", positions: "similarity of positions",
 };
@@ -19,14 +20,13 @@ const STATS = {
   separator: "attends to separators such as [SEP]", distance: "attends far away: largest mean distance (tokens, patches)",
   entropy: "entropy in nats (0: attends to one token only)",
 };
-const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", class: "class token" };
+const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", visible: "visible patches", class: "class token" };
 const listTitle = (side) => TEXTS[side.name] || side.name;
 const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
 
 const $ = (id) => document.getElementById(id);
 const root = () => page.doc.rows[page.state.row];
-// A page of several models has a family and a provenance for each input.
-const family = () => root().family || page.doc.family;
+// A page of several models has a provenance for each input.
 const provenance = () => root().provenance || page.doc.provenance;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -58,6 +58,8 @@ const mapTitle = (name) => {
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
 const mapsOf = (name, model = modelOf()) => root().maps.filter((map) => map.name === name && map.model === model);
 
+const mapNames = () => unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
+
 /** Maps for the tables of heads: those of the map that is shown, or of the first one that has heads. */
 function headMaps() {
   const isHeaded = (name) => mapsOf(name).some((map) => map.head !== null);
@@ -86,10 +88,10 @@ function settle() {
   const state = page.state, rows = page.doc.rows;
   state.row = Math.min(state.row, rows.length - 1);
   if (!page.doc.compare) state.model = 0;
-  const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
+  const names = mapNames();
   if (!names.includes(state.map)) {
-    const rollout = family() === "vit" && names.find((name) => name === "rollout");
-    state.map = ["alpha", "cross"].find((name) => names.includes(name)) || rollout || names[0] || "";
+    const wanted = ["alpha", "cross", ...(root().image ? ["rollout"] : [])];
+    state.map = wanted.find((name) => names.includes(name)) || names[0] || "";
   }
   page.layers = unique(mapsOf(state.map).map((map) => map.layer));
   if (!page.layers.includes(state.layer)) state.layer = page.layers[page.layers.length - 1] ?? null;
@@ -103,11 +105,7 @@ function settle() {
 const wordsAvailable = () => Object.keys(root().words || {}).length > 0;
 
 /** Indices of special tokens of a list. */
-function specialTokens(name) {
-  const given = (root().special || {})[name], tokens = root().tokens[name];
-  if (given) return new Set(given);
-  return new Set([...tokens.keys()].filter((i) => SPECIAL.test(tokens[i])));
-}
+const specialTokens = (name) => new Set((root().special || {})[name] || []);
 
 /** The map that is shown, with labels, after words are merged and special tokens are hidden. */
 function makeView() {
@@ -118,8 +116,7 @@ function makeView() {
   const sides = ["queries", "keys"].map((side) => {
     const name = one.map[side], tokens = root().tokens[name];
     const words = state.words ? (root().words || {})[name] : null;
-    const image = root().image && name === "patches";
-    const groups = groupTokens(tokens.length, words, state.special && !image ? specialTokens(name) : new Set());
+    const groups = groupTokens(tokens.length, words, state.special ? specialTokens(name) : new Set());
     const label = (group) => (words ? joinPieces(group.map((i) => tokens[i])) : visible(tokens[group[0]]));
     return { name, groups, labels: groups.map(label), raw: tokens };
   });
@@ -141,10 +138,10 @@ function makeView() {
   return view;
 }
 
-/** Query that is chosen at the start: the class token of a picture, else the row of the step or the last row. */
+/** Query that is chosen at the start: that of a picture, else the row of the step or a token in the middle. */
 function startQuery(view) {
   const step = (root().steps || [])[page.state.step];
-  if (root().image && view.q.name === "patches" && root().image.prefix) return 0;
+  if (root().query != null && view.q.name === "patches") return root().query;
   if (step && stepQuery(step) < view.q.raw.length) return Math.max(0, stepQuery(step));
   return view.q.raw.length > 1 ? Math.floor(view.q.raw.length / 2) : 0;
 }
@@ -240,12 +237,11 @@ function drawSelects() {
     $(id).value = String(chosen ?? "mean");
     $(id).closest("label").hidden = !isShown;
   };
-  const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
   fill("row", doc.rows.map((row, i) => [i, `${i + 1}: ${visibleTitle(row.title)}`]), state.row);
   fill("model", doc.compare
     ? [[0, provenance().checkpoint || "first"], [1, doc.compare.title], [2, "difference (first − second)"]] : [[0, ""]],
   state.model);
-  fill("map", names.map((name) => [name, mapTitle(name)]), state.map);
+  fill("map", mapNames().map((name) => [name, mapTitle(name)]), state.map);
   fill("layer", page.layers.map((layer) => [layer ?? "mean", layer ?? "all"]), state.layer);
   const label = (head) => {
     const map = mapsOf(state.map).find((one) => one.layer === state.layer && one.head === head);
@@ -256,7 +252,7 @@ function drawSelects() {
   for (const id of ["words", "special", "marks", "smooth", "zoom"]) $(id).checked = state[id] === 1;
   $("words").closest("label").hidden = !wordsAvailable();
   $("special").closest("label").hidden = !Object.keys(root().tokens)
-    .some((name) => name !== "patches" && name !== "class" && specialTokens(name).size);
+    .some((name) => specialTokens(name).size);
 }
 
 /** Rows and columns of the map that are drawn: all, or 40 around the choice. */
@@ -276,11 +272,11 @@ function drawMatrix() {
   const context = prepare(canvas, 10, 10), room = Math.max(200, $("matrix-box").clientWidth - 2);
   const isNamed = Math.max(rows, columns) <= 64;
   const longest = (labels, [a, b]) => Math.min(120, 8 + labels.slice(a, b)
-    .reduce((most, text) => Math.max(most, context.measureText(text).width), 12));
+    .reduce((most, text) => Math.max(most, Math.ceil(context.measureText(text).width)), 12));
   const left = isNamed ? longest(view.q.labels, r) : 26, top = isNamed ? longest(view.k.labels, c) : 26;
-  const space = (room - left) / Math.max(1, columns);
+  const strip = isNamed && view.isWeight && columns > 1 ? 48 : 0, space = (room - left - strip) / Math.max(1, columns);
   const size = isNamed ? Math.max(13, Math.min(30, space)) : Math.min(space, 640 / Math.max(rows, columns));
-  const width = left + columns * size, height = top + rows * size;
+  const width = left + columns * size + strip, height = top + rows * size;
   const pen = prepare(canvas, width, height);
   pen.fillStyle = colour("panel");
   pen.fillRect(0, 0, width, height);
@@ -306,6 +302,7 @@ function drawMatrix() {
       pen.restore();
     }
   } else drawTicks(pen, view, r, c, left, top, size);
+  if (strip) drawEntropies(pen, view, r, left + columns * size + 6, top, size);
   drawMarks(pen, view, r, c, left, top, size);
   page.matrix = { left, top, size, r, c };
   canvas.setAttribute("aria-label", `Map of ${view.rows} rows (queries) and ${view.columns} columns (keys), `
@@ -317,8 +314,23 @@ function drawMatrix() {
     : `A row belongs to a query (${listTitle(view.q)}), a column to a key `
       + `(${listTitle(view.k)}). Yellow is much, violet is little`
       + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
+      + `${strip ? " Bars on the right: entropy of a row; the frame is that of uniform attention." : ""}`
       + `${alignmentOf(view) ? " White line: the window of the source that the model attends to; dot: its centre." : ""}`;
   drawLegend(view);
+}
+
+/** Entropy of a row as a share of the entropy of uniform attention. */
+function entropyShare(view, t) {
+  const most = Math.log(view.map.triangle ? view.q.groups[t][0] + 1 : view.columns);
+  return most > 0 ? rowOf(view, t).reduce((sum, a) => (a > 0 ? sum - a * Math.log(a) : sum), 0) / most : 0;
+}
+
+function drawEntropies(pen, view, r, left, top, size) {
+  pen.strokeStyle = colour("plain");
+  pen.lineWidth = 1;
+  pen.fillStyle = colour("bar");
+  for (let t = r[0]; t < r[1]; t++) pen.fillRect(left, top + (t - r[0] + 0.2) * size, 40 * Math.min(1, entropyShare(view, t)), 0.6 * size);
+  pen.strokeRect(left, top, 40, (r[1] - r[0]) * size);
 }
 
 /** Positions along a map with too many tokens for labels. */
@@ -365,6 +377,13 @@ function drawMarks(pen, view, r, c, left, top, size) {
       pen.fill();
     }
   }
+  const { segments } = root();
+  if (segments && view.columns === segments.length && view.rows === segments.length) {
+    pen.fillStyle = "#ffffff";
+    segments.forEach((one, i) => {
+      if (i && one !== segments[i - 1]) { pen.fillRect(x(i) - 1, top, 2, 1e5); pen.fillRect(left, y(i) - 1, 1e5, 2); }
+    });
+  }
   pen.restore();
   pen.strokeStyle = colour("accent");
   pen.lineWidth = 2;
@@ -388,7 +407,7 @@ function drawLegend(view) {
 
 function drawLines() {
   const view = page.view, box = $("lines"), pitch = 22, top = 30;
-  if (!show("p-lines", !root().image && !view.signed && view.rows * view.columns)) return;
+  if (!show("p-lines", view.k.name !== "patches" && !view.signed && view.rows * view.columns)) return;
   const width = Math.max(270, box.clientWidth - 4), side = Math.min(150, width * 0.32);
   const height = top + pitch * Math.max(view.rows, view.columns) + 4;
   const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
@@ -464,7 +483,6 @@ function drawText() {
     ? "Click a token (framed). The stronger the tint of another token, the more the framed one attends to it."
     : "Click a word: the image shows the attention at the step that predicts the word.";
   drawGate(view);
-  drawStrip(view);
 }
 
 function drawGate(view) {
@@ -495,37 +513,11 @@ function barChart(values, now, title, click, limit = Math.max(...values, 1e-9)) 
   return svg;
 }
 
-/** Row of the chosen token in all heads of the layer, one below the other. */
-function drawStrip(view) {
-  const heads = page.heads.filter((head) => head !== null);
-  if (!show("strip-box", !(heads.length < 2 || view.k.name === "patches" || page.state.model === 2))) return;
-  const q = view.q.groups[view.row], width = Math.max(220, $("strip-box").clientWidth - 4), left = 52, tall = 16;
-  const pen = prepare($("strip"), width, heads.length * tall + 2);
-  pen.imageSmoothingEnabled = false;
-  pen.textBaseline = "middle";
-  const found = heads.map((head) => {
-    const map = mapsOf(page.state.map).find((one) => one.layer === page.state.layer && one.head === head);
-    return mergeMap(expandRows(map, q), map.shape[1], [[...q.keys()]], view.k.groups);
-  });
-  heads.forEach((head, i) => {
-    const limit = page.state.scale === "one" ? 1 : Math.max(...found[i], 1e-9);
-    pen.fillStyle = colour("text");
-    pen.font = `${head === page.state.head ? "bold " : ""}12px system-ui, sans-serif`;
-    pen.fillText(`head ${head}`, 0, (i + 0.5) * tall);
-    pen.drawImage(pixels(1, view.columns, (s) => ramp(Math.sqrt(found[i][s] / limit))), left, i * tall + 1, width - left, tall - 2);
-  });
-  page.strip = { tall, heads };
-  $("strip").setAttribute("aria-label", `Weights of the chosen token in ${heads.length} heads, one row each; yellow is much`);
-}
-
-/** Some rows of a stored map, one behind the other. */
-function expandRows(map, rows) {
-  const columns = map.shape[1], out = new Float32Array(rows.length * columns);
-  rows.forEach((t, i) => {
-    const offset = map.offset + (map.triangle ? (t * (t + 1)) / 2 : t * columns);
-    const length = map.triangle ? Math.min(t + 1, columns) : columns;
-    out.set(expand({ offset, shape: [1, length], range: map.range }, page.bytes, page.doc.precision), i * columns);
-  });
+/** One row of a stored map. */
+function expandRow(map, t) {
+  const columns = map.shape[1], out = new Float32Array(columns), length = map.triangle ? Math.min(t + 1, columns) : columns;
+  const offset = map.offset + (map.triangle ? (t * (t + 1)) / 2 : t * columns);
+  out.set(expand({ offset, shape: [1, length], range: map.range }, page.bytes, page.doc.precision));
   return out;
 }
 
@@ -640,7 +632,7 @@ function drawThumbs() {
 function drawThumb(canvas, map, query) {
   const image = root().image;
   const [rows, columns] = query === null ? map.shape : image.grid;
-  const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRows(map, [query]).subarray(image.prefix);
+  const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRow(map, query).subarray(image.prefix);
   let most = 0;
   for (const value of data) most = Math.max(most, Math.abs(value));
   const limit = page.state.scale === "one" ? 1 : most || 1, isSigned = (map.range || [0])[0] < 0;
@@ -734,6 +726,12 @@ function drawClasses() {
   $("classes").replaceChildren(...bars(classes.map(([label, share], i) => [label, share, i === 0])));
 }
 
+function drawBeams() {
+  const beams = root().beams || [];
+  $("p-beams").hidden = beams.length === 0;
+  $("beams").replaceChildren(...beams.map(([text, score]) => make("li", { dir: "auto", textContent: `${text} (${digits(score)})` })));
+}
+
 function drawDocument() {
   const sentences = (root().text || {}).sentences || [];
   $("p-document").hidden = sentences.length === 0;
@@ -786,7 +784,7 @@ function drawImage() {
   const best = topK(patches, 1)[0], uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
   $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
   $("image-hint").textContent = canSelect
-    ? `Left: click a patch${image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
+    ? `Left: click a patch${(root().classes || []).length && image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
       + `Right: ${view.isWeight ? "its attention" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
     : !isText ? "Right: the attention of the class token, whose result decides the class; yellow is much, violet is little."
     : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
@@ -802,7 +800,7 @@ function drawImage() {
 function drawAll() {
   settle();
   page.view = makeView();
-  [drawSelects, drawProvenance, drawDocument, drawClasses, drawCurves, drawSteps].forEach((draw) => draw());
+  [drawSelects, drawProvenance, drawDocument, drawClasses, drawBeams, drawCurves, drawSteps].forEach((draw) => draw());
   const panels = ["p-now", "p-image", "p-text", "p-matrix", "p-lines", "p-top", "p-summary", "p-thumbs", "p-heads"];
   panels.forEach((id) => show(id, page.view));
   const draws = [drawNow, drawTop, drawImage, drawText, drawMatrix, drawLines, drawSummary, drawThumbs, drawHeads];
@@ -877,7 +875,7 @@ function onKey(event) {
 }
 
 function toggleRollout() {
-  const names = unique(root().maps.map((map) => map.name)), isOn = page.state.map === "rollout";
+  const names = mapNames(), isOn = page.state.map === "rollout";
   if (!names.includes("rollout")) return;
   if (!isOn) page.before = page.state.map;
   update({ map: isOn ? page.before || names.find((name) => name !== "rollout") || "rollout" : "rollout" });
@@ -919,10 +917,6 @@ function listen() {
     $("hover").textContent = cell ? cellText(...cell) : "\u00a0";
   });
   $("matrix").addEventListener("click", (event) => { const cell = cellAt(event); if (cell) choose(...cell); });
-  $("strip").addEventListener("click", (event) => {
-    const head = page.strip.heads[Math.floor((event.clientY - $("strip").getBoundingClientRect().top) / page.strip.tall)];
-    if (head !== undefined) update({ head });
-  });
   const patchAt = (event) => {
     const box = event.target.getBoundingClientRect(), [rows, columns] = root().image.grid;
     const cut = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
@@ -983,7 +977,6 @@ async function main() {
   $("notice").hidden = !(notice || []).length;
   $("notice").replaceChildren(...(notice || []).map((text) => make("li", { textContent: text })));
   Object.assign(page.state, readHash(location.hash, DEFAULTS));
-  if (page.state.marks < 0) DEFAULTS.marks = page.state.marks = page.doc.rows.some((row) => (row.family || page.doc.family) === "translation") ? 1 : 0;
   setTheme();
   $("controls").hidden = $("panels").hidden = false;
   listen();

@@ -166,7 +166,8 @@ class MaskedView(View):
         for step in steps:
             if step["token"] in example.truth:
                 step["truth"] = step["chosen"]
-        return {**self.tokens(tokens=ids), "title": example.title, "steps": steps}
+        fields = {"title": example.title, "steps": steps, "segments": example.segments}
+        return {**self.tokens(tokens=ids), **fields}
 
 
 class TranslationView(View):
@@ -210,8 +211,8 @@ class TranslationView(View):
         if example.target is not None:
             return example
         with torch.inference_mode():
-            target = self.search(self.tensor(example.ids), bos_id=self.start_id)
-        return replace(example, target=target)
+            found = self.search(self.tensor(example.ids), bos_id=self.start_id)
+        return replace(example, target=found[0].ids, hypotheses=found)
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         """Run the model once on source and target, and return the data for the page.
@@ -235,7 +236,8 @@ class TranslationView(View):
         if collector.centers is not None:
             window = self.model.decoder.cross_attn.window
             fields["alignment"] = {"centers": collector.centers, "window": window}
-        return {**fields, "title": example.title, "steps": steps}
+        fields |= {"title": example.title, "steps": steps, "beams": self.beams(example)}
+        return fields
 
 
 class ClassifierView(View):
@@ -292,7 +294,8 @@ class ClassifierView(View):
 
         collector.collect(self.model, forward, {"self": kind})
         classes = self.classes(outputs[0][0]) if outputs[0].ndim == 2 else []
-        return {**self.tokens(tokens=example.ids), "title": example.title, "classes": classes}
+        fields = {"title": example.title, "classes": classes, "segments": example.segments}
+        return {**self.tokens(tokens=example.ids), **fields}
 
 
 class DocumentView(View):

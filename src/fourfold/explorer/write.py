@@ -138,8 +138,15 @@ def look(
             given.
 
     Example:
-        >>> page = fourfold.look("runs/bert/tiny", "The [MASK] sat down.")  # doctest: +SKIP
-        >>> page.save("look.html")  # doctest: +SKIP
+        >>> import tempfile, fourfold
+        >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100).eval()  # or a trained one
+        >>> model.tokenizer = train_tokenizer(TokenizerConfig("char"), ["the cat"], mask=False)
+        >>> page = fourfold.look(model, "the cat", generate=0)  # a notebook shows the page
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page.save(f"{folder}/look.html")
+        ...     Path(folder, "look.html").stat().st_size > 10_000
+        True
     """
     path = model if isinstance(model, str | Path) else None
     loaded = load(path) if path is not None else model

@@ -21,6 +21,13 @@ class GenerationDefaults:
         num_beams: Beam width; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Formula of the penalty: gnmt, power or none.
+
+    Example:
+        >>> import torch, fourfold
+        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100).eval()
+        >>> model.generation_defaults = GenerationDefaults(eos_id=2, pad_id=0)
+        >>> fourfold.generate(model, torch.tensor([[5, 6]]), max_new=3).shape[0]
+        1
     """
 
     bos_id: int | None = None

@@ -270,10 +270,11 @@ class Architecture:
 def resolve_defaults(config: Any) -> Any:
     """Return a copy of a config in which settings with the same meaning have equal values.
 
-    Two such copies can be compared field by field. In `d_head`, `d_value`, `n_kv_heads`, `qkv_bias`
-    and `n_decoder_layers`, None is replaced by the value that None implies. In `attn_scale`, the
-    default 1 / sqrt(d_head) is replaced by None. `window_pattern` has one letter for each layer,
-    and is None if all layers have the same window.
+    Two such copies can be compared field by field. In `d_head`, `d_value`, `n_kv_heads`,
+    `qkv_bias`, `n_decoder_layers` and `n_decoder_heads`, None is replaced by the value that None
+    implies. In `attn_scale`, the default 1 / sqrt(d_head) is replaced by None. `window_pattern` has
+    one letter for each layer, and is None if all layers have the same window. If encoder and
+    decoder differ in their numbers of heads, the fields for which None means two values are kept.
     """
     scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
     values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
@@ -285,6 +286,10 @@ def resolve_defaults(config: Any) -> Any:
         values |= {"window": None, "rope_local_theta": None}
     if hasattr(config, "n_decoder_layers"):
         values["n_decoder_layers"] = config.n_decoder_layers or config.n_layers
+        values["n_decoder_heads"] = config.n_decoder_heads or config.n_heads
+        if values["n_decoder_heads"] != config.n_heads:
+            names = ("d_head", "d_value", "n_kv_heads", "attn_scale")
+            values |= {name: getattr(config, name) for name in names}
     return replace(config, **values)
 
 

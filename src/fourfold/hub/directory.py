@@ -20,6 +20,7 @@ from fourfold.models.base import Model, on_meta
 from fourfold.text_files import read_json
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_FILE = "pytorch_model.bin"

@@ -342,7 +342,8 @@ def _seq2seq_graphs(model: Any) -> GraphSet:
     (B, T, V), and the keys and values of P + T tokens.
     """
     config, n_layers = model.config, len(model.decoder.blocks)
-    source = [_image_input(config.encoder)] if model.accepts_images else []
+    config = getattr(config, "decoder", config)
+    source = [_image_input(model.config.encoder)] if model.accepts_images else []
     source_mask: list[Input] = []
     if not source:
         ids, mask = _text_inputs(model.src_embed.tokens.num_embeddings)

@@ -74,6 +74,11 @@ SPLIT_QKV = TensorOp(_split_in_three, lambda *qkv: (torch.cat(qkv),))
 SPLIT_QKV_T = TensorOp(
     lambda x: _split_in_three(_transpose(x)), lambda *qkv: (_transpose(torch.cat(qkv)),)
 )
+# The matrices `up` and `gate` of a gated layer in one matrix (2 * d_ff, in).
+SPLIT_GATED = TensorOp(
+    lambda x: tuple(half.clone() for half in x.chunk(2)),
+    lambda up, gate: (torch.cat([up, gate]),),
+)
 # Classes in reverse order.
 FLIP_CLASSES = TensorOp(lambda x: (x.flip(0),), lambda x: (x.flip(0),))
 # The external tensor has one more leading dimension of size 1.

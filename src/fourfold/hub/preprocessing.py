@@ -15,7 +15,7 @@ from fourfold.core.validation import check_type
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
-from fourfold.hub.directory import CONFIG_FILE, write_json
+from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
 from fourfold.models import (
     CLIP,
     CausalLM,
@@ -154,8 +154,19 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     Raises:
         InputError: A file is not valid JSON, or a value has a wrong type.
     """
-    files = [path / "generation_config.json", path / CONFIG_FILE]
-    contents = {file: read_json(file) for file in files if file.is_file()}
+    files = [path / GENERATION_FILE, path / CONFIG_FILE]
+    return parse_generation_defaults({x: read_json(x) for x in files if x.is_file()})
+
+
+def parse_generation_defaults(contents: Mapping[Path, Json]) -> GenerationDefaults:
+    """Return the special token ids and the options of beam search in the content of JSON files.
+
+    Args:
+        contents: Content of each file by path, in order of precedence.
+
+    Raises:
+        InputError: A value has a wrong type.
+    """
     start = _first_number(contents, "decoder_start_token_id")
     alpha = _first_number(contents, "length_penalty")
     return GenerationDefaults(
@@ -170,7 +181,7 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     )
 
 
-def _stop_ids(contents: Mapping[Path, Mapping[str, Any]]) -> list[int] | None:
+def _stop_ids(contents: Mapping[Path, Json]) -> list[int] | None:
     """Return the end-of-text tokens after the first one; None if there are none.
 
     Args:
@@ -187,7 +198,7 @@ def _stop_ids(contents: Mapping[Path, Mapping[str, Any]]) -> list[int] | None:
     return found[0][1:] or None
 
 
-def _first_number(contents: Mapping[Path, Mapping[str, Any]], key: str) -> Any:
+def _first_number(contents: Mapping[Path, Json], key: str) -> Any:
     """Return the value of a key from the first file that contains the key; None if no file does.
 
     Args:

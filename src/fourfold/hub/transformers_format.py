@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,20 @@ from fourfold.errors import InputError, errors_in
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
+from fourfold.hub.architectures.gemma import GEMMA2, GEMMA3
 from fourfold.hub.architectures.gpt import GPT1, GPT2
-from fourfold.hub.architectures.llama import GEMMA3, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
+from fourfold.hub.architectures.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
+from fourfold.hub.architectures.modernbert import MODERNBERT
 from fourfold.hub.architectures.t5 import T5
 from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 from fourfold.hub.directory import (
     CONFIG_FILE,
+    GENERATION_FILE,
     build_on_meta,
     read_tensors,
     write_directory,
+    write_json,
 )
 from fourfold.models import EncoderDecoder
 from fourfold.models.base import Model, on_meta
@@ -33,28 +37,31 @@ from fourfold.text_files import read_json
 # For export of a model without a source, the first architecture that represents all of its settings
 # is chosen.
 _FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
-_LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA3)
-_DINOS = (DINOV2, DINOV2_REGISTERS)
-ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_DINOS)
+_LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA2, GEMMA3)
+_MODERN = (MODERNBERT, DINOV2, DINOV2_REGISTERS)
+ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_MODERN)
 # Architectures that are not supported, with the reason and the nearest supported one.
 _EXPERTS = "it has a mixture of experts"
-_CAPS = "it limits attention scores by tanh (attn_logit_softcapping)"
+_IMAGES = "it also has an image encoder"
+_PARTLY = "it rotates a part of the channels"
 UNSUPPORTED = {
     "mixtral": (_EXPERTS, "mistral"),
     "qwen2_moe": (_EXPERTS, "qwen2"),
     "qwen3_moe": (_EXPERTS, "qwen3"),
+    "qwen3_next": (_EXPERTS, "qwen3"),
     "olmoe": (_EXPERTS, "olmo2"),
-    "gpt_oss": (_EXPERTS, "llama"),
-    "deepseek_v2": (_EXPERTS, "llama"),
-    "deepseek_v3": (_EXPERTS, "llama"),
-    "llama4": (_EXPERTS, "llama"),
-    "gemma": ("it has no norm after a sub-layer", "gemma3_text"),
-    "gemma2": (_CAPS, "gemma3_text"),
-    "gemma3": ("it also has an image encoder", "gemma3_text"),
-    "phi3": ("it has fused projections and longrope", "llama"),
+    **dict.fromkeys(("gpt_oss", "deepseek_v2", "deepseek_v3"), (_EXPERTS, "llama")),
+    **dict.fromkeys(("llama4", "phimoe", "granitemoe", "jamba"), (_EXPERTS, "llama")),
+    "mistral3": (_IMAGES, "mistral"),
+    "qwen2_vl": (_IMAGES, "qwen2"),
+    "qwen2_5_vl": (_IMAGES, "qwen2"),
+    "qwen3_vl": (_IMAGES, "qwen3"),
+    "gemma3": (_IMAGES, "gemma3_text"),
+    "gemma": ("it has no norm after a sub-layer", "gemma2"),
+    "phi3": ("it has fused projections, and mostly longrope", "llama"),
     "olmo": ("its norms have no weights", "olmo2"),
     "smollm3": ("some of its layers have no rotary positions", "llama"),
-    "gpt_neox": ("it rotates a part of the channels", "llama"),
+    **dict.fromkeys(("gpt_neox", "phi", "stablelm"), (_PARTLY, "llama")),
 }
 
 
@@ -67,11 +74,14 @@ class SourceCheckpoint:
         unmapped_tensors: Tensors of the checkpoint, or first rows of tensors, for which the model
             has no parameter, by name in transformers.
         is_base_model: True if the tensors had the names of a model without a head.
+        generation_config: Content of generation_config.json, such as the tokens that end a text;
+            empty if there is no such file.
     """
 
     config: Json
     unmapped_tensors: Mapping[str, Tensor]
     is_base_model: bool
+    generation_config: Json = field(default_factory=dict)
 
 
 def read_model(path: Path) -> Model:
@@ -113,7 +123,9 @@ def read_model(path: Path) -> Model:
             _check_constants(architecture, unmapped, dict(model.named_buffers()))
     model = model.float()
     model.load_state_dict(native)
-    model.source = SourceCheckpoint(config, unmapped, is_base_model)
+    generation = path / GENERATION_FILE
+    entries = read_json(generation) if generation.is_file() else {}
+    model.source = SourceCheckpoint(config, unmapped, is_base_model, entries)
     result: Model = model.eval()
     return result
 
@@ -145,8 +157,8 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     """Write a directory for the `from_pretrained` method of transformers.
 
     If the model was imported from a transformers directory (`model.source`), the architecture and
-    the data type of that directory are kept. Tensors and entries of config.json that fourfold does
-    not use are then written again.
+    the data type of that directory are kept. Tensors, entries of config.json that fourfold does not
+    use, and generation_config.json are then written again.
 
     Args:
         model: Model of fourfold.
@@ -187,6 +199,8 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
             prefix = architecture.base_model_prefix
             tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
     write_directory(path, config, tensors)
+    if source is not None and source.generation_config:
+        write_json(path / GENERATION_FILE, source.generation_config)
     written = architecture.read_config(config, tensors.keys())
     return str(config["architectures"][0]) + norm_eps_note(model_config.norm_eps, written.norm_eps)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from fourfold.errors import InputError
 from fourfold.kernels.cross_entropy import (
@@ -31,11 +32,14 @@ def summed_cross_entropy(
     bias: Tensor | None,
     targets: Tensor,
     weights: Tensor | None,
+    logit_cap: float | None = None,
 ) -> Tensor:
     """Compute the sum of the weighted cross-entropy losses of all tokens.
 
     Eager code uses an autograd function. Compiled code uses a custom operator. The transforms of
-    torch.func support neither of the two, so they get a formula that stores all logits.
+    torch.func support neither of the two, so they get a formula that stores all logits. With
+    `logit_cap`, eager code computes the logits of each slice again in the backward pass, and
+    compiled code stores all logits.
 
     Args:
         terms: Target distribution and factor of the z-loss.
@@ -44,6 +48,7 @@ def summed_cross_entropy(
         bias: (V,) or None.
         targets: Target tokens (N,) int64. Targets equal to `IGNORE_INDEX` (-100) are ignored.
         weights: Factors (N,) on the losses. None means 1.
+        logit_cap: Limit c of the logits z, which become c tanh(z / c). None means no limit.
 
     Returns:
         A scalar in fp32, or in fp64 if the inputs are in fp64.
@@ -51,8 +56,20 @@ def summed_cross_entropy(
     Raises:
         InputError: A target is neither a token of the vocabulary nor `IGNORE_INDEX`.
     """
-    if torch._C._are_functorch_transforms_active():
-        return _plain(terms, hidden, weight, bias, targets, weights)
+    is_capped_graph = logit_cap is not None and torch.compiler.is_compiling()
+    if is_capped_graph or torch._C._are_functorch_transforms_active():
+        return _plain(terms, hidden, weight, bias, targets, weights, logit_cap)
+    if logit_cap is not None:
+        check_targets(targets, len(weight))
+        parts = [
+            checkpoint(
+                *(_plain, terms, hidden[rows], weight, bias, targets[rows]),
+                *(None if weights is None else weights[rows], logit_cap),
+                use_reentrant=False,
+            )
+            for rows in even_slices(hidden, weight)
+        ]
+        return torch.stack(parts).sum()
     learns = [x is not None and x.requires_grad for x in (hidden, weight, bias)]
     needs_grad = torch.is_grad_enabled() and any(learns)
     needs_losses = torch.is_grad_enabled() and weights is not None and weights.requires_grad
@@ -212,6 +229,7 @@ def _plain(
     bias: Tensor | None,
     targets: Tensor,
     weights: Tensor | None,
+    logit_cap: float | None,
 ) -> Tensor:
     """Compute the sum of the weighted losses from all logits (N, V) at once.
 
@@ -222,8 +240,9 @@ def _plain(
         bias: (V,) or None.
         targets: Target tokens (N,) int64. Targets equal to `IGNORE_INDEX` (-100) are ignored.
         weights: Factors (N,) on the losses. None means 1.
+        logit_cap: Limit of the logits, or None.
     """
-    logits = F.linear(hidden, weight, bias)
+    logits = cap(F.linear(hidden, weight, bias), logit_cap)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_p = logits.log_softmax(-1)
     counts = targets != IGNORE_INDEX
@@ -238,6 +257,16 @@ def _plain(
         losses = losses + z_loss * logits.logsumexp(-1).square()
     losses = torch.where(counts, losses, 0.0)
     return (losses if weights is None else losses * weights).sum()
+
+
+def cap(x: Tensor, limit: float | None) -> Tensor:
+    """Compute c tanh(x / c), a smooth limit of x to the range from -c to c (Bello et al. 2016).
+
+    Args:
+        x: Tensor of any shape.
+        limit: The limit c. None returns x unchanged.
+    """
+    return x if limit is None else limit * (x / limit).tanh()
 
 
 def check_targets(targets: Tensor, vocab_size: int) -> None:
@@ -258,7 +287,11 @@ def check_targets(targets: Tensor, vocab_size: int) -> None:
 
 
 def score_tokens(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    logit_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the loss of each target and the most likely token of each position.
 
@@ -270,6 +303,7 @@ def score_tokens(
         weight: Output matrix (V, D).
         bias: (V,) or None.
         targets: Target tokens (N,) int64.
+        logit_cap: Limit of the logits, or None.
 
     Returns:
         A tuple of negative log-likelihoods (N,) in nats, which are 0 where the target is
@@ -279,7 +313,7 @@ def score_tokens(
         InputError: A target is neither a token of the vocabulary nor `IGNORE_INDEX`.
     """
     score = _score_operator if torch.compiler.is_compiling() else _score
-    return score(hidden, weight, bias, targets, autocast_dtype(hidden))
+    return score(hidden, weight, bias, targets, autocast_dtype(hidden), logit_cap)
 
 
 def _score(
@@ -288,6 +322,7 @@ def _score(
     bias: Tensor | None,
     targets: Tensor,
     dtype: torch.dtype | None,
+    logit_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     check_targets(targets, len(weight))
     x, w, sum_dtype = matmul_operands(hidden, weight, dtype)
@@ -298,6 +333,7 @@ def _score(
             logits = torch.mm(x[rows], w.T).to(sum_dtype)
             if bias is not None:
                 logits += bias
+            logits = cap(logits, logit_cap)
             # Targets of IGNORE_INDEX, which is the default of `ignore_index`, get 0.
             nll[rows] = F.cross_entropy(logits, targets[rows], reduction="none")
             prediction[rows] = logits.argmax(-1)
@@ -308,7 +344,9 @@ _score_operator = torch.library.custom_op("fourfold::token_scores", _score, muta
 
 
 @_score_operator.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Any, targets: Any, dtype: Any) -> tuple[Tensor, Tensor]:
+def _(
+    hidden: Tensor, weight: Tensor, bias: Any, targets: Any, dtype: Any, logit_cap: Any = None
+) -> tuple[Tensor, Tensor]:
     x, _, sum_dtype = matmul_operands(hidden, weight, dtype)
     return x.new_empty(len(x), dtype=sum_dtype), x.new_empty(len(x), dtype=torch.long)
 

@@ -17,11 +17,22 @@ MAX_NAMED_CLASSES = 40  # classes; more names would be too small to read beside 
 
 
 class Table(NamedTuple):
-    """Table of texts and numbers, such as source sentences with their translations.
+    r"""Table of texts and numbers, such as source sentences with their translations.
 
     Args:
         columns: Names of the columns.
         rows: Cells of each row, in the order of `columns`.
+
+    Example:
+        >>> import tempfile
+        >>> table = Table(["source", "translation"], [["one", "eins"], ["two", "zwei"]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     (path,) = table.save(Path(folder), "samples")
+        ...     print(path.name, path.read_text().strip(), sep="\n")
+        samples.csv
+        source,translation
+        one,eins
+        two,zwei
     """
 
     columns: list[str]
@@ -43,6 +54,13 @@ class ConfusionMatrix(NamedTuple):
     Args:
         names: Names of the classes.
         counts: `counts[i][j]` is the number of samples of class i that were predicted as class j.
+
+    Example:
+        >>> import tempfile
+        >>> matrix = ConfusionMatrix(["cat", "dog"], [[8, 2], [1, 9]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in matrix.save(Path(folder), "confusion")]
+        ['confusion.csv', 'confusion.png']
     """
 
     names: list[str]
@@ -79,6 +97,13 @@ class ImageGrid(NamedTuple):
     Args:
         images: Images (C, H, W) of 1 or 3 channels.
         captions: Caption of each image.
+
+    Example:
+        >>> import tempfile, torch
+        >>> grid = ImageGrid(torch.rand(2, 3, 8, 8), ["cat", "dog"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in grid.save(Path(folder), "images")]
+        ['images.png']
     """
 
     images: Sequence[Tensor]
@@ -112,6 +137,14 @@ class AttentionMaps(NamedTuple):
         image: Image (C, H, W) whose patches the entries of each matrix belong to. The matrices are
             drawn over the image, with a scale, and the image alone is drawn first.
         title: Title of the figure.
+
+    Example:
+        >>> import tempfile, torch
+        >>> tokens = ["the", "cat"]
+        >>> maps = AttentionMaps([torch.eye(2)], ["layer 1"], tokens, tokens)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in maps.save(Path(folder), "attention")]
+        ['attention.png']
     """
 
     maps: Sequence[Tensor]
@@ -175,6 +208,11 @@ class TintedDocument(NamedTuple):
         word_weights: Attention weight p_w of each word of each sentence.
         sentence_weights: Attention weight p_s of each sentence. Further weights, which belong to
             padding, are ignored.
+
+    Example:
+        >>> document = TintedDocument("positive", [["a", "great", "film"]], [[0.1, 0.8, 0.1]], [1])
+        >>> max(zip(document.word_weights[0], document.sentences[0]))
+        (0.8, 'great')
     """
 
     title: str
@@ -193,6 +231,14 @@ class TintedText(NamedTuple):
 
     Args:
         documents: The documents.
+
+    Example:
+        >>> import tempfile
+        >>> document = TintedDocument("positive", [["a", "great", "film"]], [[0.1, 0.8, 0.1]], [1])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     (path,) = TintedText([document]).save(Path(folder), "weights")
+        ...     path.name, "great" in path.read_text()
+        ('weights.html', True)
     """
 
     documents: Sequence[TintedDocument]

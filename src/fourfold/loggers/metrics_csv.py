@@ -26,6 +26,19 @@ class MetricsCSVLogger(Logger):
 
     Args:
         folder: Directory of the run, in which metrics.csv is written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logger = MetricsCSVLogger(Path(folder))
+        ...     logger.log_metrics({"train/loss": 2.5}, step=0)
+        ...     logger.log_metrics({"val/loss": 2.25}, step=0)  # a new column
+        ...     logger.log_metrics({"train/loss": 2.0}, step=1)
+        ...     print(logger.file.read_text().strip())
+        step,train/loss,val/loss
+        1,2.5,
+        1,,2.25
+        2,2.0,
     """
 
     name = ""  # Lightning requires a name and a version
@@ -131,6 +144,23 @@ class RewindMetricsCSV(Callback):
 
     The removed rows are those of steps that a resumed or restarted run logs again. When a
     checkpoint is saved, the callback flushes metrics.csv to the disk before the checkpoint.
+
+    Example:
+        >>> import tempfile
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> quiet |= {"enable_checkpointing": False, "limit_val_batches": 0, "log_every_n_steps": 1}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logger = MetricsCSVLogger(Path(folder))
+        ...     logger.log_metrics({"train/loss": 2.5}, step=700)  # of an earlier run
+        ...     callbacks = [RewindMetricsCSV()]
+        ...     Trainer(max_steps=2, logger=logger, callbacks=callbacks, **quiet).fit(task, data)
+        ...     [row.split(",")[0] for row in logger.file.read_text().splitlines()]
+        ['step', '1', '2']
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -160,6 +190,25 @@ def write_metrics_row(trainer: Trainer) -> None:
 
     Args:
         trainer: Trainer, in `on_train_batch_end`.
+
+    Example:
+        >>> import tempfile
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> quiet |= {"enable_checkpointing": False, "limit_val_batches": 0, "log_every_n_steps": 1}
+        >>> class Print(Callback):
+        ...     def on_train_batch_end(self, trainer, *_):
+        ...         write_metrics_row(trainer)
+        ...         print(len(trainer.logger.file.read_text().splitlines()), "lines")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logger = MetricsCSVLogger(Path(folder))
+        ...     Trainer(max_steps=2, logger=logger, callbacks=[Print()], **quiet).fit(task, data)
+        2 lines
+        3 lines
     """
     loggers = [logger for logger in trainer.loggers if isinstance(logger, MetricsCSVLogger)]
     log_step_metrics(trainer, loggers)

@@ -4,6 +4,7 @@ Shapes: B examples of a batch, T tokens, K classes.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ def shortest_row(batch: Any) -> Any:
 
     Returns:
         A batch of the same class, whose tensors have the shape (1, ...).
+
+    Example:
+        >>> from fourfold.data.loading.batches import MaskedBatch
+        >>> ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
+        >>> shortest_row(MaskedBatch(ids, ids, mask=ids != 0)).ids
+        tensor([[8, 9]])
     """
     mask = getattr(batch, "mask", None)
     if mask is None:
@@ -52,6 +59,19 @@ def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> A
             label the rows and columns of the maps.
         batch: A batch with the field `ids` (B, T), and optionally `mask` (B, T), True = real token.
         forward: A function that runs the model on a batch with one example.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> import fourfold
+        >>> from fourfold.data.loading.batches import CausalBatch
+        >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=False)
+        >>> model = fourfold.create("gpt2", n_layers=2, vocab_size=tokenizer.vocab_size).eval()
+        >>> ids = torch.tensor([tokenizer.encode("cab")])
+        >>> task = SimpleNamespace(model=model, tokenizer=tokenizer)  # or a task
+        >>> maps = self_attention(task, CausalBatch(ids, ids), lambda batch: model(batch.ids))
+        >>> maps.rows, maps.names, maps.maps[0].shape
+        (['c', 'a', 'b'], ['layer 1', 'layer 2'], torch.Size([3, 3]))
     """
     row = shortest_row(batch)
     names = token_names(task.tokenizer, row.ids[0].tolist())
@@ -68,6 +88,11 @@ def layer_maps(
         rows: Labels of the rows of each map, or an empty list.
         columns: Labels of the columns of each map, or an empty list.
         name: Title of each map, to which the number of the layer is appended, from 1.
+
+    Example:
+        >>> maps = layer_maps([torch.eye(2)] * 12, ["a", "b"], ["a", "b"])  # 12 layers
+        >>> maps.names
+        ['layer 1', 'layer 3', 'layer 5', 'layer 8', 'layer 10', 'layer 12']
     """
     layers = np.linspace(0, len(maps) - 1, min(len(maps), MAX_LAYERS)).round().astype(int)
     return AttentionMaps(
@@ -76,7 +101,16 @@ def layer_maps(
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Return True if each character of a tokenizer's tokens stands for a byte, as in GPT-2."""
+    """Return True if each character of a tokenizer's tokens stands for a byte, as in GPT-2.
+
+    Example:
+        >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+        >>> config = TokenizerConfig("byte_bpe", vocab_size=300)
+        >>> is_byte_level(train_tokenizer(config, ["abc"], mask=False))
+        True
+        >>> is_byte_level(train_tokenizer(TokenizerConfig("char"), ["abc"], mask=False))
+        False
+    """
     return "ByteLevel" in type(tokenizer.backend.decoder).__name__
 
 
@@ -118,16 +152,26 @@ def token_names(
     return [x if part is None else decode(part) for x, part in zip(names, encoded, strict=True)]
 
 
-def token_bytes(token: str) -> bytes | None:
-    """Return the bytes of a byte-level token, in which each character stands for a byte.
-
-    The result is None for a token that was added to the vocabulary as plain text.
-    """
+@cache
+def _byte_values() -> dict[str, int]:
+    """Return the byte for which each character of a byte-level token stands."""
     # Printable bytes stand for themselves; the other bytes follow in order from code point 256.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     values = {chr(byte): byte for byte in printable}
-    values |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    return values | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def token_bytes(token: str) -> bytes | None:
+    """Return the bytes of a byte-level token, in which each character stands for a byte.
+
+    The result is None for a token that was added to the vocabulary as plain text.
+
+    Example:
+        >>> token_bytes("Ġthe"), token_bytes("Ã¤").decode()
+        (b' the', 'ä')
+    """
+    values = _byte_values()
     if not values.keys() >= set(token):
         return None
     return bytes(values[character] for character in token)
@@ -144,6 +188,11 @@ def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> 
     Returns:
         List with a row for each example. A row has three cells: name of the true class, name of the
         predicted class, and probability of the predicted class.
+
+    Example:
+        >>> outputs = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
+        >>> prediction_rows(["cat", "dog"], torch.tensor([0, 1]), outputs)
+        [['cat', 'cat', 0.9], ['dog', 'cat', 0.6]]
     """
     probabilities, predicted = outputs.max(-1)
     rows = zip(labels.tolist(), predicted.tolist(), probabilities.tolist(), strict=True)

@@ -30,6 +30,13 @@ class WandbRunLogger(WandbLogger):
     Args:
         testing: True if a trained model is tested, False if a model is trained.
         **options: Arguments of `WandbLogger` and `wandb.init`, such as `config`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logger = WandbRunLogger(save_dir=folder, offline=True, config={"lr": 0.1})
+        >>> logger.is_offline  # a run starts with the first logged metric
+        True
     """
 
     def __init__(self, testing: bool = False, **options: Any) -> None:
@@ -113,6 +120,19 @@ class UploadCheckpoints(Checkpoint):
 
     Args:
         folder: Folder of the checkpoints.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> callback = UploadCheckpoints(Path("checkpoints"))
+        >>> trainer = Trainer(fast_dev_run=1, callbacks=[callback], **quiet)
+        >>> trainer.fit(task, data)  # nothing is uploaded without a WandbRunLogger
+        >>> trainer.global_step
+        1
     """
 
     def __init__(self, folder: Path) -> None:

@@ -16,6 +16,10 @@ def lower_is_better(name: str) -> bool:
 
     Args:
         name: Name of the metric, perhaps with a prefix, such as "val/loss".
+
+    Example:
+        >>> lower_is_better("val/loss"), lower_is_better("val/bleu")
+        (True, False)
     """
     return name.rsplit("/", 1)[-1].startswith(("loss", "ppl", "error", "nll"))
 

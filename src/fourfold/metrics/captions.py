@@ -36,6 +36,13 @@ class CaptionScores(TranslationScores):
     the reference that is closest in length. Texts are divided by `caption_tokens`. Scores computed
     with NLTK, without the brevity penalty (Xu et al. 2015), or from teacher-forced words differ by
     several points.
+
+    Example:
+        >>> metric = CaptionScores()
+        >>> metric.update([0], ["a dog runs"], [["a dog runs fast", "the dog runs"]])
+        >>> scores = metric.compute()
+        >>> round(scores["bleu1"], 1), scores["length_ratio"]
+        (100.0, 1.0)
     """
 
     def compute(

@@ -62,7 +62,14 @@ class ClassificationScores(MulticlassConfusionMatrix):
 
 
 class RegressionScores(RowMetric):
-    """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B)."""
+    """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B).
+
+    Example:
+        >>> metric = RegressionScores()
+        >>> metric.update(torch.tensor([0.1, 0.4, 0.9]), torch.tensor([1.0, 2.0, 5.0]))
+        >>> {name: round(value, 3) for name, value in metric.compute().items()}
+        {'pearson': 0.991, 'spearman': 1.0}
+    """
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
         """Add the predicted numbers (B, 1) or (B,) and the true numbers (B,) of a batch."""

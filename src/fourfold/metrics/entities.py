@@ -55,6 +55,14 @@ class EntityScores(RowMetric):
 
     A sentence that exceeds the maximum length of the model is divided into chunks. Its chunks are
     joined again before the sentence is scored.
+
+    Example:
+        >>> metric = EntityScores()
+        >>> true, predicted = ["B-PER", "I-PER", "O", "B-LOC"], ["B-PER", "O", "O", "B-LOC"]
+        >>> metric.update([(0, 0)], [true], [predicted])
+        >>> scores = metric.compute()
+        >>> scores["f1"], scores["accuracy"]  # one of two entities, three of four words
+        (0.5, 0.75)
     """
 
     def update(

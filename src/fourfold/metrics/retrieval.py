@@ -18,6 +18,13 @@ class RetrievalScores(RowMetric):
 
     Attributes:
         chunk_size: Number of queries that are ranked at a time.
+
+    Example:
+        >>> metric = RetrievalScores()
+        >>> metric.update([0, 1], 10 * torch.eye(2), torch.eye(2), [(5, 6), (7,)])
+        >>> scores = metric.compute()
+        >>> scores["image_to_text_recall_at_1"], round(scores["loss"], 4)
+        (1.0, 0.0)
     """
 
     chunk_size: ClassVar[int] = 1024

@@ -19,6 +19,11 @@ class Answer(NamedTuple):
             span.
         text: Text of the best span; "" if the window has no allowed span.
         null: Sum of the start and end logits of "no answer" in the window.
+
+    Example:
+        >>> windows = [(0, Answer(7.5, "in 1889", 1.2)), (0, Answer(3.1, "Paris", 4.0))]
+        >>> rank_answers(windows, allow_no_answer=True)
+        {0: [('in 1889', 7.5), ('Paris', 3.1), ('', 1.2)]}
     """
 
     score: float
@@ -66,6 +71,15 @@ class SquadScores(RowMetric):
 
     Args:
         allow_no_answer: Predict "no answer" where it scores higher than every span (SQuAD 2.0).
+
+    Example:
+        >>> metric = SquadScores()
+        >>> windows = [Answer(7.5, "in 1889", 1.2), Answer(3.1, "Paris", 4.0)]  # of one context
+        >>> metric.update([(0, 0), (0, 1)], windows)
+        >>> metric.best_answers()
+        {0: 'in 1889'}
+        >>> metric.compute([["1889", "in the year 1889"]])
+        {'exact_match': 0.0, 'f1': 0.8}
     """
 
     def __init__(self, allow_no_answer: bool = False) -> None:

@@ -14,6 +14,13 @@ class TranslationScores(RowMetric):
     """Corpus-level BLEU and chrF of sacreBLEU, and share of exact matches, of generated texts.
 
     An example that several ranks have added counts once.
+
+    Example:
+        >>> metric = TranslationScores()
+        >>> metric.update([0], ["the house is small"], ["the house is small"])
+        >>> scores = metric.compute(language="en")
+        >>> round(scores["bleu"], 1), scores["exact_match"]
+        (100.0, 1.0)
     """
 
     def update(

@@ -47,6 +47,19 @@ class Model(nn.Module):
             causal LM of this kind supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
+
+    Example:
+        >>> class Bigram(Model):
+        ...     def __init__(self, vocab_size):
+        ...         super().__init__()
+        ...         self.table = nn.Embedding(vocab_size, vocab_size)
+        ...     def hidden(self, ids):
+        ...         return ids
+        ...     def logits(self, h):
+        ...         return self.table(h)
+        >>> import torch
+        >>> Bigram(100)(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 100])
     """
 
     config: Any

@@ -4,10 +4,13 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
 from fourfold.core.config import (
     Activation,
@@ -20,6 +23,7 @@ from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
 from fourfold.core.validation import check_range
 from fourfold.generation.caches import WindowCache
+from fourfold.kernels.loss_operators import cap
 from fourfold.models.base import Model, embedding_from_config
 from fourfold.models.init import initialize
 from fourfold.models.output_heads import VocabularyHead
@@ -29,19 +33,33 @@ from fourfold.models.output_heads import VocabularyHead
 class CausalLMConfig(TransformerConfig):
     """Config of a causal LM; the defaults are GPT-2 small (124,439,808 parameters).
 
+    Source: Radford et al. 2019, section 2.3 and Table 2.
+
     Args:
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
             tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
-        embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma. None means 1.
+        embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma, rounded to the data
+            type of the weights. None means 1.
         embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
+        score_cap: Limit c of the attention scores s, which become c tanh(s / c) before the mask (50
+            in Gemma 2). Attention then stores all scores, since no fused kernel has this limit.
+            None means no limit.
+        logit_cap: The same limit of the logits (30 in Gemma 2), or None.
         init: Weight initialization, a name in `fourfold.models.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     gpt2 = CausalLM(CausalLMConfig())
+        >>> sum(weight.numel() for weight in gpt2.parameters())
+        124439808
     """
 
     d_model: int = 768
@@ -58,16 +76,21 @@ class CausalLMConfig(TransformerConfig):
     embed_scale: float | None = None
     embed_norm: bool = False
     tie_embeddings: bool = True
+    score_cap: float | None = None
+    logit_cap: float | None = None
     init: Init = "gpt2"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.embed_scale is not None:
-            check_range("embed_scale", self.embed_scale, above=0.0)
+        for name in ("embed_scale", "score_cap", "logit_cap"):
+            if (value := getattr(self, name)) is not None:
+                check_range(name, value, above=0.0)
 
 
 class CausalLM(Model):
     """Causal language model, which predicts each token from the tokens before it.
+
+    Source: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2.3.
 
     A call of the model takes the arguments of `hidden` and returns the logits (B, T, V) of the next
     token at each position.
@@ -91,7 +114,13 @@ class CausalLM(Model):
         self.config = config
         self.embed = embedding_from_config(config, has_norm=config.embed_norm)
         self.stack = self.stack_class(config)
-        self.head = VocabularyHead(self.embed.tokens, tied=config.tie_embeddings)
+        if config.score_cap is not None:
+            for module in self.stack.modules():
+                if isinstance(module, Attention):
+                    module.normalize = partial(capped_softmax, limit=config.score_cap)
+        self.head = VocabularyHead(
+            self.embed.tokens, tied=config.tie_embeddings, logit_cap=config.logit_cap
+        )
         initialize(self, config.init)
 
     def new_cache(self) -> KVCache:
@@ -139,3 +168,13 @@ class CausalLM(Model):
         """
         attn_mask, positions = mask_and_positions(ids, mask, documents, cache, causal=True)
         return self.stack(self.embed(ids, positions), attn_mask, cache=cache)
+
+
+def capped_softmax(scores: Tensor, limit: float) -> Tensor:
+    """Apply softmax to c tanh(s / c) over the keys, for scores s (B, H, Tq, Tk).
+
+    Args:
+        scores: Attention scores; -inf marks a key that the mask hides.
+        limit: The limit c.
+    """
+    return cap(scores, limit).masked_fill(scores == -torch.inf, -torch.inf).softmax(-1)

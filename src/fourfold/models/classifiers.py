@@ -35,11 +35,20 @@ class ClassifierConfig(EncoderConfig):
 class SequenceClassifierConfig(ClassifierConfig):
     """Config of an encoder that classifies a sentence or a pair of sentences.
 
+    Source: Devlin et al. 2018, section 4.1.
+
     With `n_classes` = 1 the model predicts a number (regression).
 
     Args:
         pool: Hidden state that is classified: first (first token, as in BERT), last (last real
             token, for a causal encoder) or mean (mean of all real tokens, as in sentence encoders).
+
+    Example:
+        >>> config = SequenceClassifierConfig(vocab_size=100, n_layers=1, n_classes=1, pool="mean")
+        >>> model = SequenceClassifier(config)  # predicts a number
+        >>> ids = torch.tensor([[1, 75, 2, 0]])
+        >>> model(ids, mask=ids != 0).shape
+        torch.Size([1, 1])
     """
 
     pool: Literal["first", "last", "mean"] = "first"
@@ -52,7 +61,7 @@ class SequenceClassifier(EncoderWithHead):
     with tanh, dropout and a linear layer map this vector to the logits (B, K).
 
     Example:
-        >>> config = SequenceClassifierConfig(n_layers=1, n_classes=3)
+        >>> config = SequenceClassifierConfig(n_layers=1, vocab_size=8000, n_classes=3)
         >>> SequenceClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 3])
     """
@@ -77,14 +86,23 @@ class SequenceClassifier(EncoderWithHead):
 
 @dataclass(frozen=True)
 class TokenClassifierConfig(ClassifierConfig):
-    """Config of an encoder that classifies each token."""
+    """Config of an encoder that classifies each token.
+
+    Source: Devlin et al. 2018, section 5.3.
+
+    Example:
+        >>> tags = ["O", "B-PER", "I-PER"]
+        >>> config = TokenClassifierConfig(vocab_size=100, n_layers=1, n_classes=len(tags))
+        >>> TokenClassifier(config).classifier
+        Linear(in_features=768, out_features=3, bias=True)
+    """
 
 
 class TokenClassifier(EncoderWithHead):
     """Token classifier: a linear layer on each hidden state (Devlin et al. 2018, section 5.3).
 
     Example:
-        >>> config = TokenClassifierConfig(n_layers=1, n_classes=9)
+        >>> config = TokenClassifierConfig(n_layers=1, vocab_size=8000, n_classes=9)
         >>> TokenClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 3, 9])
     """
@@ -105,14 +123,24 @@ class TokenClassifier(EncoderWithHead):
 
 @dataclass(frozen=True)
 class SpanExtractorConfig(EncoderConfig):
-    """Config of an encoder that predicts the first and the last token of an answer."""
+    """Config of an encoder that predicts the first and the last token of an answer.
+
+    Source: Devlin et al. 2018, section 4.2.
+
+    Example:
+        >>> from fourfold.models import MaskedLM, MaskedLMConfig
+        >>> trained = MaskedLM(MaskedLMConfig(n_layers=1, vocab_size=100))
+        >>> model = SpanExtractor(SpanExtractorConfig(n_layers=1, vocab_size=100))
+        >>> model.load_state_dict(trained.state_dict(), strict=False).missing_keys
+        ['span.weight', 'span.bias']
+    """
 
 
 class SpanExtractor(EncoderWithHead):
     """Extractive question answering: start and end logits of each token (Devlin et al. 2018, 4.2).
 
     Example:
-        >>> config = SpanExtractorConfig(n_layers=1)
+        >>> config = SpanExtractorConfig(n_layers=1, vocab_size=8000)
         >>> start, end = SpanExtractor(config)(torch.tensor([[101, 7592, 102]])).unbind(-1)
         >>> start.shape
         torch.Size([1, 3])
@@ -139,6 +167,13 @@ class CausalClassifierConfig(CausalLMConfig):
         n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
             is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
+
+    Example:
+        >>> from dataclasses import asdict
+        >>> trained = CausalLMConfig(n_layers=2, vocab_size=100)  # config of a causal LM
+        >>> config = CausalClassifierConfig(**asdict(trained), n_classes=2)
+        >>> config.n_layers, config.n_classes
+        (2, 2)
     """
 
     n_classes: int | None = None
@@ -150,6 +185,13 @@ class CausalClassifier(CausalLM):
 
     A call of the model returns the vocabulary logits (B, T, V), as in `CausalLM`, because GPT-1 is
     fine-tuned with an auxiliary language-model loss. `classify` returns the class logits.
+
+    Example:
+        >>> config = CausalClassifierConfig(n_layers=1, vocab_size=100, n_classes=2)
+        >>> model = CausalClassifier(config)
+        >>> h = model.hidden(torch.tensor([[5, 7, 9]]))
+        >>> model.classify(h).shape, model.logits(h).shape
+        (torch.Size([1, 2]), torch.Size([1, 3, 100]))
     """
 
     def __init__(self, config: CausalClassifierConfig) -> None:

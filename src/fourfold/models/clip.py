@@ -22,6 +22,8 @@ from fourfold.models.embeddings.patch_embedding import PatchEmbedding
 class CLIPConfig(TransformerConfig):
     """Config of a CLIP; the defaults are ViT-B/32 (151,277,313 parameters).
 
+    Source: Radford et al. 2021.
+
     The fields of `TransformerConfig` describe the text encoder. In the image encoder, the fields
     `image_d_model`, `image_n_layers`, `image_n_heads` and `image_d_ff` replace `d_model`,
     `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
@@ -46,6 +48,11 @@ class CLIPConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = CLIPConfig(n_layers=2, image_n_layers=1)
+        >>> config.n_layers, config.image_tower.n_layers, config.image_tower.d_model
+        (2, 1, 768)
     """
 
     d_model: int = 512
@@ -84,6 +91,8 @@ class CLIPConfig(TransformerConfig):
 
 class CLIP(Model):
     """CLIP: computes the similarities of images and texts from the outputs of two encoders.
+
+    Source: Radford et al. 2021, section 2.3 and Figure 3.
 
     A call of the model takes images (B, C, side, side) and token ids (S, T), and returns the scaled
     cosine similarities (B, S).

@@ -27,11 +27,19 @@ from fourfold.models.vit import ViT, ViTConfig
 class TextToTextConfig(CausalLMConfig):
     """Config of a text encoder with a text decoder; the defaults are BERT base and GPT-2 small.
 
+    Source: Rothe et al. 2020.
+
     The inherited fields describe the decoder.
 
     Args:
         encoder: Config of the encoder, which is built without heads. If its `vocab_size` is None,
             the encoder has the vocabulary of the decoder.
+
+    Example:
+        >>> encoder = MaskedLMConfig(n_layers=2, vocab_size=None)  # the vocabulary of the decoder
+        >>> config = TextToTextConfig(n_layers=1, vocab_size=100, encoder=encoder)
+        >>> CompositeEncoderDecoder(config).src_embed.tokens
+        Embedding(100, 768)
     """
 
     encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)  # noqa: RUF009  (frozen)
@@ -41,11 +49,18 @@ class TextToTextConfig(CausalLMConfig):
 class ImageToTextConfig(CausalLMConfig):
     """Config of an image encoder with a text decoder; the defaults are ViT-B/16 and GPT-2 small.
 
+    Source: Dosovitskiy et al. 2020 (encoder); Radford et al. 2019 (decoder).
+
     The inherited fields describe the decoder.
 
     Args:
         encoder: Config of the encoder, which is built without a classifier. The decoder attends to
             all tokens of the encoder, including the class token.
+
+    Example:
+        >>> config = ImageToTextConfig(n_layers=1, vocab_size=100, encoder=ViTConfig(n_layers=1))
+        >>> CompositeEncoderDecoder(config).accepts_images
+        True
     """
 
     encoder: ViTConfig = ViTConfig()  # noqa: RUF009  (frozen)
@@ -53,6 +68,8 @@ class ImageToTextConfig(CausalLMConfig):
 
 class CompositeEncoderDecoder(Seq2Seq):
     """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
+
+    Source: Rothe et al. 2020, for texts.
 
     A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch
     (B, C, side, side), and `src_mask` and `src_documents` are ignored.

@@ -4,8 +4,8 @@ Shapes: B batch, S source tokens, T target tokens, D model width, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
@@ -33,6 +33,8 @@ class EncoderDecoderConfig(TransformerConfig):
             sines before all cosines).
         n_decoder_layers: Number of layers of the decoder. None means n_layers, the number of layers
             of the encoder.
+        n_decoder_heads: Number of attention heads of the decoder. None means n_heads, the number of
+            heads of the encoder.
         tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
             output, as in the paper), decoder (target embedding and output), embeddings (source and
             target embedding, T5 v1.1) or none.
@@ -45,12 +47,20 @@ class EncoderDecoderConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = EncoderDecoder(EncoderDecoderConfig())
+        >>> sum(weight.numel() for weight in model.parameters())
+        63082496
     """
 
     vocab_size: int | None = 37000
     max_len: int | None = 1024
     positions: TextPositions = "sinusoidal"
     n_decoder_layers: int | None = None
+    n_decoder_heads: int | None = None
     tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     embed_scale: bool = True
     embed_norm: bool = False
@@ -64,6 +74,19 @@ class EncoderDecoderConfig(TransformerConfig):
             raise InputError(
                 f"must be given for positions {self.positions}, got None", option="max_len"
             )
+        if self.n_decoder_heads is not None:
+            assert self.decoder  # the constructor checks the divisibility of d_model
+
+    @property
+    def decoder(self) -> Self:
+        """Config whose fields `n_layers` and `n_heads` are those of the decoder."""
+        return replace(
+            self,
+            n_layers=self.n_layers if self.n_decoder_layers is None else self.n_decoder_layers,
+            n_heads=self.n_heads if self.n_decoder_heads is None else self.n_decoder_heads,
+            n_decoder_layers=None,
+            n_decoder_heads=None,
+        )
 
 
 class Seq2Seq(Model):
@@ -183,6 +206,8 @@ class Seq2Seq(Model):
 class EncoderDecoder(Seq2Seq):
     """Encoder-decoder transformer: predicts a target sequence from a source sequence.
 
+    Source: Vaswani et al. 2017, section 3.1 and Figure 1.
+
     Attributes:
         stack_class: Class of the modules `encoder` and `decoder`, built from the config.
         inits: Dictionary from names to functions that initialize the weights of a model in place.
@@ -209,9 +234,7 @@ class EncoderDecoder(Seq2Seq):
         if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
         self.encoder = self.stack_class(config)
-        self.decoder = self.stack_class(
-            config, cross_attention=True, n_layers=config.n_decoder_layers
-        )
+        self.decoder = self.stack_class(config.decoder, cross_attention=True)
         tied = config.tie_embeddings in ("all", "decoder")
         self.head = VocabularyHead(self.tgt_embed.tokens, tied=tied, bias=config.output_bias)
         initialize(self, config.init, self.inits)

@@ -22,8 +22,16 @@ normal = partial(init.normal_, std=0.02)
 def vaswani(model: nn.Module) -> None:
     """Initialize the weights as tensor2tensor 1.0 does.
 
+    Vaswani et al. 2017 do not describe the initialization.
+
     Matrices are drawn by Glorot's uniform rule. Embeddings and learned positions are drawn from a
     normal distribution with mean 0 and standard deviation 1/sqrt(D). Biases are 0.
+
+    Example:
+        >>> layer = nn.Linear(100, 50)
+        >>> vaswani(layer)
+        >>> layer.weight.abs().max() <= (6 / (100 + 50)) ** 0.5, layer.bias.any()
+        (tensor(True), tensor(False))
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -38,9 +46,17 @@ def vaswani(model: nn.Module) -> None:
 def gpt2(model: nn.Module) -> None:
     """Draw weights from N(0, 0.02), positions from N(0, 0.01), and scale residual projections.
 
+    Source: Radford et al. 2019, section 2.3.
+
     A residual projection is the last matrix of a sub-layer. The standard deviation of these
     matrices is 0.02, divided by the square root of the number of sub-layers (GPT-2, section 2.3).
     The 0.01 of the positions comes from OpenAI's released code, not from the paper.
+
+    Example:
+        >>> model = nn.ModuleList([Attention(256, 4), FeedForward(256, 256)])  # two sub-layers
+        >>> gpt2(model)
+        >>> round(model[0].q.weight.std().item(), 3), round(model[0].out.weight.std().item(), 3)
+        (0.02, 0.014)
     """
     fill_weights(model, normal)
     for module in model.modules():
@@ -58,6 +74,12 @@ def fill_weights(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
     Args:
         model: The model.
         fill: Function that overwrites a tensor in place, such as one of `torch.nn.init`.
+
+    Example:
+        >>> layer = nn.Linear(3, 2)
+        >>> fill_weights(layer, init.ones_)
+        >>> layer.weight.sum().item(), layer.bias.tolist()
+        (6.0, [0.0, 0.0])
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
@@ -96,6 +118,12 @@ def initialize(
 
     Raises:
         InputError: `name` is not a name in `inits`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(1000, 64), nn.LayerNorm(64))
+        >>> initialize(model, "bert")
+        >>> bool(model[0].weight.abs().max() <= 0.04)
+        True
     """
     check_choice("init", name, tuple(inits))
     inits[name](model)

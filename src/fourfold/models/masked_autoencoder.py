@@ -27,6 +27,8 @@ MASK_TOKEN_STD = 0.02  # also of the class token
 class MaskedAutoencoderConfig(TransformerConfig):
     """Config of a masked autoencoder; the defaults are MAE with ViT-B/16 (111,655,680 parameters).
 
+    Source: He et al. 2021.
+
     The fields of `TransformerConfig` describe the encoder. In the decoder, the fields
     `decoder_d_model`, `n_decoder_layers`, `decoder_n_heads` and `decoder_d_ff` replace `d_model`,
     `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
@@ -45,6 +47,11 @@ class MaskedAutoencoderConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = MaskedAutoencoderConfig(n_layers=2, n_decoder_layers=1)
+        >>> config.decoder_blocks.n_layers, config.decoder_blocks.d_model
+        (1, 512)
     """
 
     d_model: int = 768
@@ -85,6 +92,8 @@ class MaskedAutoencoderConfig(TransformerConfig):
 
 class MaskedAutoencoder(Model):
     """Masked autoencoder of images, whose encoder is a ViT with a class token.
+
+    Source: He et al. 2021, section 3.
 
     A call of the model takes the images and the indices of the visible patches, and returns the
     predicted pixels of all patches. The parameters of the encoder have the same names as in `ViT`,

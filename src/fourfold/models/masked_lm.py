@@ -1,4 +1,6 @@
-"""Masked LM and next-sentence head: BERT (Devlin et al. 2018) and RoBERTa (Liu et al. 2019).
+"""Masked LM and next-sentence head: BERT, RoBERTa and ModernBERT.
+
+The papers are Devlin et al. 2018, Liu et al. 2019 and Warner et al. 2024.
 
 Shapes: B batch, T tokens, D model width, V vocabulary.
 """
@@ -6,7 +8,7 @@ Shapes: B batch, T tokens, D model width, V vocabulary.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
@@ -21,12 +23,17 @@ from fourfold.models.output_heads import PooledClassifier, VocabularyHead
 class MaskedLMConfig(TransformerConfig):
     """Config of a masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
 
+    Source: Devlin et al. 2018, section 3; Liu et al. 2019.
+
     Args:
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
             tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
+        embed_norm: Normalise the embeddings of a pre-norm model, whose first block then attends to
+            them without a further norm, and whose head has biases only where the blocks have them
+            (ModernBERT). A post-norm model normalises the embeddings in any case (BERT).
         n_segments: Number of segment embeddings: 2 in BERT, 1 in RoBERTa, 0 for none.
         head: Build the vocabulary head. Without this head, `encode` is available but a call of the
             model raises an error.
@@ -35,6 +42,13 @@ class MaskedLMConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     bert = MaskedLM(MaskedLMConfig())
+        >>> sum(weight.numel() for weight in bert.parameters())
+        109514298
     """
 
     d_model: int = 768
@@ -47,14 +61,23 @@ class MaskedLMConfig(TransformerConfig):
     vocab_size: int | None = 30522
     max_len: int = 512
     positions: TextPositions = "learned"
+    embed_norm: bool = False
     n_segments: int = 2
     head: bool = True
     next_sentence: bool = False
     init: Init = "bert"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embed_norm and self.norm_placement != "pre":
+            message = f"must be false for norm_placement {self.norm_placement}, got true"
+            raise InputError(message, option="embed_norm")
+
 
 class MaskedLM(Model):
     """Masked language model, which predicts masked tokens from the tokens on both sides.
+
+    Source: Devlin et al. 2018, section 3.1; Liu et al. 2019.
 
     A call of the model takes the arguments of `encode` and returns the logits (B, T, V) of the
     token at each position.
@@ -64,7 +87,7 @@ class MaskedLM(Model):
 
     Example:
         >>> import torch
-        >>> model = MaskedLM(MaskedLMConfig(n_layers=1)).eval()
+        >>> model = MaskedLM(MaskedLMConfig(n_layers=1, vocab_size=1000)).eval()
         >>> model(torch.tensor([[101, 103, 102]])).argmax(-1).shape
         torch.Size([1, 3])
     """
@@ -77,14 +100,18 @@ class MaskedLM(Model):
         super().__init__()
         self.config = config
         # BERT normalises the embeddings; the blocks of a pre-norm stack do so themselves.
-        self.embed = embedding_from_config(config, has_norm=config.norm_placement == "post")
+        has_norm = config.embed_norm or config.norm_placement == "post"
+        self.embed = embedding_from_config(config, has_norm=has_norm)
         self.stack = self.stack_class(config)
+        if config.embed_norm:
+            self.stack.blocks[0].attn_norm = nn.Identity()
         if config.head:
             self.head = VocabularyHead(
                 self.embed.tokens,
                 bias=True,
                 activation=config.activation,
                 transform_norm=norm_from_config(config),
+                transform_bias=config.bias or not config.embed_norm,
             )
         self.next_sentence = PooledClassifier(config.d_model, 2) if config.next_sentence else None
         initialize(self, config.init)

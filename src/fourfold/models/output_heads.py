@@ -11,6 +11,7 @@ from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.kernels.int8 import Int8Matrix
+from fourfold.kernels.loss_operators import cap
 from fourfold.losses import linear_cross_entropy
 
 
@@ -27,8 +28,11 @@ class VocabularyHead(nn.Module):
         activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform_norm`.
         transform_norm: Norm of BERT's transform, which precedes the output matrix: a dense layer
             (D, D), the activation and this norm. None means no transform.
+        transform_bias: Learn a bias in the dense layer of the transform.
         width: Width D of the hidden states. None means the width of `embedding`, which is the only
             possible width of a tied head.
+        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2). None means no
+            limit.
 
     Attributes:
         scale: Factor on the hidden states, 1 in all models but T5.
@@ -42,7 +46,9 @@ class VocabularyHead(nn.Module):
         bias: bool = False,
         activation: str = "gelu",
         transform_norm: nn.Module | None = None,
+        transform_bias: bool = True,
         width: int | None = None,
+        logit_cap: float | None = None,
     ) -> None:
         super().__init__()
         vocab_size, d_model = len(embedding.weight), width or embedding.weight.shape[1]
@@ -50,10 +56,12 @@ class VocabularyHead(nn.Module):
         # A list hides the module from registration, so that the state dict holds the matrix once.
         self._shared: list[Any] = [embedding]
         self.bias = nn.Parameter(self.weight.new_zeros(vocab_size)) if bias else None
-        self.transform = None if transform_norm is None else nn.Linear(d_model, d_model)
+        dense = (d_model, d_model, transform_bias)
+        self.transform = None if transform_norm is None else nn.Linear(*dense)
         self.norm = transform_norm
         self.activation = ACTIVATIONS[activation]
         self.scale = 1.0
+        self.logit_cap = logit_cap
 
     @property
     def embedding(self) -> nn.Module:
@@ -77,8 +85,9 @@ class VocabularyHead(nn.Module):
 
         Returns:
             A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
-            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``. The
-            weight of a quantized model is converted to the data type of `h`.
+            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``, which
+            `logit_cap` then limits. The weight of a quantized model is converted to the data type
+            of `h`.
         """
         weight = self.weight
         if isinstance(weight, Int8Matrix):
@@ -135,11 +144,12 @@ class VocabularyHead(nn.Module):
             label_smoothing=label_smoothing,
             label_smoothing_type=label_smoothing_type,
             normalizer=normalizer,
+            logit_cap=self.logit_cap,
         )
 
     def forward(self, h: Tensor) -> Tensor:
         """Map hidden states (..., D) to logits (..., V)."""
-        return linear(self._transformed(h), self.weight, self.bias)
+        return cap(linear(self._transformed(h), self.weight, self.bias), self.logit_cap)
 
 
 class PooledClassifier(nn.Module):

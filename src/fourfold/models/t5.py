@@ -28,6 +28,8 @@ from fourfold.models.init import INITS
 class T5Config(EncoderDecoderConfig):
     """Config of a T5; the defaults are T5-small, v1.0 (60,506,624 parameters).
 
+    Source: Raffel et al. 2019.
+
     T5 v1.1 has feed_forward="glu", activation="gelu_tanh", tie_embeddings="embeddings" and
     scale_output=False.
 
@@ -41,6 +43,13 @@ class T5Config(EncoderDecoderConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = T5(T5Config())
+        >>> sum(weight.numel() for weight in model.parameters())
+        60506624
     """
 
     d_head: int | None = 64
@@ -194,6 +203,8 @@ def init_t5(model: nn.Module) -> None:
 
 class T5(EncoderDecoder):
     """T5: an encoder-decoder with relative position biases.
+
+    Source: Raffel et al. 2019, section 2.1.
 
     With the released weights, decoding starts with the padding token: `bos_id=0, eos_id=1`. Padding
     may be on either side of a text, because only the distances between its tokens matter.

@@ -59,6 +59,15 @@ class ViTConfig(TransformerConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = ViTConfig(image_size=32, patch_size=4, n_classes=10, pool="mean")
+        >>> config.n_prefix  # no class token
+        0
+        >>> ViTConfig(pool="mean", distillation=True)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: pool must be cls for a model with distillation, got mean
     """
 
     d_model: int = 768
@@ -142,6 +151,8 @@ def convolutional_stem(config: ViTConfig) -> nn.Sequential:
 
 class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
+
+    Source: Dosovitskiy et al. 2020, section 3.1, equations 1 to 4; Touvron et al. 2020 (DeiT).
 
     A call of the model takes images (B, C, side, side) and returns the logits (B, K).
 

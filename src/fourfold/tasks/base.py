@@ -98,6 +98,21 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         resumes: True if the weights will be loaded from a checkpoint. `init_from` is then not read.
             The command line sets this attribute, because Lightning knows the checkpoint only after
             the model is built.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import SyntheticSequenceData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None, max_len=32)
+        >>> task = CausalLanguageModeling(config)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, SyntheticSequenceData("copy", length=5))  # one batch each
+        >>> sorted(name for name in trainer.callback_metrics if "loss" in name)
+        ['train/loss', 'val/loss']
+        >>> task.config.vocab_size  # taken from the data
+        14
     """
 
     model_class: ClassVar[type[Model]]

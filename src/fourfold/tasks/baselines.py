@@ -32,10 +32,19 @@ from fourfold.tasks.sequence_classification import (
 class RecurrentLanguageModeling(CausalLanguageModeling):
     """Causal language modelling with recurrent layers in place of blocks (GPT-1, Table 5).
 
+    Source: Radford et al. 2018, Table 5.
+
     The arguments that are not described here are those of `CausalLanguageModeling`.
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> config = RecurrentLMConfig(d_model=16, hidden_size=32, cell="gru", vocab_size=100)
+        >>> task = RecurrentLanguageModeling(config)
+        >>> task.configure_model()
+        >>> task.model.stack.layers
+        GRU(16, 32, batch_first=True)
     """
 
     model_class = RecurrentLM  # type: ignore[assignment]
@@ -55,11 +64,20 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
 class ConvolutionalLanguageModeling(CausalLanguageModeling):
     """Causal language modelling with the convolutions of ConvS2S or ByteNet in place of attention.
 
+    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
+
     `fourfold plan` does not support this task. The arguments that are not described here are those
     of `CausalLanguageModeling`.
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> config = ConvolutionalLMConfig(d_model=16, n_layers=2, kernel_size=3, vocab_size=100)
+        >>> task = ConvolutionalLanguageModeling(config)
+        >>> task.configure_model()
+        >>> task.config.reach  # tokens before the last input token
+        4
     """
 
     model_class = ConvolutionalLM  # type: ignore[assignment]
@@ -75,10 +93,19 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
 class RecurrentSequenceClassification(CausalSequenceClassification):
     """Classification or regression with recurrent layers in place of blocks (GPT-1, Table 5).
 
+    Source: Radford et al. 2018, Table 5.
+
     The arguments that are not described here are those of `CausalSequenceClassification`.
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> config = RecurrentClassifierConfig(hidden_size=32, vocab_size=100, n_classes=2)
+        >>> task = RecurrentSequenceClassification(config, lm_weight=0.5)
+        >>> task.configure_model()
+        >>> task.model.classifier
+        Linear(in_features=768, out_features=2, bias=True)
     """
 
     model_class = RecurrentClassifier  # type: ignore[assignment]
@@ -103,6 +130,16 @@ class LadderLanguageModeling(CausalLanguageModeling):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> shape = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 100}
+        >>> for rung in ("parameter_free", "heads", "full"):
+        ...     task = LadderLanguageModeling(LadderLMConfig(**shape, rung=rung))
+        ...     task.configure_model()
+        ...     print(rung, sum(weight.numel() for weight in task.model.stack.parameters()))
+        parameter_free 0
+        heads 2176
+        full 205120
     """
 
     model_class = LadderLM
@@ -126,6 +163,13 @@ class LadderSequenceClassification(SequenceClassification):
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> shape = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 100, "n_classes": 2}
+        >>> task = LadderSequenceClassification(LadderClassifierConfig(**shape, rung="residual"))
+        >>> task.configure_model()
+        >>> sum(weight.numel() for weight in task.model.stack.parameters())
+        2176
     """
 
     model_class = LadderClassifier
@@ -156,12 +200,25 @@ def without_empty_maps(media: dict[str, Media]) -> dict[str, Media]:
 class ConvolutionalClassification(ImageClassification):
     """Image classification with a ResNet, the baseline of Vision Transformers.
 
+    Source: He et al. 2015.
+
     `fourfold plan` and `fourfold export` do not support this task. The batch norms of a ResNet make
     an optimizer step depend on the division of a batch into micro-batches and devices. The
     arguments that are not described here are those of `ImageClassification`.
 
     Args:
         config: Config of the model.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import ImageData
+        >>> config = ResNetConfig(stem="cifar", image_size=8, n_channels=1, n_classes=None)
+        >>> task = ConvolutionalClassification(config)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, ImageData("digits", batch_size=8))
+        >>> "val/top1" in trainer.callback_metrics
+        True
     """
 
     model_class = ResNet  # type: ignore[assignment]

@@ -52,6 +52,19 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         optimizer: Options of the optimizer; the default is AdamW with a learning rate low enough
             for pre-trained weights.
         schedule: Options of the schedule; the default is warm-up and cosine decay.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import CaptionData
+        >>> from fourfold.models import ViTConfig
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2}
+        >>> encoder = ViTConfig(**shape, image_size=8, patch_size=4, n_channels=1)
+        >>> task = Captioning(ImageToTextConfig(**shape, vocab_size=None, encoder=encoder))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, CaptionData())  # digits, described in words
+        >>> "val/bleu4" in trainer.callback_metrics
+        True
     """
 
     model_class = CompositeEncoderDecoder
@@ -166,6 +179,20 @@ class RecurrentCaptioning(HardAttention, Captioning):
         reward_weight: Factor on the REINFORCE gradient of the attention hard_sample. 1 is unbiased,
             and 0.1 is the factor of the released code.
         entropy_weight: Factor on the entropy of the weights in the objective of hard_sample.
+
+    Raises:
+        InputError: A value is outside its range, or `label_smoothing` is not 0 for the attention
+            hard_sample.
+
+    Example:
+        >>> shape = {"d_model": 16, "hidden_size": 12, "vocab_size": 100}
+        >>> config = RecurrentCaptionerConfig(**shape, attention="hard_sample")
+        >>> RecurrentCaptioning(config, reward_weight=0.1).optimizer.name
+        'adam'
+        >>> RecurrentCaptioning(config, label_smoothing=0.1)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: label_smoothing must be 0 for hard_sample, got 0.1
     """
 
     model_class = RecurrentCaptioner  # type: ignore[assignment]

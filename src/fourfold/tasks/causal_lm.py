@@ -27,6 +27,8 @@ MAX_PROMPT_TOKENS = 32  # of a logged sample
 class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     """Causal language modelling, evaluated by perplexity per token, word and byte.
 
+    Source: Radford et al. 2018, section 3.1.
+
     The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
@@ -36,6 +38,16 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
             tenth of the learning rate.
         z_loss: Factor of the z-loss in training, see `linear_cross_entropy`. train/loss includes
             the z-loss; the metrics of evaluation do not.
+
+    Example:
+        >>> import torch
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = CausalLanguageModeling(config)
+        >>> task.configure_model()
+        >>> ids = torch.tensor([[1, 5, 7, 2]])
+        >>> loss, n_targets = task.step(CausalBatch(ids[:, :-1], ids[:, 1:]))
+        >>> loss.shape, int(n_targets)
+        (torch.Size([]), 3)
     """
 
     model_class = CausalLM
@@ -64,13 +76,15 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
         """Return the loss, summed over the target tokens, and the number of targets."""
         output = self._output(batch)
-        loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0)
+        limit = self.model.head.logit_cap
+        loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0, logit_cap=limit)
         return loss, (output[-1] != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
         """Update the perplexity with the targets of a batch and their number of words and bytes."""
         output = self._output(batch)
-        self.ppl.update(*token_scores(*output), output[-1], batch.n_words, batch.n_bytes)
+        scores = token_scores(*output, logit_cap=self.model.head.logit_cap)
+        self.ppl.update(*scores, output[-1], batch.n_words, batch.n_bytes)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the metrics loss, accuracy, ppl_token, ppl_word and ppl_byte by name.
@@ -108,4 +122,5 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
         The value is 0 at positions without a target.
         """
-        return token_scores(*self._output(batch))[0].view_as(batch.targets)
+        scores = token_scores(*self._output(batch), logit_cap=self.model.head.logit_cap)
+        return scores[0].view_as(batch.targets)

@@ -29,6 +29,8 @@ MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     """Contrastive learning of images and captions (CLIP, section 2.3 and Figure 3).
 
+    Source: Radford et al. 2021.
+
     The loss of a pair is the mean of two cross-entropies. The first is that of the pair's text
     among all texts of the batch, given the image. The second is that of the pair's image among all
     images of the batch, given the text. The loss of a batch is the mean over its pairs, and depends
@@ -47,6 +49,18 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         optimizer: Options of the optimizer; the default is that of the paper's Vision Transformers
             (Tables 18 and 20).
         schedule: Options of the schedule; the default is the paper's warm-up and cosine decay.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import CaptionData
+        >>> text = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": None, "d_embed": 8}
+        >>> image = {"image_d_model": 16, "image_n_layers": 1, "image_n_heads": 2, "image_size": 8}
+        >>> task = ContrastiveLearning(CLIPConfig(**text, **image, patch_size=4, n_channels=1))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, CaptionData())  # digits, described in words
+        >>> "val/image_to_text_recall_at_1" in trainer.callback_metrics
+        True
     """
 
     model_class = CLIP

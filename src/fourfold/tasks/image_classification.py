@@ -56,6 +56,8 @@ def check_image_options(task: Task[Any, Any], *names: str) -> None:
 class ImageClassification(Task[ViT, ImageBatch]):
     """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
 
+    Source: Dosovitskiy et al. 2020; Touvron et al. 2020 (DeiT).
+
     The arguments `init_from` and `tuning` are those of `Task`.
 
     Args:
@@ -72,6 +74,20 @@ class ImageClassification(Task[ViT, ImageBatch]):
         teacher_weight: Weight w of the loss against the teacher's predictions. The weight of the
             loss against the labels is 1 - w. DeiT has w = 0.5 for hard and 0.1 for soft.
         temperature: Temperature of soft distillation (DeiT: 3).
+
+    Raises:
+        InputError: A value is outside its choices or its range.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import ImageData
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "image_size": 8, "patch_size": 4}
+        >>> task = ImageClassification(ViTConfig(**shape, n_channels=1, n_classes=None))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, ImageData("digits"))
+        >>> "val/top1" in trainer.callback_metrics, task.config.n_classes
+        (True, 10)
     """
 
     model_class = ViT

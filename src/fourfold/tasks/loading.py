@@ -41,8 +41,20 @@ def load_task(
             or the task is neither part of fourfold nor in `classes`.
 
     Example:
-        >>> task = load_task("runs/gpt2/tiny/checkpoints/best.ckpt")  # doctest: +SKIP
-        >>> task.tokenizer.encode("The cat")  # doctest: +SKIP
+        >>> import tempfile
+        >>> from lightning import Trainer
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(CausalLanguageModeling(config), RecallData(distance=4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trainer.save_checkpoint(f"{folder}/last.ckpt")
+        ...     task = load_task(f"{folder}/last.ckpt")
+        >>> task.tokenizer.decode(task.tokenizer.encode("abcd?"))
+        'abcd?'
     """
     task = task_from_checkpoint(read_file(path), path, classes)
     expected = (expect,) if isinstance(expect, str) else expect

@@ -41,6 +41,18 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to 0.
         normalize_pixels: Predict pixels that are normalized by the mean and the standard deviation
             of their patch (section 4.1), instead of the pixels of the transformed image.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import MaskedImageData
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "image_size": 8, "patch_size": 2}
+        >>> decoder = {"decoder_d_model": 16, "n_decoder_layers": 1, "decoder_n_heads": 2}
+        >>> task = MaskedImageModeling(MaskedAutoencoderConfig(**shape, **decoder, n_channels=1))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, MaskedImageData("digits", patch_size=2))
+        >>> "val/loss" in trainer.callback_metrics
+        True
     """
 
     model_class = MaskedAutoencoder

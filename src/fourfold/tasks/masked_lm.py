@@ -26,6 +26,8 @@ from fourfold.tasks.base import Task
 class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     """Masked language modelling, evaluated by perplexity and accuracy of the masked tokens.
 
+    Source: Devlin et al. 2018, section 3.1.
+
     Vocabulary logits are computed at masked positions only.
 
     The arguments `init_from` and `tuning` are those of `Task`.
@@ -37,6 +39,16 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             linear decay to 0.
         z_loss: Factor of the z-loss in training, see `linear_cross_entropy`. train/loss includes
             the z-loss; the metrics of evaluation do not.
+
+    Example:
+        >>> import torch
+        >>> config = MaskedLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = MaskedLanguageModeling(config)
+        >>> task.configure_model()
+        >>> ids, targets = torch.tensor([[1, 4, 7, 2]]), torch.tensor([[-100, 5, -100, -100]])
+        >>> loss, n_targets = task.step(MaskedBatch(ids, targets))  # 4 is the mask token
+        >>> loss.shape, int(n_targets)
+        (torch.Size([]), 1)
     """
 
     model_class = MaskedLM

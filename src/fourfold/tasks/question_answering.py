@@ -40,6 +40,17 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         schedule: Options of the schedule; the default is linear decay to 0.
         max_answer_length: Largest number of tokens in an answer.
         n_best_size: Largest number of answers that `predict` writes for each question.
+
+    Raises:
+        InputError: A number is below 1.
+
+    Example:
+        >>> import torch
+        >>> config = SpanExtractorConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = QuestionAnswering(config, max_answer_length=8)
+        >>> task.configure_model()
+        >>> task.model(torch.tensor([[1, 5, 7, 2]])).shape
+        torch.Size([1, 4, 2])
     """
 
     model_class = SpanExtractor

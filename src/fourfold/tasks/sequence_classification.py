@@ -46,6 +46,20 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         schedule: Options of the schedule; the default is linear decay to 0.
         label_smoothing: Probability mass that is spread evenly over all classes; ignored in
             regression.
+
+    Raises:
+        InputError: `label_smoothing` is outside its range.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import SequenceData
+        >>> config = SequenceClassifierConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task = SequenceClassification(config)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, SequenceData())  # built-in sentences in two languages
+        >>> task.artifacts["class_names"], "val/mcc" in trainer.callback_metrics
+        (['de', 'en'], True)
     """
 
     model_class = SequenceClassifier
@@ -168,6 +182,17 @@ class CausalSequenceClassification(SequenceClassification):
             regression.
         lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
             text is the mean over the tokens of the text, as in the paper's code.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import SyntheticSequenceData
+        >>> config = CausalClassifierConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task = CausalSequenceClassification(config, lm_weight=0.0)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, SyntheticSequenceData("adding", length=4))
+        >>> task.config.n_classes  # a regression
+        1
     """
 
     model_class = CausalClassifier  # type: ignore[assignment]
@@ -194,7 +219,10 @@ class CausalSequenceClassification(SequenceClassification):
             targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
             weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
             output = (*self.model.head.output(h[:, :-1].flatten(0, 1)), targets.flatten())
-            lm_loss = linear_cross_entropy(*output, weights=weights.flatten(), normalizer=1.0)
+            limit = self.model.head.logit_cap
+            lm_loss = linear_cross_entropy(
+                *output, weights=weights.flatten(), normalizer=1.0, logit_cap=limit
+            )
             loss = loss + self.lm_weight * lm_loss
         return loss, len(batch.ids)
 
@@ -210,6 +238,16 @@ class DocumentClassification(SequenceClassification):
         optimizer: Options of the optimizer. The paper trains by SGD with momentum, with a learning
             rate from a grid search. The default is Adam.
         schedule: Options of the schedule; the default is constant.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import DocumentData
+        >>> task = DocumentClassification(HierarchicalClassifierConfig(d_model=16, d_embed=8))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, DocumentData())
+        >>> "val/accuracy" in trainer.callback_metrics
+        True
     """
 
     model_class = HierarchicalClassifier  # type: ignore[assignment]

@@ -38,6 +38,15 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
             2018, appendix A.3).
         schedule: Options of the schedule; the default is linear decay to 0.
+
+    Example:
+        >>> import torch
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 10}
+        >>> config = TokenClassifierConfig(**shape, n_classes=3)
+        >>> task = TokenClassification(config)
+        >>> task.configure_model()
+        >>> task.model(torch.tensor([[1, 5, 7, 2]])).shape
+        torch.Size([1, 4, 3])
     """
 
     model_class = TokenClassifier

@@ -56,6 +56,17 @@ class Translation(Seq2SeqTask[PairBatch]):
 
     Raises:
         InputError: A range of `source_lengths` does not consist of two numbers in ascending order.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import TranslationData
+        >>> config = EncoderDecoderConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task = Translation(config, num_beams=2)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, TranslationData(rows=100))  # built-in pairs
+        >>> "val/bleu" in trainer.callback_metrics
+        True
     """
 
     model_class: ClassVar[type[Seq2Seq]] = EncoderDecoder
@@ -113,6 +124,12 @@ class TextToText(Translation):
             steps, which is constant in the paper, grows linearly here.
         label_smoothing: Probability mass taken from the target. The paper does not smooth labels.
             Its beam search has 4 beams and the length-penalty exponent 0.6 (section 3.7).
+
+    Example:
+        >>> task = TextToText(T5Config(d_model=16, n_layers=1, n_heads=2, d_head=8, vocab_size=100))
+        >>> task.configure_model()
+        >>> type(task.model).__name__, task.schedule.name
+        ('T5', 'inverse_sqrt')
     """
 
     model_class = T5
@@ -138,6 +155,14 @@ class CompositeTranslation(Translation):
             warm-up. The largest learning rate is 9e-6 at width 768, which preserves pre-trained
             weights.
         label_smoothing: Probability mass taken from the target.
+
+    Example:
+        >>> from fourfold.models import MaskedLMConfig
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 100}
+        >>> task = CompositeTranslation(TextToTextConfig(**shape, encoder=MaskedLMConfig(**shape)))
+        >>> task.configure_model()
+        >>> type(task.model).__name__
+        'CompositeEncoderDecoder'
     """
 
     model_class = CompositeEncoderDecoder
@@ -192,6 +217,15 @@ class RecurrentTranslation(HardAttention, Translation):
     Raises:
         InputError: A value is outside its range, or the scores of the attention would get no
             gradient.
+
+    Example:
+        >>> shape = {"d_model": 16, "hidden_size": 12, "n_layers": 1, "vocab_size": 100}
+        >>> config = RecurrentEncoderDecoderConfig(**shape)
+        >>> task = RecurrentTranslation(config, scheduled_sampling=0.5)
+        >>> RecurrentTranslation(config, scheduled_sampling=2.0)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: scheduled_sampling must be at least 0 and at most 1, got 2.0
     """
 
     model_class = RecurrentEncoderDecoder

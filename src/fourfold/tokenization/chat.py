@@ -57,7 +57,8 @@ def read_chat_template(path: Path) -> dict[str, str] | None:
     tokens = {name: config.get(name) for name in TOKENS}
     # Older files describe a token by a dictionary.
     contents = {k: x.get("content") if isinstance(x, dict) else x for k, x in tokens.items()}
-    return {"template": template, **{k: x for k, x in contents.items() if isinstance(x, str)}}
+    texts = {"template": template, **contents}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 class ChatTemplate:

@@ -42,6 +42,14 @@ def check_description(description: dict[str, Any], file: str) -> None:
         InputError: A pattern may need exponential time, all replacements together may lengthen a
             text more than `MAX_GROWTH` (64) times, or a token id is too large. Ids must be below
             2^16, or below twice the number of tokens if this is more.
+
+    Example:
+        >>> description = {"model": {"vocab": {"a": 0, "b": 99_999}}}
+        >>> try:
+        ...     check_description(description, "tokenizer.json")
+        ... except InputError as error:
+        ...     print(error.message)
+        the id of a token must be below 65536 for 2 tokens, got 99999
     """
     parts = [description.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
     growth = 1.0
@@ -131,7 +139,7 @@ class _Group:
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """Return the reason why a regular expression may need too much time.
+    r"""Return the reason why a regular expression may need too much time.
 
     The loops and choices of each alternative are counted. Loops are quantifiers without an upper
     bound or with one above 16. Choices are optional parts, other quantifiers, and groups with
@@ -147,6 +155,12 @@ def pattern_problem(pattern: str) -> str | None:
     Returns:
         A text that follows the words "the pattern", such as "has a control character"; None if the
         expression is accepted.
+
+    Example:
+        >>> pattern_problem(r"\w+|\s+") is None
+        True
+        >>> pattern_problem(r"(a+)*b")
+        'repeats a group that matches texts of several lengths'
     """
     unescaped = re.sub(r"\\[\\\[\](]", "_", pattern)
     for name, construct in _UNSUPPORTED.items():

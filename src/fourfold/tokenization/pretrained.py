@@ -43,6 +43,15 @@ def make_tokenizer(
 
     Raises:
         InputError: If a file is missing or invalid, or if a mask token is needed and missing.
+
+    Example:
+        >>> tokenizer = make_tokenizer(TokenizerConfig("char"), ["abc"], mask=True)
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tokenizer.save(file := f"{folder}/tokenizer.json")
+        ...     loaded = make_tokenizer(TokenizerConfig(file=file), [], mask=True)
+        >>> loaded.encode("cab") == tokenizer.encode("cab")
+        True
     """
     if config.file is not None:
         tokenizer = _load(config, config.file)
@@ -56,13 +65,22 @@ def make_tokenizer(
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    """Return the options that load the tokenizer in a directory of transformers.
+    r"""Return the options that load the tokenizer in a directory of transformers.
 
     The files are tokenizer.json, otherwise vocab.txt (BERT), otherwise vocab.json and merges.txt
     (GPT). The result is None if the directory has none of these files.
 
     Raises:
         InputError: tokenizer_config.json is not valid.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\ncat\n")
+        ...     config = tokenizer_files(Path(folder))
+        ...     tokenizer = make_tokenizer(config, [], mask=False)
+        >>> config.lowercase, tokenizer.encode("Cat")
+        (True, [4])
     """
     if (path / TOKENIZER_FILE).is_file():
         return TokenizerConfig(file=str(path / TOKENIZER_FILE))
@@ -84,6 +102,17 @@ def read_tokenizer(path: Path) -> str | None:
 
     Raises:
         InputError: The files are not valid, or a required special token is missing.
+
+    Example:
+        >>> import tempfile
+        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     read_tokenizer(Path(folder)) is None  # no tokenizer
+        ...     tokenizer.save(f"{folder}/tokenizer.json")
+        ...     text = read_tokenizer(Path(folder))
+        True
+        >>> Tokenizer.from_str(text).vocab_size  # four special tokens and three characters
+        7
     """
     config = tokenizer_files(path)
     return None if config is None else make_tokenizer(config, [], mask=False).to_str()

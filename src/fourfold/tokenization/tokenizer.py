@@ -66,6 +66,16 @@ class Tokenizer:
 
     Raises:
         InputError: If the vocabulary has no padding, begin, end or unknown token.
+
+    Example:
+        >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+        >>> config = TokenizerConfig(kind="byte_bpe", vocab_size=270)
+        >>> tokenizer = train_tokenizer(config, ["the cat and the hat"] * 3, mask=True)
+        >>> ids = tokenizer.encode("the hat")
+        >>> tokenizer.decode(ids), tokenizer.vocab_size
+        ('the hat', 270)
+        >>> Tokenizer.from_str(tokenizer.to_str()).encode("the hat") == ids
+        True
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str = "the tokenizer") -> None:
@@ -318,7 +328,7 @@ class Tokenizer:
 
 
 def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
-    """Split a text into chunks of about a million characters, which can be encoded in parallel.
+    r"""Split a text into chunks of about a million characters, which can be encoded in parallel.
 
     A text is split only where no token crosses the boundary. The tokens of all chunks together are
     therefore the tokens of the text. A chunk is longer if the text has no such place.
@@ -328,6 +338,12 @@ def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
         metaspace: True if the tokenizer encodes spaces as "▁" and puts a "▁" before every text. A
             chunk then ends before a space, and the space is dropped, because the tokenizer puts a
             "▁" before the next chunk. If False, a chunk ends after a line break.
+
+    Example:
+        >>> text = "a line\n" * 500_000
+        >>> chunks = list(split_for_workers(text))
+        >>> [len(chunk) for chunk in chunks], "".join(chunks) == text
+        ([1048579, 1048579, 1402842], True)
     """
     boundary = re.compile(r"(?<=\S) (?=\S)" if metaspace else r"(?<=\S)\n(?=\S)")
     begin = 0

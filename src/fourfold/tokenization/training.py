@@ -52,6 +52,16 @@ class TokenizerConfig:
             None, a tokenizer is trained.
         merges: Path of the merges that belong to a `vocab.json`: GPT-2's `vocab.bpe` or GPT-1's
             `merges.txt`.
+
+    Example:
+        >>> texts = ["A cat sat.", "A hat."]
+        >>> for kind in ("char", "word", "byte_bpe"):
+        ...     config = TokenizerConfig(kind, vocab_size=300, min_frequency=1)
+        ...     tokenizer = train_tokenizer(config, texts, mask=False)
+        ...     print(kind, len(tokenizer.encode("A cat.")))
+        char 6
+        word 3
+        byte_bpe 3
     """
 
     kind: Kind = "bpe"
@@ -210,7 +220,14 @@ def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[
 
 
 def byte_level_backend(model: models.BPE) -> Backend:
-    """Return a tokenizer that applies `model` to the bytes of words, as GPT-2's tokenizer does."""
+    """Return a tokenizer that applies `model` to the bytes of words, as GPT-2's tokenizer does.
+
+    Example:
+        >>> model = models.BPE({"h": 0, "i": 1, "Ġ": 2, "hi": 3}, [("h", "i")])
+        >>> encoding = byte_level_backend(model).encode("hi hi")
+        >>> encoding.tokens  # "Ġ" stands for a space
+        ['hi', 'Ġ', 'hi']
+    """
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -224,6 +241,12 @@ def bert_backend(model: models.Model, decoder: decoders.Decoder, lowercase: bool
         model: Model of the `tokenizers` library that divides a word into tokens.
         decoder: Decoder of the `tokenizers` library that joins tokens to a text.
         lowercase: Lower-case the text and strip its accents.
+
+    Example:
+        >>> model = models.WordLevel({"cafe": 0, "!": 1, "?": 2}, unk_token="?")
+        >>> backend = bert_backend(model, decoders.WordPiece(), lowercase=True)
+        >>> backend.encode("Café!").tokens
+        ['cafe', '!']
     """
     backend = Backend(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -242,6 +265,12 @@ def wordpiece_backend(
         unk_token: Token for words that the vocabulary cannot represent.
         special: Special tokens, which are also in `vocab`.
         lowercase: Lower-case the text and strip its accents.
+
+    Example:
+        >>> vocab = {"[UNK]": 0, "play": 1, "##ing": 2, "##ed": 3}
+        >>> backend = wordpiece_backend(vocab, "[UNK]", ["[UNK]"], lowercase=True)
+        >>> backend.encode("Playing played sang").tokens
+        ['play', '##ing', 'play', '##ed', '[UNK]']
     """
     model = models.WordPiece(vocab, unk_token=unk_token, max_input_chars_per_word=100)
     backend = bert_backend(model, decoders.WordPiece(), lowercase)

@@ -9,6 +9,7 @@ import torch
 from lightning import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from fourfold.callbacks.monitoring import attention_probe
 from fourfold.callbacks.monitoring.attention_probe import AttentionProbe
 from fourfold.errors import InputError
 from fourfold.models.analysis.attention_maps import attention
@@ -50,8 +51,9 @@ def train(name: str, texts: Path, folder: Path, probe: AttentionProbe | None) ->
 
 @pytest.mark.parametrize("name", ["causal LM", "recurrent"])
 def test_statistics_are_logged_and_training_does_not_change(
-    name: str, texts: Path, tmp_path: Path
+    name: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention_probe, "MAX_SHARE", float("inf"))
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     plain, nothing, *_ = train(name, texts, tmp_path / "a", None)
@@ -73,6 +75,13 @@ def test_statistics_are_logged_and_training_does_not_change(
     document = read_document(page)
     assert len(document["rows"]) == 4
     assert document["provenance"]["checkpoint"] == f"step {4 if name == 'causal LM' else 2}"
+
+
+def test_later_pages_are_left_out_in_a_short_training(texts: Path, tmp_path: Path) -> None:
+    _, logged, *_ = train("causal LM", texts, tmp_path, AttentionProbe())
+    (page,) = tmp_path.rglob("look.html")
+    assert len(logged) == 2
+    assert read_document(page)["provenance"]["checkpoint"] == "step 2"
 
 
 def test_entropy_is_that_of_the_first_rows(texts: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of Llama, Mistral, Qwen2, Qwen3, OLMo 2 and Gemma 3 beyond the tests of all models."""
+"""Tests of Llama, Mistral, Qwen2, Qwen3, OLMo 2 and Gemma beyond the tests of all models."""
 
 import io
 import sys
@@ -20,9 +20,9 @@ from fourfold.hub import directory
 from fourfold.hub.transformers_format import UNSUPPORTED
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.text_files import read_json
-from tests.fixtures.hf_models import make_model, random_ids
+from tests.fixtures.hf_models import LLAMA, make_model, random_ids
 
-NAMES = ("llama-yarn", "mistral", "qwen2-windows", "qwen3", "olmo2", "gemma3")
+NAMES = ("llama-yarn", "mistral", "qwen2-windows", "qwen3", "olmo2", "gemma2", "gemma3")
 MODERN = CausalLMConfig(
     d_model=36,
     n_layers=3,
@@ -51,12 +51,17 @@ GEMMA = {
     "attn_scale": 0.25,
     "tie_embeddings": True,
 }
+GEMMA2 = GEMMA | {"qk_norm": "none", "window_pattern": "SL", "rope_local_theta": None}
+GEMMA2 |= {"score_cap": 2.0, "logit_cap": 3.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 9}
+LONGROPE = {"type": "longrope", "long_factor": [1.0] * 5, "short_factor": [1.0] * 5}  # Phi-3
 NATIVE: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
     "MistralForCausalLM": {"window": 4},
     "Qwen2ForCausalLM": {"qkv_bias": True, "window": 4, "window_pattern": "LSS"},
     "Qwen3ForCausalLM": {"qk_norm": "head"},
     "Olmo2ForCausalLM": {"qk_norm": "all", "norm_placement": "inside"},
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA,
 }
 
@@ -134,6 +139,13 @@ def test_rotary_positions_are_read_and_written_under_old_and_new_names(
     [
         ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "rope_type must be default, linear"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "got dynamic; nearest"),
+        ("llama", {"rope_scaling": LONGROPE}, "rope_type must be default, .*longrope; nearest"),
+        ("llama", {"rope_scaling": {**YARN, "mscale": "1"}}, "mscale must be of type"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 2.0}},
+            "factor",
+        ),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
         ("llama", {"attention_bias": True}, r"attention_bias must equal mlp_bias \(False\)"),
         ("qwen3", {"attention_bias": True}, "attention_bias must be False"),
@@ -153,6 +165,60 @@ def test_option_that_is_not_supported_is_named(
     edit(tmp_path, **entries)
     with pytest.raises(InputError, match=rf"config\.json: .*{message}"):
         fourfold.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("Mixtral", "mixture of experts; the nearest supported one is mistral"),
+        ("Qwen3Moe", "mixture of experts; the nearest supported one is qwen3"),
+        ("GptOss", "mixture of experts; the nearest supported one is llama"),
+        ("Phi3", "longrope; the nearest supported one is llama"),
+        ("Qwen3VL", "image encoder; the nearest supported one is qwen3"),
+        ("Mamba", "must be one of bert, .*, got 'mamba'"),
+    ],
+)
+def test_config_file_of_another_architecture_is_rejected_by_name(
+    name: str, nearest: str, tmp_path: Path
+) -> None:
+    getattr(hf, f"{name}Config")().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=rf"config\.json: model_type .*{nearest}"):
+        fourfold.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "scales",
+    [
+        {"mscale": 1.0, "mscale_all_dim": 0.8},
+        {"mscale": 0.7},
+        {"mscale": 1.0, "mscale_all_dim": 0.8, "attention_factor": 1.3},
+    ],
+)
+def test_scales_of_yarn_have_the_effect_that_they_have_in_transformers(
+    scales: dict[str, float], tmp_path: Path
+) -> None:
+    make_model("llama-yarn").save_pretrained(tmp_path)
+    parameters = read_json(tmp_path / "config.json")["rope_parameters"]
+    edit(tmp_path, rope_parameters={**parameters, **scales})
+    theirs, ids = hf.AutoModelForCausalLM.from_pretrained(tmp_path), random_ids(2, 23)
+    model = fourfold.load(tmp_path)
+    torch.testing.assert_close(model(ids), theirs(ids).logits, rtol=1e-5, atol=1e-5)
+    model.source = None  # the export then writes the factor that the keys imply
+    fourfold.save(model, tmp_path / "again")
+    again = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    torch.testing.assert_close(again(ids).logits, theirs(ids).logits, rtol=1e-6, atol=1e-6)
+
+
+def test_scale_of_embeddings_is_rounded_like_in_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = hf.Gemma3TextConfig(**{**LLAMA, "hidden_size": 52}, sliding_window=3)
+    theirs = hf.Gemma3ForCausalLM(config).bfloat16()
+    theirs.save_pretrained(tmp_path)
+    model: Any = fourfold.load(tmp_path, dtype="bfloat16")
+    ids = random_ids(2, 7)
+    expected = theirs.model.embed_tokens(ids)
+    assert torch.equal(model.embed(ids, slice(0, 7)), expected)
+    assert not torch.equal(model.embed.tokens(ids) * 52**0.5, expected)
 
 
 def test_tensors_that_fit_nothing_are_listed(tmp_path: Path) -> None:
@@ -237,9 +303,16 @@ def test_generate_reads_a_directory_of_llama(
         expected.append(tokenizer.decode(ids[0], skip_special_tokens=True))
     pairs = zip(expected, prompts, strict=True)
     assert len({len(text) - len(prompt) for text, prompt in pairs}) > 1
-    for options in ([], ["--stream"]):
+    checkpoint = str(tmp_path / "imported.ckpt")
+    assert main(["import", str(tmp_path / "there"), checkpoint]) == 0
+    assert main(["export", checkpoint, str(tmp_path / "again")]) == 0
+    capsys.readouterr()
+    for name in ("generation_config.json", "config.json"):
+        assert (tmp_path / "again" / name).read_text() == (tmp_path / "there" / name).read_text()
+    there = str(tmp_path / "there")
+    for source, *options in ([there], [there, "--stream"], [checkpoint]):
         text = "\n".join(prompts).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-        call = ["generate", "--checkpoint", str(tmp_path / "there"), "--max-new", "8", *options]
+        call = ["generate", "--checkpoint", source, "--max-new", "8", *options]
         assert main(call) == 0
         assert capsys.readouterr().out.splitlines() == expected

@@ -1,8 +1,9 @@
-"""Tests of BART: its tokenizer adds <s>, and its decoder starts with </s>."""
+"""Tests of Marian and BART, whose tokenizer adds <s> and whose decoder starts with </s>."""
 
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import fourfold
 from fourfold.cli import main
 from fourfold.data import TranslationData
+from fourfold.errors import InputError
+from fourfold.models import EncoderDecoder
+from fourfold.models.finetuning.weight_transfer import transfer
 from fourfold.tasks import load_task
 from fourfold.tokenization.training import TokenizerConfig
-from tests.fixtures.hf_models import SEQ2SEQ
+from tests.fixtures.hf_models import SEQ2SEQ, make_model, random_ids
 
 LINES = ["w1 w2 w3", "w9 w30 w31 w5", "w40"]
 
@@ -106,3 +110,24 @@ def test_decoder_start_token_survives_export_without_source(
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert config["decoder_start_token_id"] == 2
     assert fourfold.load(tmp_path / "back").config == model.config
+
+
+@pytest.mark.parametrize("name", ["marian-heads", "bart-heads"])
+def test_numbers_of_heads_may_differ(name: str, tmp_path: Path) -> None:
+    theirs = make_model(name)
+    theirs.final_logits_bias.zero_()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.mul_(3.0 if parameter.requires_grad else 1.0)
+    theirs.save_pretrained(tmp_path)
+    model: Any = fourfold.load(tmp_path)
+    heads = theirs.config.encoder_attention_heads, theirs.config.decoder_attention_heads
+    assert (model.config.n_heads, model.config.n_decoder_heads) == heads
+    ids = random_ids(2, 9)
+    options = {"max_new_tokens": 8, "num_beams": 1, "do_sample": False, "eos_token_id": 60}
+    expected = theirs.generate(ids, **options)
+    found = fourfold.generate(model, ids, max_new=8, bos_id=1, eos_id=60)
+    assert found.tolist() == expected.tolist()
+    assert len(set(found.flatten().tolist())) > 2
+    with pytest.raises(InputError, match="n_heads of the source must be that of the model"):
+        transfer(EncoderDecoder(replace(model.config, n_decoder_heads=1)), model)

@@ -21,6 +21,15 @@ class AtomicCheckpointIO(CheckpointIO):
     Args:
         read: Function that takes the path of a checkpoint and returns its content, with tensors on
             the CPU. The function raises InputError if the file is not a complete checkpoint.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from fourfold.checkpoints.files import read_file
+        >>> plugin = AtomicCheckpointIO(read_file)  # Trainer(plugins=[plugin])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plugin.save_checkpoint({"step": 5, "weight": torch.ones(2)}, f"{folder}/last.ckpt")
+        ...     plugin.load_checkpoint(f"{folder}/last.ckpt")
+        {'step': 5, 'weight': tensor([1., 1.])}
     """
 
     def __init__(self, read: Callable[[str | Path], dict[str, Any]]) -> None:

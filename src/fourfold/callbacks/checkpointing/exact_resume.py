@@ -23,6 +23,29 @@ class ExactResume(Callback):
     Each rank has its own seed, so dropout masks differ between ranks. Lightning alone gives all
     ranks the same seed. No random state is saved. A plain LightningDataModule does not save the
     position in the data; a resumed run then starts the interrupted epoch again.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+        >>> def train(max_steps, folder, checkpoint=None):
+        ...     torch.manual_seed(0)
+        ...     config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        ...     task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        ...     callbacks = [ExactResume(), RunCheckpoints(Path(folder))]
+        ...     trainer = Trainer(max_steps=max_steps, callbacks=callbacks, **quiet)
+        ...     trainer.fit(task, data, ckpt_path=checkpoint)
+        ...     return task.state_dict()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = train(2, folder)
+        ...     resumed = train(4, folder, f"{folder}/last.ckpt")
+        ...     uninterrupted = train(4, folder)
+        >>> all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
+        True
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -56,7 +79,20 @@ class ExactResume(Callback):
 
 
 def resumable_data(trainer: Trainer) -> ResumableDataModule | None:
-    """Return the DataModule of the Trainer if it is a `ResumableDataModule`, otherwise None."""
+    """Return the DataModule of the Trainer if it is a `ResumableDataModule`, otherwise None.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, data)
+        >>> resumable_data(trainer) is data
+        True
+    """
     data = getattr(trainer, "datamodule", None)
     return data if isinstance(data, ResumableDataModule) else None
 
@@ -66,6 +102,20 @@ def step_seed(trainer: Trainer) -> int:
 
     The seed is computed from the seed of the DataModule, the index of the batch (counted over all
     epochs) and the rank of this process.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class PrintSeed(Callback):
+        ...     def on_train_batch_start(self, trainer, *_):
+        ...         print(step_seed(trainer))
+        >>> Trainer(fast_dev_run=2, callbacks=[PrintSeed()], **quiet).fit(task, data)
+        0
+        7919
     """
     seed = getattr(trainer.datamodule, "seed", 0)  # type: ignore[attr-defined]
     number = trainer.fit_loop.total_batch_idx
@@ -81,6 +131,19 @@ class FixEpochEndResume(Callback):
     and counts this epoch a second time. Without this callback, the data of the next epoch would be
     skipped, and the logged step numbers would be too high by one. With `max_epochs`, Lightning
     starts the next epoch itself.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> callbacks = [ExactResume(), FixEpochEndResume()]
+        >>> trainer = Trainer(fast_dev_run=2, callbacks=callbacks, **quiet)
+        >>> trainer.fit(task, data)
+        >>> trainer.global_step
+        2
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -43,6 +43,25 @@ class StopOnSignal(Callback):
         SystemExit: When everything is saved, with exit code 130 after Ctrl-C and 75 after another
             signal. Only the process from which the launcher takes its exit code, usually the first
             process, ends with this code. The other processes end with 0.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class Terminate(Callback):
+        ...     def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        ...         if batch_idx == 1:
+        ...             signal.raise_signal(signal.SIGTERM)
+        >>> trainer = Trainer(fast_dev_run=5, callbacks=[Terminate(), StopOnSignal()], **quiet)
+        >>> try:
+        ...     trainer.fit(task, data)
+        ... except SystemExit as stop:
+        ...     print(stop.code)
+        stopped by SIGTERM after step 2; no checkpoint is saved, since enable_checkpointing is false
+        75
     """
 
     def __init__(self, checkpoints: RunCheckpoints | None = None) -> None:
@@ -114,6 +133,30 @@ class SaveOnSignal(StopOnSignal, Checkpoint):
 
     The class differs from `StopOnSignal` only in the order of calls. It derives from `Checkpoint`,
     because Lightning calls `Checkpoint` callbacks after all other callbacks.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class Terminate(Callback):
+        ...     def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        ...         if batch_idx == 1:
+        ...             signal.raise_signal(signal.SIGTERM)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpoints = RunCheckpoints(Path(folder))
+        ...     callbacks = [Terminate(), checkpoints, SaveOnSignal(checkpoints)]
+        ...     trainer = Trainer(fast_dev_run=5, callbacks=callbacks, **quiet)
+        ...     try:
+        ...         trainer.fit(task, data)  # doctest: +ELLIPSIS
+        ...     except SystemExit:
+        ...         print(*(file.name for file in Path(folder).iterdir()))
+        stopped by SIGTERM after step 2; run the same command again to resume from ...last.ckpt
+        last.ckpt
     """
 
 

@@ -42,6 +42,12 @@ class CheckpointOptions:
         every_n_steps: Optimizer steps between saves of last.ckpt within an epoch; None saves only
             at the end of epochs.
         every_n_epochs: Epochs between saves of last.ckpt; 0 never saves at the end of an epoch.
+
+    Example:
+        >>> options = CheckpointOptions(monitor="val/bleu", save_top_k=3)
+        >>> callback = RunCheckpoints(Path("checkpoints"), monitor="val/bleu", save_top_k=3)
+        >>> callback.options == options
+        True
     """
 
     monitor: str | None = None
@@ -60,6 +66,20 @@ class RunCheckpoints(Checkpoint):
     Args:
         folder: Folder of the checkpoints.
         **options: Fields of `CheckpointOptions`.
+
+    Example:
+        >>> import tempfile
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     callback = RunCheckpoints(Path(folder), every_n_steps=1)
+        ...     Trainer(fast_dev_run=2, callbacks=[callback], **quiet).fit(task, data)
+        ...     sorted(file.name for file in Path(folder).iterdir())
+        ['best.ckpt', 'last.ckpt', 'previous.ckpt', 'step=00000002.ckpt']
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
@@ -265,6 +285,21 @@ def validation_follows(trainer: Trainer) -> bool:
 
     The result is False if the data has no validation split, although Lightning then starts a
     validation without batches.
+
+    Example:
+        >>> from lightning import Callback
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class Print(Callback):
+        ...     def on_train_batch_end(self, trainer, *_):
+        ...         print(validation_follows(trainer))
+        >>> Trainer(fast_dev_run=2, callbacks=[Print()], **quiet).fit(task, data)
+        False
+        True
     """
     data = resumable_data(trainer)
     return (data is None or "val" in data.splits) and will_validate(trainer)
@@ -274,12 +309,43 @@ def stops_early(trainer: Trainer) -> bool:
     """Return True if a callback such as EarlyStopping ends the run before its maximum length.
 
     A callback has then requested the end, and `min_steps` and `min_epochs` are reached.
+
+    Example:
+        >>> from lightning import Callback
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class Stop(Callback):
+        ...     def on_train_batch_end(self, trainer, *_):
+        ...         trainer.should_stop = True
+        ...         print(trainer.global_step, stops_early(trainer))
+        >>> Trainer(fast_dev_run=5, callbacks=[Stop()], **quiet).fit(task, data)
+        1 True
     """
     return trainer.should_stop and can_stop_early(trainer)
 
 
 def is_last_batch_of_run(trainer: Trainer) -> bool:
-    """Return True if `max_steps` or `max_epochs` ends the run after the current training batch."""
+    """Return True if `max_steps` or `max_epochs` ends the run after the current training batch.
+
+    Example:
+        >>> from lightning import Callback
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class Print(Callback):
+        ...     def on_train_batch_end(self, trainer, *_):
+        ...         print(is_last_batch_of_run(trainer))
+        >>> Trainer(fast_dev_run=2, callbacks=[Print()], **quiet).fit(task, data)
+        False
+        True
+    """
     last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
     return trainer.global_step == trainer.max_steps or (last_batch and last_epoch)

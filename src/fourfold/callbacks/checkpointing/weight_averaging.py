@@ -31,6 +31,20 @@ class CheckpointAveraging(Checkpoint):
             20 for the big model).
         every_n_steps: Optimizer steps between two snapshots; None saves one after every epoch.
         folder: Folder to which average.ckpt and a folder snapshots/ are written.
+
+    Example:
+        >>> import tempfile
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     callback = CheckpointAveraging(2, every_n_steps=1, folder=Path(folder))
+        ...     Trainer(fast_dev_run=3, callbacks=[callback], **quiet).fit(task, data)
+        ...     read_file(Path(folder, "average.ckpt"))["averaged"]
+        ['step=00000002.pt', 'step=00000003.pt']
     """
 
     def __init__(self, n: int, every_n_steps: int | None, folder: Path) -> None:
@@ -114,6 +128,16 @@ def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
 
     Args:
         files: Paths of the snapshots, each of which holds a state dict under the key `state_dict`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from fourfold.checkpoints.files import write_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     files = [Path(folder, f"step={i}.pt") for i in (1, 2)]
+        ...     for file, value in zip(files, (1.0, 4.0)):
+        ...         write_file({"state_dict": {"weight": torch.tensor([value])}}, file)
+        ...     average_state_dicts(files)
+        {'weight': tensor([2.5000])}
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
@@ -134,6 +158,18 @@ class ExponentialMovingAverage(EMAWeightAveraging):
     Args:
         decay: Factor d of the average, which after each optimizer step becomes
             d * average + (1 - d) * weights.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> callback = ExponentialMovingAverage(0.999)
+        >>> Trainer(fast_dev_run=2, callbacks=[callback], **quiet).fit(task, data)
+        >>> task.model.embed.tokens.weight.isfinite().all()  # the averaged weights
+        tensor(True)
     """
 
     def __init__(self, decay: float) -> None:

@@ -4,6 +4,7 @@ The callback also warns if the attention of a layer collapses, which means that 
 a query is on few keys.
 """
 
+import time
 import warnings
 from collections import Counter, defaultdict
 from functools import partial
@@ -28,6 +29,7 @@ from fourfold.models.analysis.attention_maps import LayerAttention, visit_attent
 from fourfold.models.analysis.attention_statistics import LABELS, head_label, head_statistics
 
 COLLAPSE = 0.1  # entropy of a layer, as a fraction of the entropy of uniform attention
+MAX_SHARE = 0.01  # largest share of the training time that measurements and pages may take
 LOGGED = ("entropy", "distance", "first")
 
 
@@ -52,13 +54,31 @@ class AttentionProbe(Callback):
     path of the page. Nothing is logged for sharded weights, or without a `ResumableDataModule` and
     a validation split. The training itself does not change.
 
+    The first measurement writes a page. A later one writes a page only if all measurements and
+    pages together then take at most 1 % of the time since the beginning of the training, so that
+    frequent validations do not slow a training down.
+
     Args:
         every_n_validations: Number of validations from one measurement to the next.
         n_rows: Number of examples. Each example is a batch of its own, without padding.
-        page: Write the page of attention maps at each measurement.
+        page: Write the page of attention maps.
 
     Raises:
         InputError: A number is below 1.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> probe = AttentionProbe(n_rows=2, page=False)
+        >>> trainer = Trainer(fast_dev_run=True, callbacks=[probe], **quiet)
+        >>> trainer.fit(task, data)
+        >>> sorted(probe.measure(trainer, task, data.split("val")))[:3]
+        ['attention/self.0/distance', 'attention/self.0/entropy', 'attention/self.0/entropy_share']
     """
 
     def __init__(self, every_n_validations: int = 1, n_rows: int = 4, page: bool = True) -> None:
@@ -69,12 +89,17 @@ class AttentionProbe(Callback):
         self.page = page
         self.n_validations = 0
         self.n_low: dict[str, int] = {}  # successive measurements with low entropy, by layer
+        self._begin = self._seconds = self._page_seconds = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return {"n_validations": self.n_validations, "n_low": dict(self.n_low)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.n_validations, self.n_low = state_dict["n_validations"], dict(state_dict["n_low"])
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record the time at which the training begins."""
+        self._begin = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure and log the statistics of attention after every N-th validation of a training."""
@@ -88,12 +113,19 @@ class AttentionProbe(Callback):
             return
         if data is None or "val" not in data.splits:
             return
+        begin = time.perf_counter()
         metrics = self.measure(trainer, pl_module, data.split("val"))
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step - 1)  # counted from 0
         self._warn(metrics)
-        if self.page and metrics:
+        measured = time.perf_counter()
+        self._seconds += measured - begin
+        expected = self._seconds + self._page_seconds
+        is_allowed = expected <= MAX_SHARE * (measured - self._begin) or not self._page_seconds
+        if self.page and metrics and is_allowed:
             self._write_page(trainer, pl_module, data)
+            self._page_seconds = time.perf_counter() - measured
+            self._seconds += self._page_seconds
 
     def _write_page(self, trainer: Trainer, module: Any, data: Any) -> None:
         """Write the page of the first rows of the validation split, and log it."""

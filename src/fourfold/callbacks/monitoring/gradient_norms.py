@@ -25,6 +25,20 @@ class GradientNorms(Callback):
     Raises:
         InputError: In the test, if the model is not a causal LM, or if a distance is not below the
             number of tokens of the sequences.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> callback = GradientNorms(distances=(1, 3), n_sequences=2)
+        >>> trainer = Trainer(fast_dev_run=True, callbacks=[callback], **quiet)
+        >>> _ = trainer.test(task, data, verbose=False)
+        >>> [name for name in task.summary if "gradient" in name]
+        ['test/gradient_norm_1', 'test/gradient_norm_3']
     """
 
     def __init__(self, distances: Sequence[int] = (1, 5, 10, 20, 50), n_sequences: int = 4) -> None:

@@ -25,6 +25,26 @@ class SaveNonfiniteBatch(Callback):
 
     Args:
         folder: The run directory.
+
+    Example:
+        >>> import tempfile
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class Spoil(Callback):
+        ...     def on_train_start(self, trainer, module):
+        ...         module.model.embed.tokens.weight.data.fill_(float("nan"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     callbacks = [Spoil(), SaveNonfiniteBatch(Path(folder))]
+        ...     try:
+        ...         Trainer(fast_dev_run=2, callbacks=callbacks, **quiet).fit(task, data)
+        ...     except TrainingStopped:  # doctest: +ELLIPSIS
+        ...         print(*(file.name for file in Path(folder).iterdir()))
+        to find the layer that is at fault: fourfold replay ...nonfinite_step=00000001.pt
+        nonfinite_step=00000001.pt
     """
 
     def __init__(self, folder: Path) -> None:

@@ -34,6 +34,21 @@ class PredictionWriter(Callback):
 
     Args:
         folder: Folder of the file.
+
+    Example:
+        >>> import tempfile
+        >>> from fourfold.data import ImageData
+        >>> from fourfold.models import ViTConfig
+        >>> from fourfold.tasks import ImageClassification
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "image_size": 8, "patch_size": 4}
+        >>> task = ImageClassification(ViTConfig(**shape, n_channels=1, n_classes=None))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     callback = PredictionWriter(Path(folder))
+        ...     trainer = Trainer(callbacks=[callback], enable_progress_bar=False, logger=False)
+        ...     _ = trainer.predict(task, ImageData("digits"))  # doctest: +ELLIPSIS
+        ...     print(Path(folder, "predictions.csv").read_text().splitlines()[0])
+        wrote ...predictions.csv
+        row,class,name,probability,file,true
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,6 +111,13 @@ def describe_example(dataset: Any, row: int, names: list[str] | None) -> dict[st
     Returns:
         A dict with the keys "file", "true" (class or value) and, for texts, "text". The dict is
         empty for other datasets.
+
+    Example:
+        >>> from fourfold.data import ImageData
+        >>> data = ImageData("digits")
+        >>> data.setup()
+        >>> describe_example(data.split("test"), 0, data.class_names)
+        {'file': 'digits, row 5', 'true': '5'}
     """
     table = getattr(dataset, "table", None)
     if table is None and not (names and hasattr(dataset, "location")):
@@ -115,6 +137,10 @@ def interleave(by_rank: list[list[Any]]) -> list[Any]:
 
     Args:
         by_rank: For each rank, the outputs of its batches. Some ranks may have one output less.
+
+    Example:
+        >>> interleave([["batch 0", "batch 2"], ["batch 1"]])
+        ['batch 0', 'batch 1', 'batch 2']
     """
     return [item for items in zip_longest(*by_rank) for item in items if item is not None]
 
@@ -126,6 +152,10 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
         pairs: Pairs (index of the example in the split, text) in any order. An example that was
             divided into chunks has several pairs ((index of the example, index of the chunk),
             text). The texts of its chunks are joined by spaces.
+
+    Example:
+        >>> texts_in_row_order([((1, 1), "mat"), ((0, 0), "one"), ((1, 0), "on the")])
+        ['one', 'on the mat']
     """
     rows: dict[int, list[str]] = {}
     for name, text in sorted(pairs):
@@ -150,6 +180,11 @@ def format_csv(
         names: Names of the K classes; None writes the indices of the classes as names.
         origins: Names and values of the further columns of each example, in the order of the rows;
             empty for no further columns.
+
+    Example:
+        >>> probabilities = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+        >>> format_csv([1, 0], probabilities, ["cat", "dog"]).split()
+        ['row,class,name,probability', '0,0,cat,0.500000', '1,1,dog,0.750000']
     """
     out = io.StringIO()
     writer = csv.writer(out)

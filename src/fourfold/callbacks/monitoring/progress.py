@@ -25,6 +25,23 @@ class Progress(Callback):
     Args:
         seconds: Seconds between two lines of progress.
         step_metrics: Callback that measures the throughput of training.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> metrics = StepMetrics()
+        >>> callbacks = [metrics, Progress(10.0, metrics)]
+        >>> trainer = Trainer(fast_dev_run=1, callbacks=callbacks, accelerator="cpu", **quiet)
+        >>> trainer.fit(task, data)  # doctest: +ELLIPSIS
+        CausalLanguageModeling: 119,168 parameters on cpu, 32-true
+        examples of the splits: train 8,192, val 512, test 512
+        step 1/1  epoch 1  loss ...
+        step 1  val/loss ...
+        trained to step 1 in ...
     """
 
     def __init__(self, seconds: float, step_metrics: StepMetrics) -> None:
@@ -161,6 +178,18 @@ def first_validation(trainer: Trainer) -> float:
     """Return the number of the optimizer step after which Lightning runs the first validation.
 
     The result is infinity if there will be no validation.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=2, **quiet)
+        >>> trainer.fit(task, data)
+        >>> first_validation(trainer)
+        2
     """
     batches: Any = trainer.num_training_batches
     interval: Any = trainer.val_check_batch
@@ -181,6 +210,18 @@ def describe_step_size(trainer: Trainer) -> str:
     Rows are the examples of a batch. If the DataModule fills batches up to a number of tokens, the
     last factor is that number, such as "4,096 tokens". If neither number is known, the last factor
     is "1 batch".
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=2, accumulate_grad_batches=2, **quiet)
+        >>> trainer.fit(task, data)
+        >>> describe_step_size(trainer)
+        '2 micro-batches x 32 rows'
     """
     counts = {"devices": trainer.world_size, "micro-batches": trainer.accumulate_grad_batches}
     factors = [f"{count} {name}" for name, count in counts.items() if count > 1]

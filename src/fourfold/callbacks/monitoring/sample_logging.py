@@ -33,6 +33,20 @@ class LogSamples(Callback):
 
     Args:
         folder: The run directory.
+
+    Example:
+        >>> import tempfile
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     callback = LogSamples(Path(folder))
+        ...     Trainer(fast_dev_run=1, callbacks=[callback], **quiet).fit(task, data)
+        ...     sorted(file.name for file in Path(folder, "val").iterdir())
+        ['attention.png', 'samples.csv']
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,6 +90,19 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
         A dict from names to media. The confusion matrix is left out if the task has counted none.
         Sample outputs are left out if the task has no method `sample_outputs`, if the weights are
         sharded, or if the DataModule is not a `ResumableDataModule`.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, data)
+        >>> media = collect_media(trainer, task, "val")
+        >>> {name: type(value).__name__ for name, value in media.items()}
+        {'samples': 'Table', 'attention': 'AttentionMaps'}
     """
     collected: dict[str, Media] = {}
     counts = getattr(module, "summary", {}).get(f"{split}/confusion")
@@ -110,6 +137,12 @@ def sample_rows(labels: Any, n_rows: int) -> np.ndarray:
         Indices of the first example of each class, then of the second example, and so on. There are
         N_SAMPLES indices, or one for each class up to MAX_SAMPLES. With more classes, the classes
         are spaced evenly.
+
+    Example:
+        >>> sample_rows(np.array([0, 0, 0, 1, 1]), n_rows=5)  # classes in turn
+        array([0, 3, 1, 4, 2])
+        >>> sample_rows(None, n_rows=100)
+        array([0, 1, 2, 3, 4, 5, 6, 7])
     """
     classes = np.asarray(labels) if isinstance(labels, np.ndarray | Tensor) else None
     if classes is None or classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):

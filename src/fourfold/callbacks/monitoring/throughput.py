@@ -14,6 +14,10 @@ class Reading(NamedTuple):
     Args:
         units: Number of tokens or images since the start of training, on all ranks.
         seconds: Seconds since the start of training, without the time of validations.
+
+    Example:
+        >>> Reading(130, 3.0).rate_since(Reading(100, 2.0))  # 30 tokens in a second
+        30.0
     """
 
     units: int
@@ -35,6 +39,24 @@ class StepMetrics(Callback):
 
     The LightningModule must have an attribute `unit` ("tokens" or "images") and a method
     `n_units(batch)` that counts them, as every task has.
+
+    Example:
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from fourfold.loggers.metrics_csv import MetricsCSVLogger
+        >>> quiet |= {"enable_checkpointing": False, "limit_val_batches": 0, "log_every_n_steps": 1}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logger = MetricsCSVLogger(Path(folder))
+        ...     trainer = Trainer(max_steps=1, logger=logger, callbacks=[StepMetrics()], **quiet)
+        ...     trainer.fit(task, data)
+        ...     logger.file.read_text().splitlines()[0]
+        'step,train/lr,train/loss,train/grad_norm,train/tokens_per_second,epoch'
     """
 
     _started_at = 0.0  # validation in the sanity check comes before the start of training

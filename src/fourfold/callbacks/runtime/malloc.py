@@ -19,6 +19,13 @@ def disable_malloc_trim() -> bool:
 
     Returns:
         True if the settings were changed, False if the C library is not glibc.
+
+    Example:
+        >>> import multiprocessing
+        >>> with multiprocessing.get_context("fork").Pool(1) as pool:  # settings of another process
+        ...     changed = pool.apply(disable_malloc_trim)
+        >>> changed in (True, False)
+        True
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -29,7 +36,11 @@ def disable_malloc_trim() -> bool:
 
 
 class DisableMallocTrim(Callback):
-    """Callback that calls `disable_malloc_trim` if the model runs on a CPU."""
+    """Callback that calls `disable_malloc_trim` if the model runs on a CPU.
+
+    Example:
+        >>> trainer = Trainer(callbacks=[DisableMallocTrim()], logger=False)  # for its fit
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Call `disable_malloc_trim` before large tensors are allocated, if the device is a CPU."""

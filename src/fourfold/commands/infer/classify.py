@@ -229,9 +229,15 @@ def classify(
             fit the model.
 
     Example:
-        >>> model = fourfold.load("runs/languages")  # doctest: +SKIP
-        >>> fourfold.classify(model, ["zweiundvierzig", "a house"]).argmax(-1)  # doctest: +SKIP
-        tensor([0, 1])
+        >>> import fourfold
+        >>> from fourfold.models import SequenceClassifier, SequenceClassifierConfig
+        >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["zwei houses"], mask=False)
+        >>> config = SequenceClassifierConfig(n_layers=1, vocab_size=100, n_classes=2)
+        >>> model = SequenceClassifier(config).eval()  # or fourfold.load("runs/languages")
+        >>> model.tokenizer, model.artifacts = tokenizer, {"class_names": ["de", "en"]}
+        >>> fourfold.classify(model, ["zweiundzwanzig", "a house"]).shape
+        torch.Size([2, 2])
     """
     from fourfold.tasks import (  # imports Lightning
         CausalSequenceClassification,

@@ -170,6 +170,25 @@ class StreamedCausalTextData(StreamedTextDataModule):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if the chunks or the tokenizer
             cannot be used (see `StreamedTextDataModule`).
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from fourfold.tokenization.training import train_tokenizer
+        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=True)
+        >>> ids = np.array(tokenizer.encode("abc" * 20), np.uint16)
+        >>> header = np.array([1, 12, 12 + ids.nbytes], np.uint32)  # one item and its offsets
+        >>> sizes = {"chunk_bytes": 12 + ids.nbytes, "chunk_size": 1, "dim": 60}
+        >>> config = {"data_format": ["no_header_tensor:20"], "compression": None}
+        >>> index = {"chunks": [{"filename": "0.bin", **sizes}], "config": config}
+        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/stream_text.py
+        ...     tokenizer.save(f"{folder}/tokenizer.json")
+        ...     _ = Path(folder, "0.bin").write_bytes(header.tobytes() + ids.tobytes())
+        ...     _ = Path(folder, "index.json").write_text(json.dumps(index))
+        ...     data = StreamedCausalTextData(train=folder, block_size=8, batch_size=2)
+        ...     batch = next(iter(data.train_dataloader()))
+        >>> tokenizer.decode(batch.ids[0].tolist())
+        'cabcabca'
     """
 
     batch_class = CausalBatch
@@ -198,6 +217,25 @@ class StreamedMaskedTextData(StreamedTextDataModule):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if the chunks or the tokenizer
             cannot be used (see `StreamedTextDataModule`), or if the tokenizer has no mask token.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from fourfold.tokenization.training import train_tokenizer
+        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=True)
+        >>> ids = np.array(tokenizer.encode("abc" * 20), np.uint16)
+        >>> header = np.array([1, 12, 12 + ids.nbytes], np.uint32)  # one item and its offsets
+        >>> sizes = {"chunk_bytes": 12 + ids.nbytes, "chunk_size": 1, "dim": 60}
+        >>> config = {"data_format": ["no_header_tensor:20"], "compression": None}
+        >>> index = {"chunks": [{"filename": "0.bin", **sizes}], "config": config}
+        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/stream_text.py
+        ...     tokenizer.save(f"{folder}/tokenizer.json")
+        ...     _ = Path(folder, "0.bin").write_bytes(header.tobytes() + ids.tobytes())
+        ...     _ = Path(folder, "index.json").write_text(json.dumps(index))
+        ...     data = StreamedMaskedTextData(train=folder, max_len=12, batch_size=2)
+        ...     batch = next(iter(data.train_dataloader()))
+        >>> batch.ids.shape
+        torch.Size([2, 12])
     """
 
     batch_class = MaskedBatch

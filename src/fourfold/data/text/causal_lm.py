@@ -111,7 +111,7 @@ class DocumentDataset(BatchedDataset):
 
 
 class CausalTextData(DocumentDataModule):
-    """DataModule for causal language models; the target of each token is the next token.
+    r"""DataModule for causal language models; the target of each token is the next token.
 
     Each batch has the fields `n_bytes` and `n_words`. Their sums over the batches of a validation
     or test split are the numbers of UTF-8 bytes and of whitespace-separated words in the text. The
@@ -136,6 +136,20 @@ class CausalTextData(DocumentDataModule):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
             corrupted, or if the training split is too short for a crop.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "text.txt")
+        ...     _ = file.write_text("to be or not to be\n" * 100)
+        ...     options = {"tokenizer": TokenizerConfig("char"), "block_size": 8, "batch_size": 4}
+        ...     data = CausalTextData("files", train=str(file), val=0.1, **options)
+        ...     batch = next(iter(data.train_dataloader()))
+        >>> batch.ids.shape
+        torch.Size([4, 8])
+        >>> bool((batch.ids[:, 1:] == batch.targets[:, :-1]).all())
+        True
     """
 
     batch_class = CausalBatch

@@ -113,6 +113,14 @@ class DocumentData(SequenceData):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
             corrupted, if a label is invalid, or if a document has no sentence.
+
+    Example:
+        >>> data = DocumentData(batch_size=4)
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> data.class_names
+        ['english', 'mixed']
+        >>> type(batch).__name__, len(batch.labels)
+        ('DocumentBatch', 4)
     """
 
     batch_class = DocumentBatch  # type: ignore[assignment]

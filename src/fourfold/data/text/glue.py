@@ -44,7 +44,7 @@ GlueTaskName = Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", 
 
 
 class GlueData(SequenceData):
-    """DataModule for one task of GLUE: train.tsv for training, dev.tsv for validation and test.
+    r"""DataModule for one task of GLUE: train.tsv for training, dev.tsv for validation and test.
 
     The labels of GLUE's test.tsv are not public. Papers and model cards therefore report scores on
     dev.tsv.
@@ -61,6 +61,19 @@ class GlueData(SequenceData):
     Raises:
         InputError: If the task is unknown or an option is invalid. `setup` raises the error if a
             file is missing, empty or corrupted, or has an invalid label.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Path(folder, "SST-2").mkdir()
+        ...     for name in ("train", "dev"):
+        ...         rows = "sentence\tlabel\na great film\t1\na dull film\t0\n"
+        ...         _ = Path(folder, "SST-2", f"{name}.tsv").write_text(rows)
+        ...     data = GlueData("SST-2", folder, batch_size=2)
+        ...     data.setup()
+        >>> sorted(next(iter(data.val_dataloader())).labels.tolist())
+        [0, 1]
     """
 
     drop_uneven = True  # a line in train.tsv of QQP has 3 of 6 fields

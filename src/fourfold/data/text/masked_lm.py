@@ -102,6 +102,20 @@ class MaskedTextData(DocumentDataModule):
         InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
             corrupted, or if a split has only one document in the layouts "segment_pairs" and
             "sentence_pairs", which need a segment of another document.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from fourfold.tokenization.training import TokenizerConfig
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "text.txt")
+        ...     _ = file.write_text("To be or not to be. That is the question. " * 50)
+        ...     words = TokenizerConfig("word", min_frequency=1)
+        ...     data = MaskedTextData("files", train=str(file), tokenizer=words, batch_size=4)
+        ...     batch = next(iter(data.train_dataloader()))
+        >>> selected = batch.targets != -100
+        >>> round(selected.float().mean().item(), 1)  # 15 % by default
+        0.1
     """
 
     batch_class = MaskedBatch

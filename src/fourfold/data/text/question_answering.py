@@ -192,6 +192,23 @@ class QuestionData(LabelledDataModule):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
             corrupted, or if an answer is not in its context.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from fourfold.tokenization.training import TokenizerConfig
+        >>> answer = {"text": "1889", "answer_start": 27}
+        >>> question = {"id": "1", "question": "When was it built?", "answers": [answer]}
+        >>> paragraph = {"context": "The tower was completed in 1889.", "qas": [question]}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "train.json")
+        ...     _ = file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+        ...     options = {"max_len": 128, "doc_stride": 32, "tokenizer": TokenizerConfig("char")}
+        ...     data = QuestionData(str(file), **options)
+        ...     batch = next(iter(data.train_dataloader()))
+        >>> first, last = batch.starts[0], batch.ends[0]
+        >>> data.tokenizer.decode(batch.ids[0, first : last + 1].tolist())
+        '1889'
     """
 
     batch_class = SpanBatch

@@ -102,6 +102,12 @@ class SequenceData(LabelledDataModule):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
             corrupted, or if a label is not among `classes` or, for a regression, not a number.
+
+    Example:
+        >>> data = SequenceData(batch_size=4)  # built-in sentences in two languages
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> data.class_names, batch.labels.shape
+        (['de', 'en'], torch.Size([4]))
     """
 
     batch_class = SequenceBatch
@@ -233,7 +239,7 @@ class SequenceData(LabelledDataModule):
 
 
 class TrecData(SequenceData):
-    """DataModule for the question classification of TREC (Li and Roth 2002).
+    r"""DataModule for the question classification of TREC (Li and Roth 2002).
 
     A question has one of six classes, such as LOC, and one of 50 finer classes, such as LOC:city. A
     line of the files is ``COARSE:fine question`` in Latin-1.
@@ -249,6 +255,18 @@ class TrecData(SequenceData):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if a file is missing or a line
             has no label.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("train", "test"):
+        ...         rows = "LOC:city Where is the tower ?\nNUM:date When was it built ?\n"
+        ...         _ = Path(folder, f"{name}.txt").write_text(rows)
+        ...     data = TrecData(folder, fine=True)
+        ...     data.setup()
+        >>> data.class_names
+        ['LOC:city', 'NUM:date']
     """
 
     def __init__(

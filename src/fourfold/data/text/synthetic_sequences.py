@@ -291,6 +291,12 @@ class RecallData(TextDataModule):
 
     Raises:
         InputError: A number is not positive, or there are more than 26 letters.
+
+    Example:
+        >>> data = RecallData(distance=4, batch_size=2)
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> batch.ids.shape, int((batch.targets != -100).sum())  # one target for each text
+        (torch.Size([2, 5]), 2)
     """
 
     batch_class = CausalBatch

@@ -145,7 +145,7 @@ class TokenDataset(BatchedDataset):
 
 
 class TokenData(LabelledDataModule):
-    """DataModule for sentences with a tag for each word (named entities, parts of speech).
+    r"""DataModule for sentences with a tag for each word (named entities, parts of speech).
 
     The model predicts the tag of a word at the first token of the word. A sentence of more than
     `max_len` tokens is divided between words into several chunks, and scored as one sentence.
@@ -164,6 +164,17 @@ class TokenData(LabelledDataModule):
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
             corrupted, if a tag is unknown, or if a single word has more tokens than `max_len`
             allows.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "train.conll")
+        ...     _ = file.write_text("Ada B-PER\nLovelace I-PER\nwrote O\n\nLondon B-LOC\n\n")
+        ...     data = TokenData(str(file))
+        ...     data.setup()
+        >>> data.class_names
+        ['O', 'B-LOC', 'B-PER', 'I-PER']
     """
 
     batch_class = TokenBatch

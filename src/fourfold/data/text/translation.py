@@ -154,6 +154,12 @@ class TranslationData(TextDataModule):
     Raises:
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty,
             corrupted or of unequal length, if pairs are too long, or if a language is unknown.
+
+    Example:
+        >>> data = TranslationData(rows=100, max_tokens=256)  # built-in pairs, English to German
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> batch.src.numel() <= 256, len(batch.src) == len(batch.tgt)
+        (True, True)
     """
 
     batch_class = PairBatch

@@ -199,6 +199,14 @@ class CaptionData(TextDataModule):
     Raises:
         InputError: An option is out of range. `setup` raises the error if files cannot be read or
             captions are too long.
+
+    Example:
+        >>> data = CaptionData(batch_size=4)  # scikit-learn's digits, described in words
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> batch.images.shape
+        torch.Size([4, 1, 8, 8])
+        >>> len(data.references("test")[0])  # captions of the first test image
+        3
     """
 
     batch_class = CaptionBatch

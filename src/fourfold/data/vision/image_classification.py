@@ -218,6 +218,14 @@ class ImageData(ResumableDataModule):
     Raises:
         InputError: An option is out of range. `setup` raises the error if the source cannot be read
             or split. An image that cannot be decoded raises the error when the image is used.
+
+    Example:
+        >>> data = ImageData("digits", batch_size=16)
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> batch.images.shape, batch.labels.shape
+        (torch.Size([16, 1, 8, 8]), torch.Size([16]))
+        >>> data.n_classes
+        10
     """
 
     batch_class: ClassVar[type] = ImageBatch

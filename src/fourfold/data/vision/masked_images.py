@@ -69,6 +69,12 @@ class MaskedImageData(ImageData):
         InputError: An option is out of range. `setup` raises the error if the source cannot be
             read, if the side of the images is not divisible by `patch_size`, or if no patch or all
             patches are masked.
+
+    Example:
+        >>> data = MaskedImageData("digits", patch_size=2, mask_ratio=0.75, batch_size=16)
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> batch.images.shape, batch.visible.shape  # 4 of 16 patches
+        (torch.Size([16, 1, 8, 8]), torch.Size([16, 4]))
     """
 
     batch_class = MaskedImageBatch

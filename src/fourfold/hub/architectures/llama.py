@@ -1,22 +1,23 @@
-"""Llama, Mistral, Qwen2, Qwen3, OLMo 2 and Gemma 3: config fields and tensor names of transformers.
+"""Llama, Mistral, Qwen2, Qwen3 and OLMo 2: config fields and tensor names of transformers."""
 
-A model of Gemma 3 is the text model, `gemma3_text`. Version 4 of transformers stores rotary
-positions in `rope_theta` and `rope_scaling`, and version 5 in `rope_parameters`. Both are read and
-written.
-"""
-
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from fourfold.core.config import ROPE_SCALING
 from fourfold.core.validation import check_type
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Architecture, Json, activation_field, field
-from fourfold.hub.keymap import ADD_ONE, KEEP, Extra, KeyMap, Rule, TensorOp
+from fourfold.hub.architectures.rotary import (
+    LAYER_TYPES,
+    count_layers,
+    layer_types,
+    read_rope,
+    read_windows,
+    write_rope,
+)
+from fourfold.hub.keymap import KEEP, Extra, KeyMap, Rule, TensorOp
 from fourfold.models import CausalLM, CausalLMConfig
 
-_LAYER_TYPES = {"S": "sliding_attention", "L": "full_attention"}
 # Norms of a block, and their names in transformers, by `norm_placement`.
 _NORMS = {
     "pre": {"attn_norm": "input_layernorm", "ff_norm": "post_attention_layernorm"},
@@ -63,111 +64,24 @@ def keymap(norm_placement: str, norm_op: TensorOp = KEEP) -> KeyMap:
     )
 
 
-def _read_rope(config: Json, parameters: Any, default_theta: float) -> dict[str, Any]:
-    """Return `rope_theta` and `rope_scaling` of the native config.
+def tied_if_base(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Return `tie_embeddings` of a base model without a head, such as LlamaModel; else nothing.
 
-    Args:
-        config: Content of config.json.
-        parameters: `rope_parameters`, or None in a file of version 4 of transformers.
-        default_theta: Base of the wavelengths if no key gives it.
-
-    Raises:
-        InputError: The rotary positions are of a kind that fourfold does not support.
-    """
-    check_type("rope_parameters", parameters, Mapping | None)
-    scaling = config.get("rope_scaling")
-    check_type("rope_scaling", scaling, Mapping | None)
-    theta = config.get("rope_theta", default_theta)
-    values = {"rope_theta": theta, **(scaling or parameters or {})}
-    values = {key: value for key, value in values.items() if value is not None}
-    theta = values.pop("rope_theta")
-    kind = values.pop("type", "default")
-    kind = values.pop("rope_type", kind)
-    factor = values.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if factor != 1.0:
-        message = f"must be 1, since all channels of a head are rotated, got {factor}"
-        raise InputError(message, option="partial_rotary_factor")
-    if kind == "default":
-        return {"rope_theta": theta, "rope_scaling": None}
-    if kind not in ROPE_SCALING:
-        message = f"must be default, {', '.join(ROPE_SCALING)}, got {str(kind)[:80]}"
-        raise InputError(f"{message}; nearest: yarn", option="rope_type")
-    if kind != "linear":
-        length = config.get("max_position_embeddings")
-        values.setdefault("original_max_position_embeddings", length)
-    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **values}}
-
-
-def _write_rope(config: CausalLMConfig) -> dict[str, Any]:
-    """Return the entries of config.json for rotary positions that all layers share."""
-    scaling = config.rope_scaling
-    return {
-        "rope_parameters": {
-            "rope_theta": config.rope_theta,
-            **(scaling or {"rope_type": "default"}),
-        },
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-    }
-
-
-def _infer(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Return the native values that several keys of config.json determine.
-
-    The base model without a head, such as LlamaModel, has no output matrix, and its embeddings are
-    read as tied.
+    A base model has no output matrix, and its embeddings are read as tied.
     """
     is_base = "lm_head.weight" not in names and not any(
         "ForCausalLM" in str(name) for name in config.get("architectures") or ()
     )
-    rope = _read_rope(config, config.get("rope_parameters"), 10_000.0)
-    return rope | ({"tie_embeddings": True} if is_base else {})
+    return {"tie_embeddings": True} if is_base else {}
 
 
-def _shortest_period(letters: str) -> str:
-    """Return the shortest pattern whose repetition begins with `letters`."""
-    n_letters = len(letters)
-    periods = (letters[:n] for n in range(1, n_letters + 1))
-    return next(x for x in periods if (x * n_letters)[:n_letters] == letters)
+def infer_llama(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Return the native values that several keys of config.json determine."""
+    rope = read_rope(config, config.get("rope_parameters"), 10_000.0)
+    return rope | tied_if_base(names, config)
 
 
-def _read_windows(config: Json, letters: str, window: Any) -> dict[str, Any]:
-    """Return `window` and `window_pattern` of the native config.
-
-    Args:
-        config: Content of config.json, whose `layer_types` have precedence.
-        letters: S (with a window) or L (full attention) for each layer, if `layer_types` is absent.
-        window: Size of the window, or None.
-
-    Raises:
-        InputError: `layer_types` does not name a supported type for each layer.
-    """
-    types = config.get("layer_types")
-    if types is not None:
-        known = {value: key for key, value in _LAYER_TYPES.items()}
-        if not isinstance(types, list) or len(types) != len(letters) or not {*types} <= {*known}:
-            message = f"must name one of {', '.join(known)} for each layer, got {str(types)[:80]}"
-            raise InputError(message, option="layer_types")
-        letters = "".join(known[value] for value in types)
-    pattern = _shortest_period(letters) if letters else "L"
-    if window is None or pattern == "L":
-        return {"window": None, "window_pattern": None}
-    return {"window": window, "window_pattern": None if pattern == "S" else pattern}
-
-
-def _layer_types(config: CausalLMConfig) -> list[str]:
-    """Return `layer_types` of config.json."""
-    return [_LAYER_TYPES["L" if window is None else "S"] for window in config.windows()]
-
-
-def _n_layers(config: Json, default: int) -> int:
-    """Return the number of layers in config.json."""
-    n_layers = config.get("num_hidden_layers", default)
-    check_type("num_hidden_layers", n_layers, int)
-    return min(int(n_layers), 1 << 16)  # a larger number is rejected with the native config
-
-
-def _fields(*, kv_heads: int | None = None, d_head: int | None = None, **defaults: Any) -> Any:
+def llama_fields(*, kv_heads: int | None = None, d_head: int | None = None, **defaults: Any) -> Any:
     """Return the fields of config.json that all architectures have.
 
     Args:
@@ -205,87 +119,33 @@ def _read_llama(names: Collection[str], config: Json) -> dict[str, Any]:
         message = f"must equal mlp_bias ({biases[1]}), got {biases[0]}; nearest: model_type qwen2,"
         message += " with biases of queries, keys and values"
         raise InputError(message, option="attention_bias")
-    return {**_infer(names, config), "bias": biases[0]}
+    return {**infer_llama(names, config), "bias": biases[0]}
 
 
 def _read_mistral(names: Collection[str], config: Json) -> dict[str, Any]:
     window = config.get("sliding_window", 4096)
-    return _infer(names, config) | _read_windows(config, "S" * _n_layers(config, 32), window)
+    return infer_llama(names, config) | read_windows(config, "S" * count_layers(config, 32), window)
 
 
 def _read_qwen(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of Qwen2 and Qwen3, whose windows may begin at a later layer."""
-    n_layers, n_full = _n_layers(config, 32), config.get("max_window_layers", 28)
+    n_layers, n_full = count_layers(config, 32), config.get("max_window_layers", 28)
     check_type("max_window_layers", n_full, int)
     n_full = min(max(n_full, 0), n_layers)
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-    windows = _read_windows(config, "L" * n_full + "S" * (n_layers - n_full), window)
-    return _infer(names, config) | windows
+    windows = read_windows(config, "L" * n_full + "S" * (n_layers - n_full), window)
+    return infer_llama(names, config) | windows
 
 
 def _write_qwen(config: CausalLMConfig) -> dict[str, Any]:
-    types = _layer_types(config)
-    n_full = next((i for i, kind in enumerate(types) if kind == _LAYER_TYPES["S"]), len(types))
+    types = layer_types(config)
+    n_full = next((i for i, kind in enumerate(types) if kind == LAYER_TYPES["S"]), len(types))
     return {
-        **_write_rope(config),
+        **write_rope(config),
         "layer_types": types,
         "use_sliding_window": n_full < len(types),
         "sliding_window": config.window,
         "max_window_layers": n_full,
-    }
-
-
-def _read_gemma3(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Return the native values of Gemma 3, with rotary positions of two kinds of layers."""
-    period = config.get("sliding_window_pattern", 6)
-    check_type("sliding_window_pattern", period, int)
-    letters = "".join(
-        "S" if period < 1 or i % period else "L" for i in range(1, 1 + _n_layers(config, 26))
-    )
-    windows = _read_windows(config, letters, config.get("sliding_window", 4096))
-    both = config.get("rope_parameters")
-    check_type("rope_parameters", both, Mapping | None)
-    parameters = both or {}
-    rope = _read_rope(config, parameters.get("full_attention"), 1_000_000.0)
-    local = {"rope_scaling": None, "rope_theta": config.get("rope_local_base_freq", 10_000.0)}
-    local = _read_rope(local, parameters.get("sliding_attention"), 10_000.0)
-    if local["rope_scaling"] is not None and windows["window"] is not None:
-        message = "must be default, since only layers with full attention have scaled positions"
-        raise InputError(message, option="rope_parameters.sliding_attention.rope_type")
-    theta = local["rope_theta"] if windows["window"] is not None else None
-    scalar = config.get("query_pre_attn_scalar", 256)
-    check_type("query_pre_attn_scalar", scalar, float)
-    if scalar <= 0:
-        raise InputError(f"must be above 0, got {scalar}", option="query_pre_attn_scalar")
-    d_model = config.get("hidden_size", 2304)
-    check_type("hidden_size", d_model, int)
-    return {
-        **_infer(names, config),
-        **windows,
-        **rope,
-        "rope_local_theta": theta,
-        "attn_scale": scalar**-0.5,
-        "embed_scale": max(d_model, 1) ** 0.5,
-    }
-
-
-def _write_gemma3(config: CausalLMConfig) -> dict[str, Any]:
-    rope = _write_rope(config)
-    full = rope["rope_parameters"]
-    local = full
-    if config.rope_local_theta is not None:
-        local = {"rope_theta": config.rope_local_theta, "rope_type": "default"}
-    scale = config.head_width**-0.5 if config.attn_scale is None else config.attn_scale
-    types = _layer_types(config)
-    period = next((i for i, kind in enumerate(types, 1) if kind == _LAYER_TYPES["L"]), 0)
-    return {
-        **rope,
-        "rope_parameters": {"full_attention": full, "sliding_attention": local},
-        "rope_local_base_freq": local["rope_theta"],
-        "layer_types": types,
-        "sliding_window": config.window,
-        "sliding_window_pattern": period or len(types) + 1,
-        "query_pre_attn_scalar": round(scale**-2),
     }
 
 
@@ -294,7 +154,7 @@ LLAMA = Architecture(
     hf_class="LlamaForCausalLM",
     model_class=CausalLM,
     config_class=CausalLMConfig,
-    fields=_fields(),
+    fields=llama_fields(),
     implied={
         "positions": "none",
         "norm": "rms",
@@ -306,7 +166,7 @@ LLAMA = Architecture(
     },
     infer=_read_llama,
     extra_config=lambda config: {
-        **_write_rope(config),
+        **write_rope(config),
         "attention_bias": config.bias,
         "mlp_bias": config.bias,
     },
@@ -319,16 +179,16 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     hf_class="MistralForCausalLM",
-    fields=_fields(kv_heads=8, intermediate_size=14336, max_position_embeddings=131072),
+    fields=llama_fields(kv_heads=8, intermediate_size=14336, max_position_embeddings=131072),
     infer=_read_mistral,
-    extra_config=lambda config: {**_write_rope(config), "sliding_window": config.window},
+    extra_config=lambda config: {**write_rope(config), "sliding_window": config.window},
 )
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     hf_class="Qwen2ForCausalLM",
-    fields=_fields(kv_heads=32, **_QWEN),
+    fields=llama_fields(kv_heads=32, **_QWEN),
     implied={**LLAMA.implied, "qkv_bias": True},
     infer=_read_qwen,
     extra_config=_write_qwen,
@@ -337,7 +197,7 @@ QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
     hf_class="Qwen3ForCausalLM",
-    fields=_fields(kv_heads=32, d_head=128, **_QWEN),
+    fields=llama_fields(kv_heads=32, d_head=128, **_QWEN),
     implied={**LLAMA.implied, "qk_norm": "head"},
     required={"attention_bias": False},
     infer=_read_qwen,
@@ -347,37 +207,10 @@ OLMO2 = replace(
     LLAMA,
     model_type="olmo2",
     hf_class="Olmo2ForCausalLM",
-    fields=_fields(vocab_size=50304, rms_norm_eps=1e-5),
+    fields=llama_fields(vocab_size=50304, rms_norm_eps=1e-5),
     implied={**LLAMA.implied, "norm_placement": "inside", "qk_norm": "all"},
     required={"attention_bias": False},
-    infer=_infer,
-    extra_config=_write_rope,
+    infer=infer_llama,
+    extra_config=write_rope,
     keymap=keymap("inside"),
-)
-GEMMA3 = replace(
-    LLAMA,
-    model_type="gemma3_text",
-    hf_class="Gemma3ForCausalLM",
-    fields=_fields(
-        kv_heads=4,
-        d_head=256,
-        vocab_size=262_208,
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_hidden_layers=26,
-        num_attention_heads=8,
-        max_position_embeddings=131_072,
-        tied=True,
-        activation="hidden_activation",
-    ),
-    implied={**LLAMA.implied, "norm_placement": "sandwich", "qk_norm": "head"},
-    required={
-        "attention_bias": False,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-    },
-    infer=_read_gemma3,
-    extra_config=_write_gemma3,
-    keymap=keymap("sandwich", ADD_ONE),
 )

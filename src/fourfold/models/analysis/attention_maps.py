@@ -21,6 +21,7 @@ from fourfold.core.masks import LoweredMask
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.generation.step import decoding_mode
+from fourfold.models.baselines.ladder import SingleHead
 from fourfold.models.recurrent.attention import RecurrentAttention
 from fourfold.models.recurrent.hierarchical import Pooling
 
@@ -39,7 +40,8 @@ class LayerAttention(NamedTuple):
             the path of the pooling module, such as "words.pool".
         layer: Index of the layer among the layers with the same name, from 0.
         weights: Attention weights (B, H, T, S) in fp32, or in fp64 if the model is in fp64.
-            Recurrent attention and pooling have one head, and pooling has one query.
+            Recurrent attention, pooling and a `SingleHead` have one head, and pooling has one
+            query.
         allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
         centers: Predicted centre (B, T) of each query's window, in source positions from 1, for
             recurrent attention with `attn_weights` local_p (Luong et al. 2015). None for all other
@@ -64,7 +66,7 @@ def attention_layers(model: nn.Module) -> dict[str, tuple[str, int]]:
     layers: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
     for path, module in model.named_modules():
-        if not isinstance(module, Attention | RecurrentAttention | Pooling):
+        if not isinstance(module, Attention | SingleHead | RecurrentAttention | Pooling):
             continue
         name = path
         if not isinstance(module, Pooling):  # the path of the stack
@@ -135,7 +137,7 @@ def _weights(
     """Compute the attention weights of one call of an attention module.
 
     Args:
-        module: An `Attention` or a `Pooling`.
+        module: An `Attention`, a `SingleHead` or a `Pooling`.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
 
@@ -146,7 +148,7 @@ def _weights(
     if isinstance(module, Pooling):
         weights, allowed = module.weights(*args)[:, None, None], args[1][:, None, None]
         return weights, allowed
-    assert isinstance(module, Attention)
+    assert isinstance(module, Attention | SingleHead)
     options = {
         name: kwargs[name] for name in ("mask", "bias", "rotation") if kwargs.get(name) is not None
     }

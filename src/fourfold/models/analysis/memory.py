@@ -188,7 +188,8 @@ def activation_bytes(
     if isinstance(config, CLIPConfig):
         images = _stack_bytes(config.image_tower, source, 0, *sizes)
         return images + _stack_bytes(config, tokens, 0, *sizes)
-    decoder = replace(config, n_layers=getattr(config, "n_decoder_layers", None) or config.n_layers)
+    n_layers = getattr(config, "n_decoder_layers", None) or config.n_layers
+    decoder = getattr(config, "decoder", None) or replace(config, n_layers=n_layers)
     total = _stack_bytes(decoder, tokens, source, *sizes)
     if source:
         total += _stack_bytes(getattr(config, "encoder", config), source, 0, *sizes)

@@ -26,6 +26,8 @@ MAX_KERNEL, MAX_DILATION = 2**10, 2**20  # far above those of published models
 class ConvolutionalLMConfig(ModelConfig):
     """Config of a convolutional language model; the defaults are a small ConvS2S.
 
+    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
+
     Args:
         d_model: Width D; must be even for `block` bytenet.
         n_layers: Number of convolutional blocks.
@@ -45,6 +47,11 @@ class ConvolutionalLMConfig(ModelConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = ConvolutionalLMConfig(n_layers=5, block="bytenet", dilations=(1, 2, 4, 8, 16))
+        >>> config.reach  # tokens
+        62
     """
 
     d_model: int = 256
@@ -184,6 +191,8 @@ class ConvolutionalStack(nn.Module):
 
 class ConvolutionalLM(CausalLM):
     """Causal language model with convolutions, without a cache and without packed documents.
+
+    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
 
     Example:
         >>> import fourfold, torch

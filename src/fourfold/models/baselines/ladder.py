@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fourfold.core.attention import attend
+from fourfold.core.attention import attend, attention_weights, dense_mask
 from fourfold.core.block import Block, Stack
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
@@ -47,10 +47,17 @@ WITH_ATTENTION = ("heads", "residual", "norm", "full")
 class LadderLMConfig(CausalLMConfig):
     """Config of a causal LM whose layers have only some components of a transformer block.
 
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
+
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`. The
             rungs parameter_free, projections and scaled have one attention head. Its queries and
             keys have the width `d_head`, or D if `d_head` is None. Its values have the width D.
+
+    Example:
+        >>> model = LadderLM(LadderLMConfig(n_layers=2, vocab_size=100, rung="parameter_free"))
+        >>> sum(weight.numel() for weight in model.stack.parameters())
+        0
     """
 
     rung: Rung = "full"
@@ -60,8 +67,16 @@ class LadderLMConfig(CausalLMConfig):
 class LadderClassifierConfig(SequenceClassifierConfig):
     """Config of a sequence classifier whose layers have only some components of a block.
 
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
+
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`.
+
+    Example:
+        >>> import torch
+        >>> config = LadderClassifierConfig(n_layers=1, vocab_size=100, n_classes=2, rung="norm")
+        >>> LadderClassifier(config)(torch.tensor([[5, 7, 9]])).shape
+        torch.Size([1, 2])
     """
 
     rung: Rung = "full"
@@ -117,6 +132,12 @@ class SingleHead(nn.Module):
         )
         return y.squeeze(1)
 
+    def weights(self, x: Tensor, *, mask: LoweredMask) -> Tensor:
+        """Compute the attention weights (B, 1, T, T), in fp32 or fp64, for an input (B, T, D)."""
+        q, k = self.q(x).unsqueeze(1), self.k(x).unsqueeze(1)  # (B, 1, T, Dk or D)
+        allowed = dense_mask(mask.mask, mask.causal, mask.window, q, k)
+        return attention_weights(q, k, mask=allowed, scale=self.scale)
+
 
 class LadderBlock(Block):
     """Transformer block with only some of its components, for ablations.
@@ -169,7 +190,7 @@ class LadderBlock(Block):
         if self.rung == "mlp":
             return self._residual(x, "ff")
         if self.rung in SINGLE_HEAD:
-            return self.dropout(self.head(x, mask, cache))
+            return self.dropout(self.head(x, mask=mask, cache=cache))
         if self.rung in WITHOUT_RESIDUAL:
             return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache, rotation=rotation))
         own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
@@ -196,6 +217,8 @@ class LadderStack(Stack):
 class LadderLM(CausalLM):
     """Causal language model whose layers have only some components of a transformer block.
 
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
+
     The field `config.rung` selects the components (see `LadderLMConfig`). Arguments and result of a
     call are those of `CausalLM`.
 
@@ -213,6 +236,8 @@ class LadderLM(CausalLM):
 class LadderClassifier(SequenceClassifier):
     """Sequence classifier whose layers have only some components of a transformer block.
 
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
+
     The field `config.rung` selects the components (see `LadderClassifierConfig`). With
     ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the
     mean of the token embeddings. With post-norm, the embeddings are normalized on every rung, as in
@@ -220,7 +245,8 @@ class LadderClassifier(SequenceClassifier):
 
     Example:
         >>> import torch
-        >>> config = LadderClassifierConfig(rung="none", pool="mean", n_layers=1, n_classes=6)
+        >>> sizes = {"n_layers": 1, "vocab_size": 8000, "n_classes": 6}
+        >>> config = LadderClassifierConfig(rung="none", pool="mean", **sizes)
         >>> LadderClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 6])
     """

@@ -32,6 +32,14 @@ class ResNetConfig(ModelConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> ResNetConfig(depth=50, n_classes=10).d_model
+        2048
+        >>> ResNetConfig(depth=20)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: depth must be one of 18, 34, 50, 101, 152, got 20
     """
 
     depth: Depth = 18
@@ -48,6 +56,8 @@ class ResNetConfig(ModelConfig):
 
 class ResNet(Model):
     """torchvision's ResNet, with first layers (stem) that are chosen for the size of the images.
+
+    Source: He et al. 2015.
 
     A call of the model takes images (B, C, side, side) and returns the logits (B, K).
 

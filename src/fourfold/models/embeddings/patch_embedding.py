@@ -14,7 +14,15 @@ from fourfold.models.embeddings.positions import PositionTable, make_positions
 
 
 def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
-    """Raise InputError unless `images` has the shape (B, n_channels, side, side)."""
+    """Raise InputError unless `images` has the shape (B, n_channels, side, side).
+
+    Example:
+        >>> check_image_shape(torch.zeros(2, 3, 32, 32), n_channels=3, side=32)
+        >>> check_image_shape(torch.zeros(2, 1, 32, 32), n_channels=3, side=32)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: images must have the shape (B, 3, 32, 32), got (2, 1, 32, 32)
+    """
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[1:] != (n_channels, side, side):
         message = f"must have the shape (B, {n_channels}, {side}, {side}), got {shape}"

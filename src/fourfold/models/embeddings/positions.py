@@ -21,6 +21,14 @@ class PositionTable(nn.Module):
     Args:
         table: Initial or fixed vectors (N, D).
         learned: Make the table a parameter.
+
+    Example:
+        >>> positions = PositionTable(torch.arange(8.0).view(4, 2), learned=False)
+        >>> positions(slice(1, 3))
+        tensor([[2., 3.],
+                [4., 5.]])
+        >>> positions(torch.tensor([[3, 0]])).shape
+        torch.Size([1, 2, 2])
     """
 
     weight: Tensor
@@ -57,7 +65,14 @@ class PositionTable(nn.Module):
 
 
 def learned(n_rows: int, width: int) -> PositionTable:
-    """Build a table of `n_rows` learned position vectors, which are 0 before initialization."""
+    """Build a table of `n_rows` learned position vectors, which are 0 before initialization.
+
+    Source: Devlin et al. 2018; Dosovitskiy et al. 2020, section 3.1.
+
+    Example:
+        >>> learned(512, 16).weight.requires_grad
+        True
+    """
     return PositionTable(torch.zeros(n_rows, width), learned=True)
 
 
@@ -73,6 +88,14 @@ def sinusoidal(n_rows: int, width: int) -> PositionTable:
 
     Raises:
         InputError: `width` is odd.
+
+    Example:
+        >>> table = sinusoidal(100, 4).weight
+        >>> table[1]  # sin 1, cos 1, sin 0.01, cos 0.01
+        tensor([0.8415, 0.5403, 0.0100, 0.9999])
+        >>> products = table @ table.T  # depend on the difference of two positions only
+        >>> torch.allclose(products[3, 5], products[60, 62], atol=1e-5)
+        True
     """
     sines, cosines = _sines_and_cosines(n_rows, width)
     return PositionTable(torch.stack([sines, cosines], dim=-1).flatten(1), learned=False)
@@ -80,6 +103,8 @@ def sinusoidal(n_rows: int, width: int) -> PositionTable:
 
 def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
     """Build a table of sinusoidal positions with all sines before all cosines.
+
+    Source: Vaswani et al. 2017, section 3.5, up to the order of the channels.
 
     Marian and tensor2tensor have this order of channels; in `sinusoidal`, sines and cosines
     alternate.
@@ -90,6 +115,11 @@ def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
 
     Raises:
         InputError: `width` is odd.
+
+    Example:
+        >>> alternating, halves = sinusoidal(10, 6).weight, sinusoidal_halves(10, 6).weight
+        >>> torch.equal(halves, alternating[:, [0, 2, 4, 1, 3, 5]])
+        True
     """
     return PositionTable(torch.cat(_sines_and_cosines(n_rows, width), dim=-1), learned=False)
 
@@ -108,6 +138,13 @@ def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> Position
 
     Raises:
         InputError: `n_rows` is not a square number, or `width` is not divisible by 4.
+
+    Example:
+        >>> table = sincos2d(16, 8).weight.view(4, 4, 8)  # row, column, channel
+        >>> torch.equal(table[0, 1, :4], table[3, 1, :4])  # the column
+        True
+        >>> torch.equal(table[1, 0, 4:], table[1, 3, 4:])  # the row
+        True
     """
     side = math.isqrt(n_rows)
     if side * side != n_rows or width % 4:
@@ -130,6 +167,10 @@ def sincos2d_mae(n_rows: int, width: int) -> PositionTable:
 
     The range of wavelengths has width / 4 steps, so that no channel has the longest, as in
     `sinusoidal`. Arguments and errors are those of `sincos2d`.
+
+    Example:
+        >>> torch.equal(sincos2d_mae(16, 8).weight, sincos2d(16, 8, n_steps=2).weight)
+        True
     """
     return sincos2d(n_rows, width, n_steps=width // 4)
 
@@ -166,6 +207,15 @@ def make_positions(
     Raises:
         InputError: The name is unknown, or the table cannot be built with these sizes (for example,
             sinusoidal positions of an odd width).
+
+    Example:
+        >>> make_positions("sinusoidal", 10, 6).weight.shape
+        torch.Size([10, 6])
+        >>> make_positions("none", 10, 6)
+        >>> make_positions("sinusoidal", 10, 5)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: d_model must be even for sinusoidal positions, got 5
     """
     if isinstance(positions, str):
         check_choice("positions", positions, tuple(POSITIONS))

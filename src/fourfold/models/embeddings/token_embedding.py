@@ -3,6 +3,8 @@
 Shapes: B batch, T tokens, D model width.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +22,8 @@ class TokenEmbedding(nn.Module):
         positions: A name in `fourfold.models.embeddings.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
         scale: Factor on token vectors. True means sqrt(D) (Vaswani et al. 2017, section 3.4), and
-            False or None means 1.
+            False or None means 1. A number is rounded to the data type of the vectors, as in the
+            Gemma of transformers (33.94 becomes 34 in bf16).
         norm: Module applied to the sum (BERT), or None.
         dropout: Dropout probability of the result.
 
@@ -50,6 +53,7 @@ class TokenEmbedding(nn.Module):
         self.positions = make_positions(positions, max_len, d_model)
         self.segments = nn.Embedding(n_segments, d_model) if n_segments else None
         self.scale = d_model**0.5 if scale is True else float(scale or 1.0)
+        self.rounds_scale = scale is not True
         self.norm = norm or nn.Identity()
         self.dropout = Dropout(dropout)
 
@@ -70,7 +74,7 @@ class TokenEmbedding(nn.Module):
         """
         x = self.tokens(ids)  # (B, T, D)
         if self.scale != 1.0:
-            x = x * self.scale
+            x = x * (round_to(self.scale, x.dtype) if self.rounds_scale else self.scale)
         if self.positions is not None:
             x = x + self.positions(positions)
         if self.segments is not None:
@@ -85,3 +89,14 @@ class TokenEmbedding(nn.Module):
         del self.tokens
         # Assigning an nn.Module the usual way would register it here, too.
         object.__setattr__(self, "tokens", owner.tokens)
+
+
+def round_to(value: float, dtype: torch.dtype) -> float:
+    """Round a positive number to the nearest number of a floating-point data type.
+
+    Example:
+        >>> round_to(33.94, torch.bfloat16)
+        34.0
+    """
+    unit = torch.finfo(dtype).eps * 2.0 ** (math.frexp(value)[1] - 1)
+    return round(value / unit) * unit

@@ -44,6 +44,8 @@ INIT_STD = 0.02
 class AxialPositions(PositionTable):
     """Learned positions of the patches of a square image, and of the tokens before the patches.
 
+    Source: Dosovitskiy et al. 2020, appendix D.4.
+
     The vector of a patch is the concatenation of D / 2 values for the column and D / 2 values for
     the row of the patch. Each token before the patches, such as the class token, has a vector of D
     values.
@@ -55,6 +57,13 @@ class AxialPositions(PositionTable):
 
     Raises:
         InputError: `width` is odd.
+
+    Example:
+        >>> positions = AxialPositions(1 + 4 * 4, 8)  # a class token and 16 patches
+        >>> positions.weight.shape
+        torch.Size([17, 8])
+        >>> sum(p.numel() for p in positions.parameters())  # 8 + 2 * 4 * 4, in place of 17 * 8
+        40
     """
 
     def __init__(self, n_rows: int, width: int) -> None:
@@ -82,12 +91,19 @@ VIT_POSITIONS: dict[str, Callable[[int, int], PositionTable]] = {"learned2d": Ax
 class RelativePositionBias(nn.Module):
     """Learned bias on the attention scores for each head and each distance of query and key.
 
+    Source: Dosovitskiy et al. 2020, appendix D.4, without the dependence on the query.
+
     A distance is the position of the key minus that of the query in the sequence of all tokens,
     from -(T - 1) to T - 1. The class token and the distillation token count as positions.
 
     Args:
         n_heads: Number of heads H.
         length: Number of tokens T.
+
+    Example:
+        >>> bias = RelativePositionBias(n_heads=2, length=5)
+        >>> bias().shape, bias.table.shape
+        (torch.Size([1, 2, 5, 5]), torch.Size([2, 9]))
     """
 
     index: Tensor
@@ -112,6 +128,15 @@ class BlockWithPositions(nn.Module):
         positions: Table of the position vectors (T, D).
         is_owner: Register the table as a submodule. If several blocks share a table, this must be
             True for exactly one of them, so that the state dict contains the table once.
+
+    Example:
+        >>> from fourfold.core.block import Block
+        >>> from fourfold.core.masks import LoweredMask
+        >>> from fourfold.models.embeddings.positions import learned
+        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16)
+        >>> block = BlockWithPositions(Block(config), learned(5, 8), is_owner=True)
+        >>> block(torch.randn(2, 5, 8), LoweredMask()).shape
+        torch.Size([2, 5, 8])
     """
 
     positions: PositionTable
@@ -138,6 +163,8 @@ class BlockWithPositions(nn.Module):
 class PositionedStack(Stack):
     """Stack with a relative position bias, or with positions added to the input of each block.
 
+    Source: Dosovitskiy et al. 2020, appendix D.4.
+
     Args:
         config: Config of the transformer blocks.
         positions: Kind of positions. relative is a `RelativePositionBias` that all blocks share.
@@ -145,6 +172,12 @@ class PositionedStack(Stack):
         length: Number of tokens T.
         shared: Add the vectors of one table in all blocks. False gives each block a table of its
             own. Ignored for relative.
+
+    Example:
+        >>> config = TransformerConfig(d_model=8, n_layers=2, n_heads=2, d_ff=16)
+        >>> stack = PositionedStack(config, "relative", length=5, shared=True)
+        >>> stack(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(
@@ -190,6 +223,8 @@ class PositionedStack(Stack):
 
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
     """Interpolate the position embeddings of a grid of patches to a grid of another size.
+
+    Source: Dosovitskiy et al. 2020, section 3.2.
 
     The first rows of a table are the vectors of prefix tokens (class and distillation token). The
     rows of prefix tokens are copied from `old` if both tables have them.

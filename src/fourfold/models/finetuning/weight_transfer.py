@@ -30,7 +30,7 @@ LAYER_FIELDS = (
     *("d_model", "n_heads", "d_ff", "activation", "feed_forward", "norm", "norm_placement"),
     *("norm_eps", "bias", "attn_scale", "head_width", "value_width", "hidden_size"),
     *("kv_heads", "qk_norm", "rope_theta", "rope_local_theta", "rope_scaling", "parallel"),
-    *("qkv_bias", "layer_scale"),
+    *("qkv_bias", "layer_scale", "score_cap"),
 )
 # Endings of the names of tensors with one row per token of the vocabulary.
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
@@ -235,7 +235,7 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
         role: Part of the target that receives the weights: model, encoder or decoder.
     """
     # Attributes of configs that describe a stack; without them, the config itself describes it.
-    stacks = ("", "encoder", "image_tower") if role == "model" else (role,)
+    stacks = ("", "encoder", "decoder", "image_tower") if role == "model" else (role,)
     for stack, name in product(stacks, LAYER_FIELDS):
         given = getattr(getattr(old, stack, old), name, None)
         expected = getattr(getattr(new, stack, new), name, None)

@@ -66,6 +66,13 @@ class RecurrentCaptionerConfig(ModelConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = RecurrentCaptioner(RecurrentCaptionerConfig(attention="hard_sample"))
+        >>> sum(weight.numel() for weight in model.parameters())
+        35076969
     """
 
     vocab_size: int | None = 10000

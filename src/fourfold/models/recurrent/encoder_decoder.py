@@ -60,6 +60,13 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
     Raises:
         InputError: A field has a value outside its choices or its range, or two fields do not fit
             together.
+
+    Example:
+        >>> from fourfold.models.base import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig())
+        >>> sum(weight.numel() for weight in model.parameters())
+        221000000
     """
 
     bidirectional: bool = False
@@ -149,6 +156,8 @@ class Bias(nn.Module):
 
 class RecurrentEncoderDecoder(Seq2Seq):
     """Recurrent encoder-decoder: predicts a target sequence from a source sequence.
+
+    Source: Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015.
 
     Padding of a source may be on either side and does not change any state. Padding of a target
     must be on the right. Packed pairs are not supported.

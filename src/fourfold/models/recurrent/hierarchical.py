@@ -64,6 +64,12 @@ class HierarchicalClassifierConfig(TransformerConfig):
     Raises:
         InputError: A field has a value outside its choices or its range, or `d_model` is odd for a
             GRU.
+
+    Example:
+        >>> config = HierarchicalClassifierConfig(vocab_size=100, n_classes=5, pool="mean")
+        >>> model = HierarchicalClassifier(config)
+        >>> sum(weight.numel() for weight in model.parameters())
+        141705
     """
 
     encoder: Literal["gru", "block"] = "gru"

@@ -23,6 +23,8 @@ from fourfold.models.recurrent.cells import LAYERS, Cell, RecurrentCache
 class RecurrentLMConfig(ModelConfig):
     """Config of a recurrent language model; the defaults are those of GPT-1's Table 5.
 
+    Source: Radford et al. 2018, Table 5.
+
     Args:
         d_model: Width D of the embedding.
         hidden_size: Number of units H of a layer.
@@ -39,6 +41,15 @@ class RecurrentLMConfig(ModelConfig):
     Raises:
         InputError: A field has a value outside its choices or its range, or `forget_bias` is not 0
             and the cell has no forget gate.
+
+    Example:
+        >>> config = RecurrentLMConfig(cell="gru", hidden_size=256, vocab_size=100)
+        >>> RecurrentLM(config).stack.layers
+        GRU(768, 256, batch_first=True)
+        >>> RecurrentLMConfig(n_layers=0)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: n_layers must be at least 1, got 0
     """
 
     d_model: int = 768
@@ -59,7 +70,7 @@ class RecurrentLMConfig(ModelConfig):
         super().__post_init__()
         limit = 100.0 if self.cell == "lstm" else 0.0  # no other cell has a forget gate
         name = "forget_bias" if self.cell == "lstm" else f"forget_bias of the cell {self.cell}"
-        check_range(name, self.forget_bias, minimum=-limit, maximum=limit)
+        check_range(name, self.forget_bias, minimum=0.0 - limit, maximum=limit)  # not -0
 
 
 class RecurrentLayers(nn.Module):
@@ -130,6 +141,8 @@ class RecurrentLayers(nn.Module):
 class RecurrentLM(CausalLM):
     """Recurrent causal language model, which does not support packed documents.
 
+    Source: Hochreiter and Schmidhuber 1997 (LSTM); Radford et al. 2018, Table 5.
+
     The state takes the place of a key-value cache and has the same size at every position. Padding
     must be on the right, and is not supported with a cache.
 
@@ -155,10 +168,17 @@ class RecurrentLM(CausalLM):
 class RecurrentClassifierConfig(RecurrentLMConfig):
     """Config of a recurrent language model with a sequence classifier.
 
+    Source: Radford et al. 2018, Table 5.
+
     Args:
         n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
             is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
+
+    Example:
+        >>> config = RecurrentClassifierConfig(cell="gru", vocab_size=100, n_classes=2)
+        >>> RecurrentClassifier(config).classifier
+        Linear(in_features=768, out_features=2, bias=True)
     """
 
     n_classes: int | None = None
@@ -168,7 +188,16 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
 class RecurrentClassifier(CausalClassifier):
     """Sequence classifier on the last real token of a recurrent language model.
 
+    Source: Radford et al. 2018, Table 5.
+
     A call of the model returns vocabulary logits (B, T, V). `classify` returns class logits (B, K).
+
+    Example:
+        >>> import torch
+        >>> config = RecurrentClassifierConfig(hidden_size=16, vocab_size=100, n_classes=2)
+        >>> model = RecurrentClassifier(config)
+        >>> model.classify(model.hidden(torch.tensor([[5, 7, 9]]))).shape
+        torch.Size([1, 2])
     """
 
     is_recurrent = True

@@ -1,0 +1,393 @@
+"""Views of models for images: ViT, masked autoencoder, CLIP and captioning.
+
+Shapes: T tokens, S texts, C channels, H height, W width.
+"""
+
+import base64
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fourfold.data.vision.features import input_transform
+from fourfold.data.vision.transforms import eval_transform
+from fourfold.explorer.inputs import Example, fit, longest_input, short_title, tokenizer_of
+from fourfold.explorer.maps import Collector, Kind
+from fourfold.explorer.views import Row, View, short_number
+from fourfold.models.analysis.attention_flow import relevance
+from fourfold.models.analysis.attention_maps import Array, attention_layers
+from fourfold.models.analysis.attention_statistics import patch_distances
+
+IMAGE_SIDE = 256  # longer side of an image on the page, in pixels
+IMAGE_BYTES = 60_000  # largest size of an image on the page
+FULL_PATCHES = 80  # tokens of a ViT up to which the maps of all examples are stored completely
+VISIBLE = 0.25  # share of the patches that the encoder of a masked autoencoder sees
+
+
+class ImageView(View):
+    """View that runs a Vision Transformer on an image.
+
+    The page shows the attention between patches, the attention rollout, the relevance of the
+    patches for the predicted class, and the most probable classes.
+    """
+
+    family = "vit"
+
+    def from_image(self, path: str) -> Example:
+        """Convert an image file to an `Example`, an input of the page.
+
+        The page displays the image after the resizing and cropping of evaluation.
+        """
+        image = input_transform(self.model.artifacts)(path)
+        seen = eval_transform(self.model.artifacts)(path)
+        return Example(Path(path).name, image=image, picture=pixels(seen, self.model.artifacts))
+
+    def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
+        """Convert the images of an `ImageBatch` to inputs of the page.
+
+        Args:
+            batch: The batch.
+            dataset: Dataset of the batch, from which the displayed pixels are read.
+        """
+        examples = []
+        for i, row in enumerate(batch.rows.tolist()):
+            stored = dataset.images.pixels(row, dataset.transform.n_channels)
+            seen = dataset.transform([stored], 0, np.array([row]))[0]
+            picture = pixels(seen, self.model.artifacts)
+            examples.append(Example(f"test image {row}", image=batch.images[i], picture=picture))
+        return examples
+
+    def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
+        """Run the model on an image, and return the data for the page.
+
+        The field `classes` holds the most probable classes. The attention maps are stored
+        completely for the first example and for images of at most `FULL_PATCHES` (80) tokens. For
+        other examples, only the attention of the class token is stored.
+        """
+        assert example.image is not None
+        side = self.model.config.image_size // self.model.config.patch_size
+        images = self._batch(example.image)
+        n_prefix = self.model.n_prefix
+        n_tokens = n_prefix + side * side
+        kind = self._kind(side, n_prefix, is_first)
+        outputs: list[Tensor] = []
+        collector.collect(self.model, lambda: outputs.append(self.model(images)), {"self": kind})
+        best = int(outputs[0][0].argmax())
+        _add_relevance(collector, self.model, lambda: self.model(images)[:, best], n_prefix)
+        positions = getattr(self.model.embed, "positions", None)
+        if is_first and positions is not None and len(positions.weight) == n_tokens:
+            unit = torch.nn.functional.normalize(positions.weight.detach().float(), dim=-1)
+            same = (unit @ unit.mT).clamp(-1, 1).cpu().numpy()
+            collector.add("positions", same, "patches", "patches", range=[-1.0, 1.0])
+        pooled = "[CLS]" if n_prefix else "mean of the patches"
+        return {
+            "title": example.title,
+            "tokens": {"patches": patch_names(side, side, n_prefix), "class": [pooled]},
+            "query": 0 if n_prefix else None,
+            "image": image_entry(example.picture, [side, side], n_prefix),
+            "classes": self.classes(outputs[0][0]),
+        }
+
+    def _kind(self, side: int, n_prefix: int, is_first: bool, name: str | None = None) -> Kind:
+        """Return the options for the self-attention of an image encoder (see `row`)."""
+        whole = is_first or n_prefix + side * side <= FULL_PATCHES
+        return Kind(
+            "patches" if whole else "class",
+            "patches",
+            name=name,
+            distances=patch_distances(side, side, n_prefix),
+            first_queries=None if whole else 1,
+            rollout="rollout",
+        )
+
+    def _batch(self, image: Tensor) -> Tensor:
+        return image[None].to(self.device, next(self.model.parameters()).dtype)
+
+
+class MaskedImageView(ImageView):
+    """View that runs a masked autoencoder, whose encoder sees only some of the patches of an image.
+
+    The page shows the attention of the decoder between all patches, and the attention of the
+    encoder between the visible patches. Patches that the encoder does not see are dark.
+    """
+
+    family = "masked_image"
+
+    def from_image(self, path: str) -> Example:
+        """Convert an image file to an `Example`, an input of the page.
+
+        A quarter of the patches, which the same random numbers select for each image, is visible.
+        """
+        n_patches = (self.model.config.image_size // self.model.config.patch_size) ** 2
+        order = np.random.default_rng(0).permutation(n_patches)
+        visible = sorted(order[: max(1, round(VISIBLE * n_patches))].tolist())
+        return replace(super().from_image(path), visible=visible)
+
+    def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
+        """Convert the images of a `MaskedImageBatch` to inputs of the page."""
+        pairs = zip(super().from_batch(batch, dataset), batch.visible.tolist(), strict=True)
+        return [replace(example, visible=visible) for example, visible in pairs]
+
+    def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
+        """Run the model on an image, and return the data for the page."""
+        assert example.image is not None
+        assert example.picture is not None
+        side = self.model.config.image_size // self.model.config.patch_size
+        images, visible = self._batch(example.image), self.tensor(example.visible)
+        names, distances = patch_names(side, side, 1), patch_distances(side, side, 1)
+        seen = [0, *(1 + patch for patch in example.visible)]
+        own = distances[seen][:, seen]
+        kinds = {
+            "self": Kind("visible", "visible", name="encoder", distances=own),
+            "decoder_stack": Kind("patches", "patches", name="decoder", distances=distances),
+        }
+        collector.collect(self.model, lambda: self.model(images, visible), kinds)
+        collector.maps.sort(key=lambda entry: bool(entry["name"] == "encoder"))
+        hidden = sorted(set(range(1, len(names))) - set(seen))
+        return {
+            "title": example.title,
+            "tokens": {"patches": names, "visible": [names[i] for i in seen]},
+            "query": hidden[0] if hidden else 0,
+            "image": image_entry(darken(example.picture, hidden, side), [side, side], 1),
+        }
+
+
+class ImageTextView(ImageView):
+    """View that runs CLIP on images and texts.
+
+    The page shows the attention of the image encoder and of the text encoder. The classes of an
+    image are the texts of all examples, with the softmax of their similarities as probabilities.
+    """
+
+    family = "image_text"
+    texts: Sequence[list[int]] = ()
+
+    def from_text(self, text: str, target: str | None = None) -> Example:
+        """Convert a text to an `Example`, an input of the page. `target` is ignored."""
+        tokenizer = tokenizer_of(self.model)
+        ids = fit(tokenizer.encode(text), longest_input(self.model), self.truncate, n_special=2)
+        return Example(short_title(text), [tokenizer.bos_id, *ids, tokenizer.eos_id])
+
+    def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
+        """Convert the images of a `CaptionBatch`, with their captions, to inputs of the page."""
+        decode, found = tokenizer_of(self.model).decode, []
+        examples = super().from_batch(batch, dataset)
+        for example, row, mask in zip(examples, batch.ids, batch.mask, strict=True):
+            ids = row[mask].tolist()
+            title = short_title(f"{example.title}: {decode(ids)}")
+            found.append(replace(example, ids=ids, title=title))
+        return found
+
+    def prepare(self, examples: Sequence[Example]) -> None:
+        """Keep the different texts of all examples, with which each image is compared."""
+        found = {tuple(example.ids): list(example.ids) for example in examples if example.ids}
+        self.texts = list(found.values())
+
+    def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
+        """Run both encoders on an image and a text, or one of them, and return the data.
+
+        The relevance of the patches is that for the text of the example, or for the most similar
+        text if the example has none.
+        """
+        model: Any = self.model
+        fields: Row = {"title": example.title, "tokens": {}}
+        if example.ids:
+            ids = self.tensor(example.ids)
+            fields |= self.tokens(tokens=example.ids)
+            kinds = {"text_stack": Kind("tokens", "tokens", name="text", ids=ids[0])}
+            collector.collect(model, lambda: model.encode_text(ids), kinds)
+        if example.image is None:
+            return fields
+        side, images = (
+            model.config.image_size // model.config.patch_size,
+            self._batch(example.image),
+        )
+        kinds = {"image_stack": self._kind(side, 1, is_first, name="image")}
+        collector.collect(model, lambda: model.encode_image(images), kinds)
+        collector.maps.sort(key=lambda entry: bool(entry["name"] == "text"))
+        fields["tokens"] |= {"patches": patch_names(side, side, 1), "class": ["[CLS]"]}
+        fields |= {"image": image_entry(example.picture, [side, side], 1), "query": 0}
+        if not self.texts:
+            return fields
+        with torch.no_grad():
+            texts = torch.cat([model.encode_text(self.tensor(ids)) for ids in self.texts])
+            logits = model.similarity(model.encode_image(images), texts)[0]
+        names = [short_title(tokenizer_of(model).decode(ids)) for ids in self.texts]
+        own = list(example.ids)
+        best = self.texts.index(own) if own in self.texts else int(logits.argmax())
+
+        def forward() -> Tensor:
+            return model.similarity(model.encode_image(images), texts[best : best + 1])[:, 0]
+
+        paths = [path for path, (name, _) in attention_layers(model).items() if name in kinds]
+        _add_relevance(collector, model, forward, 1, paths)
+        return fields | {"classes": self.classes(logits, names)}
+
+
+class CaptionView(ImageView):
+    """View that runs a captioning model on an image and on the caption that it generates.
+
+    The page shows the attention of each word to the image.
+    """
+
+    family = "captioning"
+
+    def complete(self, example: Example) -> Example:
+        """Return a copy of an example whose `target` is a caption that beam search generates."""
+        assert example.image is not None
+        limits = (getattr(self.model.config, "max_len", None), self.model.artifacts.get("max_len"))
+        longest = min([51, *(limit for limit in limits if limit is not None)]) - 1
+        with torch.inference_mode():
+            found = self.search(self._batch(example.image), bos_id=self.start_id, max_len=longest)
+        title = f"{example.title}: {tokenizer_of(self.model).decode(found[0].ids)}"
+        return replace(example, target=found[0].ids, hypotheses=found, title=title)
+
+    def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
+        """Run the model once on image and caption, and return the data for the page.
+
+        The data hold the attention to the image for each token of the caption, and the distribution
+        that the model predicts for the token.
+        """
+        assert example.image is not None
+        target = list(example.target or [])
+        inputs = [self.start_id, *target[:-1]]
+        encoder = getattr(self.model.config, "encoder", None)
+        is_recurrent = self.model.is_recurrent
+        n_encoded = 0 if encoder is None else encoder.n_prefix
+        n_prefix = 0 if is_recurrent else n_encoded
+        grid = list(example.image.shape[1:])
+        if encoder is not None:
+            grid = [encoder.image_size // encoder.patch_size] * 2
+        kinds = {
+            "encoder": Kind("encoded", "encoded"),
+            "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
+            "cross": Kind(
+                "target",
+                "patches",
+                name="alpha" if is_recurrent else None,
+                is_self=False,
+                total="alpha sum",
+            ),
+        }
+        fields = self.tokens(target=target, inputs=inputs)
+        fields["tokens"]["sum"] = ["sum over the words"]
+        fields["tokens"]["patches"] = patch_names(grid[0], grid[1], n_prefix)
+        if encoder is not None:
+            fields["tokens"]["encoded"] = patch_names(grid[0], grid[1], n_encoded)
+        gates: list[Tensor] = []
+        gate = getattr(self.model.decoder, "gate", None)
+        hook = gate and gate.register_forward_hook(lambda _m, _a, y: gates.append(y[0].sigmoid()))
+        chosen = self.tensor(target)
+        try:
+            logits, ranks = self.run(
+                collector, kinds, chosen, self._batch(example.image), self.tensor(inputs)
+            )
+        finally:
+            if hook:
+                hook.remove()
+        positions = {i: i for i in range(len(target))}
+        steps = self.steps(logits, target, positions, ranks, "generate", list="target")
+        fields |= {"title": example.title, "steps": steps, "beams": self.beams(example)}
+        fields["image"] = image_entry(example.picture, grid, n_prefix)
+        if gates:
+            fields["gate"] = [short_number(float(value)) for value in torch.cat(gates)]
+        return fields
+
+
+def pixels(image: Tensor, artifacts: Any) -> Array:
+    """Return the pixels (H, W, C) uint8 of a normalized image.
+
+    Args:
+        image: Normalized image (C, H, W).
+        artifacts: Mapping with the keys `mean` and `std`, the values of each channel with which the
+            image was normalized.
+    """
+    mean, std = (torch.tensor(artifacts[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    levels = (image.float().cpu() * std + mean).clamp(0, 1).mul(255).round().byte()
+    return levels.permute(1, 2, 0).numpy()
+
+
+def darken(picture: Array, hidden: Sequence[int], side: int) -> Array:
+    """Return a picture in which the hidden patches have a quarter of their brightness.
+
+    Args:
+        picture: Pixels (H, W, C) uint8.
+        hidden: Indices of the hidden patches, where 1 is the first patch of the image.
+        side: Number of patches in a row and in a column.
+    """
+    seen = np.ones(side * side, np.float32)
+    seen[np.array(hidden, int) - 1] = 0.25
+    height, width = (size // side for size in picture.shape[:2])
+    factors = np.kron(seen.reshape(side, side), np.ones((height, width)))
+    return (picture * factors[..., None]).astype(np.uint8)
+
+
+def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | None:
+    """Return the field `image` of the page's data, with the image as a JPEG in a data URL.
+
+    The JPEG has at most 60 kB, unless the lowest quality is larger.
+
+    Args:
+        picture: Pixels (H, W, C) uint8; None if the example has no image.
+        grid: Number of rows and number of columns of the patches.
+        n_prefix: Number of tokens before the patches.
+
+    Returns:
+        A dictionary with the keys `src` (the data URL), `width` and `height` in pixels, `grid` and
+        `prefix`; None if `picture` is None.
+    """
+    if picture is None:
+        return None
+    image = Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture)
+    factor = IMAGE_SIDE / max(image.size)
+    if factor > 1:
+        factor = max(1, math.floor(factor))
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC)
+    for quality in (90, 70, 40, 10):
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        if file.tell() <= IMAGE_BYTES:
+            break
+    url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    size_of = {"width": image.width, "height": image.height}
+    return {"src": url, **size_of, "grid": grid, "prefix": n_prefix}
+
+
+def patch_names(n_rows: int, n_columns: int, n_prefix: int) -> list[str]:
+    """Return the names of the tokens before the patches, and of the patches row by row."""
+    registers = [f"register {i}" for i in range(1, n_prefix)]
+    prefix = ["[CLS]", *registers] if n_prefix > 2 else ["[CLS]", "[DIST]"][:n_prefix]
+    grid = [(i, j) for i in range(n_rows) for j in range(n_columns)]
+    return prefix + [f"row {i}, column {j}" for i, j in grid]
+
+
+def _add_relevance(
+    collector: Collector,
+    model: Any,
+    forward: Callable[[], Tensor],
+    n_prefix: int,
+    paths: Sequence[str] | None = None,
+) -> None:
+    """Add the relevance of the patches for an output of the model to the maps of a collector.
+
+    Args:
+        collector: Collector of the maps.
+        model: The model.
+        forward: Function that returns the output (1,) of the model.
+        n_prefix: Number of tokens before the patches. If it is 0, the mean over all queries
+            replaces the relevance for the class token.
+        paths: Paths of the attention modules; None means all self-attention.
+    """
+    total = relevance(model, forward, paths)[0]
+    scores = (total[:1] if n_prefix else total.mean(0, keepdim=True)).cpu().numpy()
+    scores = scores - np.eye(1, scores.shape[1], dtype=scores.dtype) * bool(n_prefix)
+    fields = {"range": [0.0, float(scores.max())]}
+    collector.add("relevance", scores, "class", "patches", **fields)
