@@ -253,7 +253,7 @@ class AxialRotaryStack(Stack):
     ) -> Rotation | None:
         theta = self.rope[0]
         assert theta is not None, "rotary2d needs rope_theta"
-        options = {"dtype": torch.float32, "device": x.device}
+        options: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
         # The operations are those of transformers, in the same order, so the results are equal.
         rates = 1 / theta ** torch.arange(0, 1, 4 / self.head_width, **options)
         centres = 2 * (torch.arange(0.5, self.side, **options) / self.side) - 1
