@@ -1,13 +1,14 @@
 """Benchmark of training steps: `fourfold fit` against a plain Trainer and a plain loop.
 
-    python scripts/bench_loop.py [--rounds 7] [--steps 30] [--out DIR]
+    python scripts/bench_loop.py [--rounds 7] [--steps 30] [--probe] [--out DIR]
 
 The same causal LM trains on the same batches with one thread, bf16 autocast and gradient clipping,
 in three ways that are measured in interleaved rounds: a loop of ten lines, a LightningModule of ten
 lines in a Trainer without callbacks and loggers, and `fourfold fit` with normalization over
 micro-batches, checks for non-finite losses, a seed for each step, resumable data order and logging.
 A tiny model shows the overhead of a step. The time to save a checkpoint is compared between
-Lightning's CheckpointIO and fourfold's, which waits for the disk. DIR receives loop.json.
+Lightning's CheckpointIO and fourfold's, which waits for the disk. DIR receives loop.json. With
+--probe, the cost of `AttentionProbe` is measured instead, and DIR receives probe.json.
 """
 
 import argparse
@@ -46,6 +47,7 @@ from fourfold.tasks import CausalLanguageModeling  # noqa: E402
 SHAPES = {"large": (384, 6, 128, 2), "tiny": (32, 1, 32, 2)}
 N_WARMUP = 2  # steps that are not measured
 GRADIENT_CLIP = 1.0
+PROBE_STEPS = 8  # steps between two measurements of the probe
 
 
 class Clock(Callback):
@@ -141,8 +143,10 @@ def plain_lightning(shape: tuple[int, int, int, int], steps: int, folder: Path) 
     return list(Clock.times)
 
 
-def fourfold_fit(shape: tuple[int, int, int, int], steps: int, folder: Path) -> list[float]:
-    """Train with `fourfold fit`; return the time after each step."""
+def fourfold_fit(
+    shape: tuple[int, int, int, int], steps: int, folder: Path, *options: str
+) -> list[float]:
+    """Train with `fourfold fit` and further options; return the time after each step."""
     width, layers, length, rows = shape
     sizes = {
         "d_model": width,
@@ -173,6 +177,7 @@ def fourfold_fit(shape: tuple[int, int, int, int], steps: int, folder: Path) -> 
                 *("--trainer.accelerator=cpu", "--trainer.precision=bf16-mixed"),
                 *(f"--trainer.gradient_clip_val={GRADIENT_CLIP}", "--checkpoint.every_n_epochs=0"),
                 "--trainer.callbacks+=scripts.bench_loop.Clock",
+                *options,
             ]
         )
     assert code == 0
@@ -217,6 +222,38 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     return result
 
 
+def probe(name: str, rounds: int, folder: Path) -> dict[str, Any]:
+    """Measure the time that `AttentionProbe` adds to validations, interleaved with none.
+
+    A validation of one batch follows every `PROBE_STEPS` steps. The first one with the probe also
+    writes the page of attention maps; the later ones measure only.
+    """
+    options = ["--trainer.limit_val_batches=1", f"--trainer.val_check_interval={PROBE_STEPS}"]
+    added = "--trainer.callbacks+=fourfold.callbacks.monitoring.attention_probe.AttentionProbe"
+    pauses: dict[bool, list[list[float]]] = {False: [], True: []}
+    steps = []
+    for number in range(rounds):
+        for has_probe in random.Random(number).sample([False, True], 2):
+            given = [*options, added] if has_probe else options
+            with quiet():
+                times = fourfold_fit(SHAPES[name], 3 * PROBE_STEPS + 1, folder, *given)
+            found = [1000 * (after - before) for before, after in itertools.pairwise(times)]
+            pauses[has_probe].append(found[PROBE_STEPS - 1 :: PROBE_STEPS])
+            steps.append(statistics.median(found))
+        print(name, pauses[False][-1], pauses[True][-1], flush=True)
+    pairs = list(zip(pauses[True], pauses[False], strict=True))
+    page = [one[0] - other[0] for one, other in pairs]
+    measured = [statistics.mean(one[1:]) - statistics.mean(other[1:]) for one, other in pairs]
+    step = statistics.median(steps)
+    return {
+        "step, ms": spread(steps),
+        "first measurement with page, ms": spread(page),
+        "later measurement, ms": spread(measured),
+        "steps between validations for 1 %": 100 * statistics.median(measured) / step,
+        "steps of training for 1 % with the page": 100 * statistics.median(page) / step,
+    }
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Return median, minimum and maximum."""
     found = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
@@ -246,17 +283,23 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each method")
     parser.add_argument("--steps", type=int, default=30, help="steps of one measurement")
     parser.add_argument("--out", type=Path, help="directory for loop.json")
+    parser.add_argument("--probe", action="store_true", help="measure AttentionProbe instead")
     options = parser.parse_args()
     found: dict[str, Any] = {"machine": machine()}
+    file = "probe.json" if options.probe else "loop.json"
     with tempfile.TemporaryDirectory() as name:
         for shape, more in (("large", 1), ("tiny", 8)):
-            found[shape] = measure(shape, options.rounds, options.steps * more, Path(name))
-        found["checkpoint"] = checkpoints(options.rounds, Path(name))
+            if options.probe:
+                found[shape] = probe(shape, options.rounds, Path(name))
+            else:
+                found[shape] = measure(shape, options.rounds, options.steps * more, Path(name))
+        if not options.probe:
+            found["checkpoint"] = checkpoints(options.rounds, Path(name))
     text = json.dumps(found, indent=1)
     print(text)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "loop.json").write_text(text + "\n")
+        (options.out / file).write_text(text + "\n")
     return 0
 
 

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
+import transformers as hf
 import yaml
+from tokenizers import decoders, models, pre_tokenizers
 
 import fourfold
+from fourfold.models.finetuning.config import TuningConfig
 from fourfold.tokenization.tokenizer import Tokenizer
 
 Run = Callable[..., Any]
@@ -297,6 +301,109 @@ def test_low_rank_trains_and_is_merged_for_transformers(
     names = fourfold.load(here / "r").state_dict()
     assert not [name for name in names if name.endswith((".a", ".b"))]
     assert run("export", here / "r/checkpoints/last.ckpt", here / "out").code == 0
+
+
+def tokenizer_of_llama() -> Any:
+    """Build a byte-level tokenizer with the begin and end tokens of Llama 3."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({x: i for i, x in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = ("<|begin_of_text|>", "<|end_of_text|>")
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=names[0], eos_token=names[1]
+    )
+
+
+def test_low_rank_updates_of_a_llama_directory(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    """The recipe needs neither sizes nor a tokenizer, and transformers reads the result."""
+    tokenizer = tokenizer_of_llama()
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    config = hf.LlamaConfig(
+        **shape, **heads, vocab_size=len(tokenizer), max_position_embeddings=16, rope_theta=500.0
+    )
+    source = hf.LlamaForCausalLM(config)
+    source.save_pretrained(here / "llama")
+    tokenizer.save_pretrained(here / "llama")
+    recipe = yaml.safe_load(configs["lm"].read_text())
+    del recipe["model"]["init_args"]["config"]
+    del recipe["data"]["init_args"]["tokenizer"]
+    (here / "c.yaml").write_text(yaml.safe_dump(recipe))
+    call = [
+        "--config",
+        here / "c.yaml",
+        "--run_dir",
+        here / "r",
+        "--model.init_from",
+        here / "llama",
+    ]
+    result = run("fit", *call, "--model.tuning.lora_rank", 2, "--model.optimizer.lr", 0.01)
+    assert result.code == 0, result.err
+    assert "loaded    stack.blocks.0-1.attn.k.weight (12, 16)" in result.out
+    assert "new       " not in result.out
+    content = torch.load(here / "r/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    updates = {name for name in content if name.endswith((".a", ".b"))}
+    assert len(updates) == 2 * 2 * len(TuningConfig().lora_targets)
+    assert all(content[name].any() for name in updates)
+    assert run("export", here / "r", here / "out").code == 0
+    theirs = hf.AutoModelForCausalLM.from_pretrained(here / "out").eval()
+    before = source.state_dict()
+    changed = {name for name, x in theirs.state_dict().items() if not torch.equal(x, before[name])}
+    ends = ("q_proj", "v_proj")
+    assert changed == {f"model.layers.{i}.self_attn.{end}.weight" for i in range(2) for end in ends}
+    ids = torch.randint(len(tokenizer), (2, 9))
+    with torch.no_grad():
+        mine = fourfold.load(here / "r")(ids)
+        torch.testing.assert_close(theirs(ids).logits, mine, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("probe", [False, True])
+@pytest.mark.parametrize("n_registers", [0, 3])
+def test_classification_starts_from_dinov2(
+    probe: bool, n_registers: int, run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    """The source has no head; the images have another size than those of the source."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2}
+    images = {"image_size": 16, "patch_size": 4, "num_channels": 1}
+    if n_registers:
+        config = hf.Dinov2WithRegistersConfig(
+            **shape, **images, num_register_tokens=n_registers, layerscale_value=0.5
+        )
+        source: Any = hf.Dinov2WithRegistersModel(config)
+    else:
+        source = hf.Dinov2Model(hf.Dinov2Config(**shape, **images, layerscale_value=0.5))
+    source.save_pretrained(here / "dino")
+    recipe = yaml.safe_load(configs["vit"].read_text())
+    recipe["model"]["init_args"]["config"] = {"image_size": 8, "pool": "cls_mean"}
+    (here / "c.yaml").write_text(yaml.safe_dump(recipe))
+    call = [
+        "--config",
+        here / "c.yaml",
+        "--run_dir",
+        here / "r",
+        "--model.init_from",
+        here / "dino",
+    ]
+    options = ["--model.tuning.freeze", "all"] if probe else []
+    result = run("fit", *call, *options, "--trainer.max_steps", 2)
+    assert result.code == 0, result.err
+    assert "embed.positions.weight (17, 16): to (5, 16)" in result.out
+    assert "new       heads.0.weight" in result.out
+    model: Any = fourfold.load(here / "r")
+    assert (model.config.n_registers, model.config.layer_scale is None) == (n_registers, False)
+    assert model.heads[0].weight.shape == (10, 32)  # class token and mean of the patches
+    name = "stack.blocks.1.attn.q.weight"
+    before = fourfold.load(here / "dino").state_dict()[name]
+    assert torch.equal(model.state_dict()[name], before) == probe
+    assert model.heads[0].weight.any()
+    result = run("test", "--run_dir", here / "r")
+    assert result.code == 0, result.err
+    assert "test/top1" in json.loads((here / "r/metrics.json").read_text())
 
 
 def test_what_the_user_writes_is_kept(

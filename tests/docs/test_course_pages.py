@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fourfold.core import attention, block
+from fourfold.core import attention, block, rotary
 from fourfold.generation.beam_search import LENGTH_PENALTIES
 from fourfold.models.analysis import attention_flow
 from fourfold.models.embeddings import positions
@@ -119,6 +119,18 @@ def base_1000(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "_sines_and_cosines", wrong)
 
 
+def rotation_with_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add both products in the first half of the channels, so that nothing is rotated."""
+
+    def wrong(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        cos, sin = rotation
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos + second * sin, second * cos + first * sin], dim=-1)
+
+    for module in (attention, rotary):
+        monkeypatch.setattr(module, "rotate", wrong)
+
+
 def mask_without_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide from a query its own position, too."""
 
@@ -170,6 +182,7 @@ def rollout_without_residual(monkeypatch: pytest.MonkeyPatch) -> None:
         ("06-scaling-heads-masks", unscaled),
         ("06-scaling-heads-masks", mask_without_diagonal),
         ("07-positions", base_1000),
+        ("07-positions", rotation_with_wrong_sign),
         ("03-attention-decoders", additive_without_tanh),
         ("08-norm-and-residuals", deviation_without_mean),
         ("09-encoder-decoder-transformer", unscaled),

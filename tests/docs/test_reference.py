@@ -126,6 +126,14 @@ def test_every_entry_has_an_example_that_runs() -> None:
     }
 
 
+@pytest.mark.parametrize("page", ["fourfold", "generation"])  # with entries of data
+def test_the_examples_of_a_page_run(page: str) -> None:
+    file = ROOT / "docs" / "api" / f"{page}.rst"
+    result = doctest.testfile(str(file), module_relative=False)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
 def test_every_model_names_a_paper() -> None:
     models = {name: member for name, member in described().items() if is_model(member)}
     assert len(models) > 20

@@ -4,7 +4,7 @@
 
 // ------------------------------------------------------------------------------------------------ 1 state, maps
 const DEFAULTS = {
-  row: 0, model: 0, map: "", layer: -1, head: -1, q: -1, k: -1, step: 0, words: 0, special: 0, marks: -1,
+  row: 0, model: 0, map: "", layer: -1, head: -1, q: -1, k: -1, step: 0, words: 0, special: 0, marks: 1,
   scale: "max", smooth: 0, zoom: 0, theme: "",
 };
 const TITLES = {
@@ -26,8 +26,7 @@ const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["la
 
 const $ = (id) => document.getElementById(id);
 const root = () => page.doc.rows[page.state.row];
-// A page of several models has a family and a provenance for each input.
-const family = () => root().family || page.doc.family;
+// A page of several models has a provenance for each input.
 const provenance = () => root().provenance || page.doc.provenance;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -59,6 +58,8 @@ const mapTitle = (name) => {
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
 const mapsOf = (name, model = modelOf()) => root().maps.filter((map) => map.name === name && map.model === model);
 
+const mapNames = () => unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
+
 /** Maps for the tables of heads: those of the map that is shown, or of the first one that has heads. */
 function headMaps() {
   const isHeaded = (name) => mapsOf(name).some((map) => map.head !== null);
@@ -87,7 +88,7 @@ function settle() {
   const state = page.state, rows = page.doc.rows;
   state.row = Math.min(state.row, rows.length - 1);
   if (!page.doc.compare) state.model = 0;
-  const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
+  const names = mapNames();
   if (!names.includes(state.map)) {
     const wanted = ["alpha", "cross", ...(root().image ? ["rollout"] : [])];
     state.map = wanted.find((name) => names.includes(name)) || names[0] || "";
@@ -104,11 +105,7 @@ function settle() {
 const wordsAvailable = () => Object.keys(root().words || {}).length > 0;
 
 /** Indices of special tokens of a list. */
-function specialTokens(name) {
-  const given = (root().special || {})[name], tokens = root().tokens[name];
-  if (given) return new Set(given);
-  return new Set([...tokens.keys()].filter((i) => SPECIAL.test(tokens[i])));
-}
+const specialTokens = (name) => new Set((root().special || {})[name] || []);
 
 /** The map that is shown, with labels, after words are merged and special tokens are hidden. */
 function makeView() {
@@ -119,8 +116,7 @@ function makeView() {
   const sides = ["queries", "keys"].map((side) => {
     const name = one.map[side], tokens = root().tokens[name];
     const words = state.words ? (root().words || {})[name] : null;
-    const image = root().image && name === "patches";
-    const groups = groupTokens(tokens.length, words, state.special && !image ? specialTokens(name) : new Set());
+    const groups = groupTokens(tokens.length, words, state.special ? specialTokens(name) : new Set());
     const label = (group) => (words ? joinPieces(group.map((i) => tokens[i])) : visible(tokens[group[0]]));
     return { name, groups, labels: groups.map(label), raw: tokens };
   });
@@ -241,12 +237,11 @@ function drawSelects() {
     $(id).value = String(chosen ?? "mean");
     $(id).closest("label").hidden = !isShown;
   };
-  const names = unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
   fill("row", doc.rows.map((row, i) => [i, `${i + 1}: ${visibleTitle(row.title)}`]), state.row);
   fill("model", doc.compare
     ? [[0, provenance().checkpoint || "first"], [1, doc.compare.title], [2, "difference (first − second)"]] : [[0, ""]],
   state.model);
-  fill("map", names.map((name) => [name, mapTitle(name)]), state.map);
+  fill("map", mapNames().map((name) => [name, mapTitle(name)]), state.map);
   fill("layer", page.layers.map((layer) => [layer ?? "mean", layer ?? "all"]), state.layer);
   const label = (head) => {
     const map = mapsOf(state.map).find((one) => one.layer === state.layer && one.head === head);
@@ -257,7 +252,7 @@ function drawSelects() {
   for (const id of ["words", "special", "marks", "smooth", "zoom"]) $(id).checked = state[id] === 1;
   $("words").closest("label").hidden = !wordsAvailable();
   $("special").closest("label").hidden = !Object.keys(root().tokens)
-    .some((name) => name !== "patches" && name !== "class" && specialTokens(name).size);
+    .some((name) => specialTokens(name).size);
 }
 
 /** Rows and columns of the map that are drawn: all, or 40 around the choice. */
@@ -880,7 +875,7 @@ function onKey(event) {
 }
 
 function toggleRollout() {
-  const names = unique(root().maps.map((map) => map.name)), isOn = page.state.map === "rollout";
+  const names = mapNames(), isOn = page.state.map === "rollout";
   if (!names.includes("rollout")) return;
   if (!isOn) page.before = page.state.map;
   update({ map: isOn ? page.before || names.find((name) => name !== "rollout") || "rollout" : "rollout" });
@@ -982,7 +977,6 @@ async function main() {
   $("notice").hidden = !(notice || []).length;
   $("notice").replaceChildren(...(notice || []).map((text) => make("li", { textContent: text })));
   Object.assign(page.state, readHash(location.hash, DEFAULTS));
-  if (page.state.marks < 0) DEFAULTS.marks = page.state.marks = page.doc.rows.some((row) => (row.family || page.doc.family) === "translation") ? 1 : 0;
   setTheme();
   $("controls").hidden = $("panels").hidden = false;
   listen();

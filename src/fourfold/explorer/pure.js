@@ -104,34 +104,34 @@ function diverge(t) {
 
 /** Token as it is shown: white space and control characters become visible marks. */
 function visible(token) {
-  const marks = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "Ġ": "␣", "▁": "␣", "Ċ": "↵" };
+  const marks = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥" };
   const named = (run) => [...run].map((c) => `\\u{${c.codePointAt(0).toString(16)}}`).join("");
   return token === "" ? "∅"
-    : token.replace(/^ +| +$|[\n\r\tĠ▁Ċ]/g, (run) => [...run].map((c) => marks[c]).join(""))
+    : token.replace(/^ +| +$|[\n\r\t]/g, (run) => [...run].map((c) => marks[c]).join(""))
       .replace(/[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|^[\u200c\u200d]+$|[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/gu, named);
 }
 
 /** Word made of pieces: without the marks of word beginnings and continuations. */
 function joinPieces(pieces) {
   const text = pieces.map((one, i) => (i ? one.replace(/^##/, "") : one)).join("");
-  return visible(text.replace(/^[ Ġ▁](?=.)/u, ""));
+  return visible(text.replace(/^ (?=.)/, ""));
 }
 
-/** Tokens such as [CLS] and </s>, where a document does not name the special ones. */
+/** Tokens such as [CLS] and </s>, which are words of their own. */
 const SPECIAL = /^(\[[A-Z]+\d*\]|<\/?[a-z|_]+>)$/;
 
 /** What stands between the pieces of a text: white space before a word, else a place where a line may break. */
 function gaps(tokens) {
-  const isMarked = tokens.some((token) => /^[ ▁Ġ]/.test(token));
+  const isMarked = tokens.some((token) => token.startsWith(" "));
   return tokens.map((_, i) => {
     const next = tokens[i + 1] || "";
     if (SPECIAL.test(next) || SPECIAL.test(tokens[i])) return " ";
-    return (isMarked ? /^[ ▁Ġ]/.test(next) : !next.startsWith("##")) ? " " : "\u200b";
+    return (isMarked ? next.startsWith(" ") : !next.startsWith("##")) ? " " : "\u200b";
   });
 }
 
 /** Piece without the mark of a word beginning or continuation, with visible white space. */
-const plainPiece = (token) => visible(token.replace(/^(##|[ ▁Ġ])(?=[^ ▁Ġ])/u, ""));
+const plainPiece = (token) => visible(token.replace(/^(##| )(?=[^ ])/, ""));
 
 /** Text of some pieces. */
 function readable(tokens) {

@@ -61,7 +61,7 @@ class SequenceClassifier(EncoderWithHead):
     with tanh, dropout and a linear layer map this vector to the logits (B, K).
 
     Example:
-        >>> config = SequenceClassifierConfig(n_layers=1, n_classes=3)
+        >>> config = SequenceClassifierConfig(n_layers=1, vocab_size=8000, n_classes=3)
         >>> SequenceClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 3])
     """
@@ -102,7 +102,7 @@ class TokenClassifier(EncoderWithHead):
     """Token classifier: a linear layer on each hidden state (Devlin et al. 2018, section 5.3).
 
     Example:
-        >>> config = TokenClassifierConfig(n_layers=1, n_classes=9)
+        >>> config = TokenClassifierConfig(n_layers=1, vocab_size=8000, n_classes=9)
         >>> TokenClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 3, 9])
     """
@@ -140,7 +140,7 @@ class SpanExtractor(EncoderWithHead):
     """Extractive question answering: start and end logits of each token (Devlin et al. 2018, 4.2).
 
     Example:
-        >>> config = SpanExtractorConfig(n_layers=1)
+        >>> config = SpanExtractorConfig(n_layers=1, vocab_size=8000)
         >>> start, end = SpanExtractor(config)(torch.tensor([[101, 7592, 102]])).unbind(-1)
         >>> start.shape
         torch.Size([1, 3])

@@ -87,7 +87,7 @@ class MaskedLM(Model):
 
     Example:
         >>> import torch
-        >>> model = MaskedLM(MaskedLMConfig(n_layers=1)).eval()
+        >>> model = MaskedLM(MaskedLMConfig(n_layers=1, vocab_size=1000)).eval()
         >>> model(torch.tensor([[101, 103, 102]])).argmax(-1).shape
         torch.Size([1, 3])
     """

@@ -47,7 +47,7 @@ WITH_ATTENTION = ("heads", "residual", "norm", "full")
 class LadderLMConfig(CausalLMConfig):
     """Config of a causal LM whose layers have only some components of a transformer block.
 
-    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
 
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`. The
@@ -67,7 +67,7 @@ class LadderLMConfig(CausalLMConfig):
 class LadderClassifierConfig(SequenceClassifierConfig):
     """Config of a sequence classifier whose layers have only some components of a block.
 
-    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
 
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`.
@@ -217,7 +217,7 @@ class LadderStack(Stack):
 class LadderLM(CausalLM):
     """Causal language model whose layers have only some components of a transformer block.
 
-    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
 
     The field `config.rung` selects the components (see `LadderLMConfig`). Arguments and result of a
     call are those of `CausalLM`.
@@ -236,7 +236,7 @@ class LadderLM(CausalLM):
 class LadderClassifier(SequenceClassifier):
     """Sequence classifier whose layers have only some components of a transformer block.
 
-    Source: the order of the components in Bishop and Bishop 2024, section 12.1.
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
 
     The field `config.rung` selects the components (see `LadderClassifierConfig`). With
     ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the
@@ -245,7 +245,8 @@ class LadderClassifier(SequenceClassifier):
 
     Example:
         >>> import torch
-        >>> config = LadderClassifierConfig(rung="none", pool="mean", n_layers=1, n_classes=6)
+        >>> sizes = {"n_layers": 1, "vocab_size": 8000, "n_classes": 6}
+        >>> config = LadderClassifierConfig(rung="none", pool="mean", **sizes)
         >>> LadderClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
         torch.Size([1, 6])
     """

@@ -25,7 +25,7 @@ class TuningConfig:
             and Ruder 2018, section 3.3). Training starts with the head only, and each step
             unfreezes the next lower layer. None trains all layers from the start.
         lora_rank: Rank of the low-rank updates that are trained instead of the weights of linear
-            layers (Hu et al. 2021). 0 disables LoRA.
+            layers (Hu et al. 2021), together with the heads of classifiers. 0 disables LoRA.
         lora_alpha: Scale of the updates, which are multiplied by alpha / rank.
         lora_dropout: Dropout probability of the input of the updates.
         lora_targets: Names of the linear layers with an update: q, k, v, out (attention), up, down
