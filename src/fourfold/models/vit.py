@@ -19,7 +19,7 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.models.base import Model
-from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding, convolutional_stem
 from fourfold.models.embeddings.vit_positions import (
     IN_STACK,
     VIT_POSITIONS,
@@ -133,35 +133,6 @@ class ViTConfig(TransformerConfig):
         return {"all": 0, "class": self.n_registers, "none": self.n_prefix}[self.prefix_positions]
 
 
-def convolutional_stem(config: ViTConfig) -> nn.Sequential:
-    """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
-
-    Each 3x3 convolution halves the side of the image. The last convolution has D output channels.
-    Each earlier convolution has half as many output channels as the next one. Each convolution is
-    followed by a GroupNorm of one group and a ReLU. The paper uses batch norm instead. With batch
-    norm, an optimizer step would depend on the division of the batch into micro-batches.
-
-    Returns:
-        A module from images (B, C, side, side) to (B, D, side / patch_size, side / patch_size).
-
-    Raises:
-        InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by
-            `patch_size` / 2.
-    """
-    patch_size, n_channels, d_model = config.patch_size, config.n_channels, config.d_model
-    n_layers = patch_size.bit_length() - 1
-    if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):
-        message = "must be a power of 2 for a convolutional stem, and half of it a divisor of"
-        raise InputError(f"{message} d_model ({d_model}), got {patch_size}", option="patch_size")
-    layers: list[nn.Module] = []
-    for i in reversed(range(n_layers)):
-        width = d_model // 2**i
-        layers.append(nn.Conv2d(n_channels, width, 3, stride=2, padding=1, bias=False))
-        layers += [nn.GroupNorm(1, width), nn.ReLU()]
-        n_channels = width
-    return nn.Sequential(*layers)
-
-
 class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
@@ -190,16 +161,15 @@ class ViT(Model):
         self.n_prefix = config.n_prefix
         positions = VIT_POSITIONS.get(config.positions, config.positions)
         positions_in_stack = config.positions in IN_STACK or config.positions_at != "stem"
+        sizes = config.patch_size, config.n_channels, config.d_model
         self.embed = PatchEmbedding(
             config.image_size,
-            config.patch_size,
-            config.n_channels,
-            config.d_model,
+            *sizes,
             positions="none" if positions_in_stack else positions,
             n_prefix=self.n_prefix,
             n_unplaced=config.n_unplaced,
             dropout=config.dropout,
-            stem=convolutional_stem(config) if config.patch_embedding == "convolutional" else None,
+            stem=convolutional_stem(*sizes) if config.patch_embedding == "convolutional" else None,
         )
         side = config.image_size // config.patch_size
         if config.positions == "rotary2d":
