@@ -24,8 +24,8 @@ from fourfold.models.analysis.flops import (
     parameters,
 )
 from fourfold.models.analysis.memory import Memory, format_bytes, split_batch, training_memory
-from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
+from fourfold.models.contrastive.clip import CLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig
 from fourfold.models.recurrent.hierarchical import HierarchicalClassifierConfig

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
 from fourfold.errors import InputError
-from fourfold.models.clip import CLIP, CLIPConfig
+from fourfold.models.contrastive.clip import CLIP, CLIPConfig
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
 from tests.fixtures.processes import together
