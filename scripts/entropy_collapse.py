@@ -5,9 +5,10 @@
 A ViT with post-norm learns the built-in digits twice for each seed: with the learning rate of
 configs/quickstart/images.yaml and a warm-up (control), and with ten times this learning rate
 without warm-up (provoked). The probe measures the attention every ten steps. A training has
-diverged at the step from which on the mean loss of ten steps stays above 95 % of the loss of a
-guess, ln 10. OUT gets collapse.csv with a row for each training, and entropies.csv with the entropy
-of each layer as a share of that of uniform attention.
+diverged if the mean loss of its last ten steps is above 95 % of the loss of a guess, ln 10. The
+step of the divergence is that after which the mean loss of ten steps does not fall any more. OUT
+gets collapse.csv with a row for each training, and entropies.csv with the mean loss and the entropy
+of each layer, as a share of that of uniform attention, every ten steps.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
@@ -102,13 +104,18 @@ def train(folder: Path, seed: int, lr: float, warmup_steps: int, max_steps: int)
     return probe
 
 
-def divergence(losses: Curve) -> int | None:
-    """Return the number of steps after which the loss stays that of a guess, or None."""
-    found = None
-    for begin in range(0, len(losses) - PROBE_STEPS + 1, PROBE_STEPS):
-        is_low = mean(x for _, x in losses[begin : begin + PROBE_STEPS]) < GUESS
-        found = None if is_low else begin if found is None else found
-    return found
+def mean_losses(losses: Curve) -> list[float]:
+    """Return the mean loss of each `PROBE_STEPS` successive steps."""
+    values = [loss for _, loss in losses]
+    begins = range(0, len(values) - PROBE_STEPS + 1, PROBE_STEPS)
+    return [mean(values[begin : begin + PROBE_STEPS]) for begin in begins]
+
+
+def divergence(means: list[float]) -> int | None:
+    """Return the number of steps after which the mean loss does not fall, or None."""
+    if not means or means[-1] < GUESS:
+        return None
+    return PROBE_STEPS * (1 + means.index(min(means)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,17 +124,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds (5)")
     parser.add_argument("--max_steps", type=int, default=200, help="training steps (200)")
     given = parser.parse_args(arguments)
-    rows, entropies = [], []
+    rows: list[dict[str, Any]] = []
+    entropies: list[list[Any]] = []
     for seed in range(given.seeds):
         for name, (lr, warmup_steps) in SETTINGS.items():
             with tempfile.TemporaryDirectory() as folder:
                 probe = train(Path(folder), seed, lr, warmup_steps, given.max_steps)
                 file = Path(folder) / "metrics.csv"
                 losses = read_curve(file, "train/loss")
-                shares = {
-                    layer: read_curve(file, f"attention/self.{layer}/entropy_share")
-                    for layer in range(N_LAYERS)
-                }
+                shares = [
+                    [share for _, share in read_curve(file, f"attention/self.{i}/entropy_share")]
+                    for i in range(N_LAYERS)
+                ]
+            means = mean_losses(losses)
             step, text = probe.warned[0] if probe.warned else ("", "")
             rows.append(
                 {
@@ -136,14 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "steps": len(losses),
                     "warning": step,
                     "layer": text.split("layer self.")[-1].split(" ")[0],
-                    "divergence": "" if (at := divergence(losses)) is None else at,
-                    "least_entropy_share": min(x for one in shares.values() for _, x in one),
-                    "last_loss": mean(loss for _, loss in losses[-10:]),
+                    "divergence": divergence(means) or "",
+                    "least_entropy_share": min(map(min, shares)),
+                    "last_loss": means[-1],
                 }
             )
             print(rows[-1], flush=True)
-            for layer, curve in shares.items():
-                entropies += [[name, seed, layer, at + 1, f"{x:.4g}"] for at, x in curve]
+            for i, values in enumerate(zip(means, *shares, strict=False), 1):
+                entropies.append([name, seed, PROBE_STEPS * i, *(f"{x:.4g}" for x in values)])
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / "collapse.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -152,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             table.writerow({k: f"{x:.4g}" if isinstance(x, float) else x for k, x in row.items()})
     with (given.out / "entropies.csv").open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(["training", "seed", "layer", "step", "entropy_share"])
+        layers = [f"layer {i}" for i in range(N_LAYERS)]
+        lines.writerow(["training", "seed", "step", "mean loss", *layers])
         lines.writerows(entropies)
     return 0
 
