@@ -49,6 +49,7 @@ MEASURE: dict[str, Callable[[str, str, Shape, Settings], Iterator[Measurement]]]
     "sentences": measure_sentences,
     "memory": measure_memory,
     "greedy": measure_decoding,
+    "prefill": measure_decoding,
     "beam": measure_decoding,
     "growth": measure_growth,
 }

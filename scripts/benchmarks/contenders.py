@@ -138,6 +138,25 @@ def causal_lm(shape: Shape, dropout: float) -> CausalLanguageModeling:
     return CausalLanguageModeling(config)
 
 
+def llama(shape: Shape, dropout: float) -> CausalLanguageModeling:
+    """Create the task of a Llama with tied embeddings and as many parameters as GPT-2."""
+    n_kv_heads, d_ff = shape.llama
+    config = CausalLMConfig(
+        **{**_sizes(shape, dropout), "d_ff": d_ff},
+        n_kv_heads=n_kv_heads,
+        attn_dropout=dropout,
+        activation="silu",
+        feed_forward="glu",
+        norm="rms",
+        bias=False,
+        positions="none",
+        rope_theta=10000.0,
+        vocab_size=shape.n_out,
+        max_len=shape.length,
+    )
+    return CausalLanguageModeling(config)
+
+
 def masked_lm(shape: Shape, dropout: float) -> MaskedLanguageModeling:
     """Create the task of BERT without next-sentence prediction."""
     config = MaskedLMConfig(
@@ -180,6 +199,7 @@ def encoder_decoder(shape: Shape, dropout: float, *, bias: bool = False) -> Tran
 
 TASKS: dict[str, Callable[[Shape, float], Task]] = {
     "causal_lm": causal_lm,
+    "llama": llama,
     "masked_lm": masked_lm,
     "vit": vit,
     "encoder_decoder": encoder_decoder,

@@ -1,4 +1,4 @@
-"""Benchmarks of greedy decoding and beam search, fourfold against transformers.
+"""Benchmarks of prefill, greedy decoding and beam search, fourfold against transformers.
 
 Both have the same weights: fourfold's model is saved as a transformers directory. Random weights
 never produce the end-of-text token, so all rows have the maximum length.
@@ -9,13 +9,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import fourfold
-from scripts.benchmarks.contenders import DTYPES, causal_lm, encoder_decoder
+from scripts.benchmarks.contenders import DTYPES, TASKS, encoder_decoder
 from scripts.benchmarks.measurements import Rounds, copying
 from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
 from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
@@ -29,6 +30,8 @@ from scripts.benchmarks.workloads import (
     GREEDY_DECODING,
     NUM_BEAMS,
     PAD_ID,
+    WORKLOADS,
+    GreedyDecoding,
     Settings,
     Shape,
     make_batch,
@@ -78,7 +81,7 @@ class DecodingCase:
 def measure_decoding(
     workload: str, family: str, shape: Shape, settings: Settings
 ) -> Iterator[Measurement]:
-    """Measure greedy decoding or beam search, interleaved with a copy of a large tensor."""
+    """Measure the decoding of a workload, interleaved with a copy of a large tensor."""
     device = torch.device(settings.device)
     unavailable = ""
     try:
@@ -88,7 +91,7 @@ def measure_decoding(
     with_peer = TRANSFORMERS in settings.peers and not unavailable
     print(f"{workload}: {family}, building the models", file=sys.stderr, flush=True)
     copy, copied_bytes = copying(device)
-    for case in CASES[workload](settings, shape, device, with_peer):
+    for case in CASES[workload, family](settings, shape, device, with_peer):
         note = f"{100 * case.equal_rows():.0f} % of the rows are equal" if with_peer else ""
         functions: dict[str, Callable[[], Any]] = {**case.functions, MEMORY_BANDWIDTH: copy}
         title = f"{workload}: {family}, {case.name}"
@@ -110,7 +113,7 @@ def measure_decoding(
                 case.name,
                 values=[1000 * value for value in per_token],
                 ratios=relative[name],
-                utilization=utilization if case.batch_size == 1 else [],
+                utilization=utilization if case.batch_size == 1 < case.n_new else [],
                 limit=MEMORY_BANDWIDTH,
                 n_parameters=sum(p.numel() for p in case.model.parameters()),
                 note=note if name != FOURFOLD else "",
@@ -123,16 +126,38 @@ def measure_decoding(
 
 
 def greedy_cases(
-    settings: Settings, shape: Shape, device: torch.device, with_peer: bool
+    family: str, settings: Settings, shape: Shape, device: torch.device, with_peer: bool
 ) -> list[DecodingCase]:
-    """Create the cases of greedy decoding by the causal LM, one for each batch size."""
+    """Create the cases of greedy decoding by a causal LM, one for each batch size."""
     sizes = GREEDY_DECODING[settings.size]
+    names = {n: f"batch {n}" for n in sizes.batch_sizes}
+    return _greedy_cases(family, settings, shape, device, with_peer, names, sizes)
+
+
+def prefill_cases(
+    family: str, settings: Settings, shape: Shape, device: torch.device, with_peer: bool
+) -> list[DecodingCase]:
+    """Create the case of the first token after a prompt as long as a row of the training."""
+    sizes = GreedyDecoding(shape.length - 1, 1, (1,))
+    names = {1: f"prompt of {sizes.prompt_len} tokens"}
+    return _greedy_cases(family, settings, shape, device, with_peer, names, sizes)
+
+
+def _greedy_cases(
+    family: str,
+    settings: Settings,
+    shape: Shape,
+    device: torch.device,
+    with_peer: bool,
+    names: dict[int, str],
+    sizes: GreedyDecoding,
+) -> list[DecodingCase]:
     n_new = sizes.max_new_tokens
     shape = replace(shape, length=max(shape.length, sizes.prompt_len + n_new))
-    model, load = _with_same_weights(settings, causal_lm(shape, 0.0), device)
+    model, load = _with_same_weights(settings, TASKS[family](shape, 0.0), device)
     peer = load(load_causal_lm) if with_peer else None
     cases = []
-    for batch_size in sizes.batch_sizes:
+    for batch_size, name in names.items():
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(
             FIRST_ID, shape.n_out, (batch_size, sizes.prompt_len), generator=generator
@@ -140,7 +165,7 @@ def greedy_cases(
         functions = {FOURFOLD: _fourfold_greedy(model, ids, n_new)}
         if peer is not None:
             functions[TRANSFORMERS] = _transformers_greedy(peer, ids, n_new)
-        cases.append(DecodingCase(f"batch {batch_size}", batch_size, functions, model, n_new))
+        cases.append(DecodingCase(name, batch_size, functions, model, n_new))
     return cases
 
 
@@ -160,7 +185,14 @@ def beam_cases(
     return [DecodingCase(name, batch_size, functions, model, n_new)]
 
 
-CASES = {"greedy": greedy_cases, "beam": beam_cases}
+# Functions that create the cases of a workload and a family.
+CASES: dict[
+    tuple[str, str], Callable[[Settings, Shape, torch.device, bool], list[DecodingCase]]
+] = {
+    **{("greedy", family): partial(greedy_cases, family) for family in WORKLOADS["greedy"]},
+    **{("prefill", family): partial(prefill_cases, family) for family in WORKLOADS["prefill"]},
+    ("beam", "encoder_decoder"): beam_cases,
+}
 
 
 def _with_same_weights(

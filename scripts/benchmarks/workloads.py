@@ -19,18 +19,19 @@ from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.training import TokenizerConfig
 
 FOURFOLD = "fourfold"  # the contender that others are compared with
-PEER_NAMES = ("transformers", "timm", "nanogpt", "x_transformers", "torch")
-FAMILIES = ("causal_lm", "masked_lm", "vit", "encoder_decoder")
+PEER_NAMES = ("transformers", "timm", "nanogpt", "litgpt", "x_transformers", "torch")
+FAMILIES = ("causal_lm", "llama", "masked_lm", "vit", "encoder_decoder")
 PRECISIONS = ("bf16", "fp32")
 # Workloads, and the families that each is defined for.
 WORKLOADS = {
     "train": FAMILIES,
     "evaluate": FAMILIES,
     "memory": FAMILIES,
-    "greedy": ("causal_lm",),
+    "greedy": ("causal_lm", "llama"),
+    "prefill": ("causal_lm", "llama"),
     "beam": ("encoder_decoder",),
     "sentences": ("masked_lm", "encoder_decoder"),
-    "growth": ("causal_lm",),
+    "growth": ("causal_lm", "llama"),
 }
 DEFAULT_WORKLOADS = ("train", "evaluate", "memory", "greedy", "beam")
 
@@ -73,6 +74,15 @@ class Shape:
         """Hidden width of the feed-forward layer."""
         return 4 * self.d_model
 
+    @property
+    def llama(self) -> tuple[int, int]:
+        """Heads of keys and values, and hidden width, with which a layer of Llama has equal size.
+
+        Half of the keys and values leave 3 D^2 parameters in attention. Three matrices of width 3 D
+        have 9 D^2.
+        """
+        return self.n_heads // 2, 3 * self.d_model
+
     def n_tokens(self, family: str) -> int:
         """Return the number of tokens or patches of a batch; in each stack on average."""
         n_patches = (self.length // self.patch_size) ** 2 + 1  # with the class token
@@ -102,6 +112,7 @@ class GreedyDecoding:
 SIZES: dict[str, dict[str, Shape]] = {
     "laptop": {
         "causal_lm": Shape(384, 6, 6, 50304, 4, 512),
+        "llama": Shape(384, 6, 6, 50304, 4, 512),
         "masked_lm": Shape(384, 6, 6, 30522, 16, 128),
         "vit": Shape(192, 12, 3, 1000, 8, 224),
         "encoder_decoder": Shape(256, 3, 4, 8000, 64, 13),
@@ -109,11 +120,13 @@ SIZES: dict[str, dict[str, Shape]] = {
     # Wide enough for matrix products to reach their full rate.
     "wide": {
         "causal_lm": Shape(768, 4, 12, 50304, 4, 512),
+        "llama": Shape(768, 4, 12, 50304, 4, 512),
         "masked_lm": Shape(768, 4, 12, 30522, 4, 512),
     },
     # GPT-2 124M, BERT base, ViT-B/16 and Vaswani base.
     "gpu": {
         "causal_lm": Shape(768, 12, 12, 50257, 16, 1024),
+        "llama": Shape(768, 12, 12, 50257, 16, 1024),
         "masked_lm": Shape(768, 12, 12, 30522, 32, 512),
         "vit": Shape(768, 12, 12, 1000, 128, 224),
         "encoder_decoder": Shape(512, 6, 8, 37000, 960, 26),
@@ -121,6 +134,7 @@ SIZES: dict[str, dict[str, Shape]] = {
     # Only checks that everything runs.
     "tiny": {
         "causal_lm": Shape(32, 2, 2, 101, 2, 16),
+        "llama": Shape(32, 2, 2, 101, 2, 16),
         "masked_lm": Shape(32, 2, 2, 101, 2, 16),
         "vit": Shape(32, 2, 2, 10, 2, 32),
         "encoder_decoder": Shape(32, 2, 2, 101, 4, 8),
@@ -251,6 +265,7 @@ def _random_sentences(
 
 _MAKERS: dict[str, Callable[[Shape, torch.Generator], Any]] = {
     "causal_lm": _causal_batch,
+    "llama": _causal_batch,
     "masked_lm": _masked_batch,
     "vit": _image_batch,
     "encoder_decoder": _pair_batch,

@@ -25,7 +25,7 @@ from fourfold.reproduce.runs.run import Machine, Run
 FAMILIES: dict[str, tuple[type, type, dict[str, int]]] = {
     "translation": (EncoderDecoder, EncoderDecoderConfig, {"vocab_size": 3000}),
     "masked": (MaskedLM, MaskedLMConfig, {"vocab_size": 1000}),
-    "causal": (CausalLM, CausalLMConfig, {"vocab_size": 65}),
+    "causal": (CausalLM, CausalLMConfig, {"vocab_size": 69}),
     "images": (ViT, ViTConfig, {"n_classes": 10}),
 }
 

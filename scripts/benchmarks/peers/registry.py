@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from scripts.benchmarks.contenders import Contender, fourfold_contender
-from scripts.benchmarks.peers import nanogpt, timm, torch_modules, transformers, x_transformers
+from scripts.benchmarks.peers import (
+    litgpt,
+    nanogpt,
+    timm,
+    torch_modules,
+    transformers,
+    x_transformers,
+)
 from scripts.benchmarks.workloads import FOURFOLD, PEER_NAMES, Settings, Shape
 
 Build = Callable[[Shape, float], Contender]
@@ -32,6 +39,7 @@ PEERS: dict[str, Peer] = {
     "transformers": Peer("transformers", transformers.FAMILIES),
     "timm": Peer("timm", timm.FAMILIES),
     "nanogpt": Peer("torch", nanogpt.FAMILIES),
+    "litgpt": Peer("litgpt", litgpt.FAMILIES),
     "x_transformers": Peer("x_transformers", x_transformers.FAMILIES),
     "torch": Peer("torch", torch_modules.FAMILIES),
 }

@@ -30,6 +30,28 @@ def causal_lm(shape: Shape, dropout: float) -> Contender:
     return Contender(GPT2LMHeadModel(config), _causal_loss)
 
 
+def llama(shape: Shape, dropout: float) -> Contender:
+    """Build LlamaForCausalLM, which has no dropout except that of attention weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    n_kv_heads, d_ff = shape.llama
+    config = LlamaConfig(
+        vocab_size=shape.n_out,
+        hidden_size=shape.d_model,
+        intermediate_size=d_ff,
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=n_kv_heads,
+        max_position_embeddings=shape.length,
+        attention_dropout=dropout,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    return Contender(LlamaForCausalLM(config), _causal_loss)
+
+
 def masked_lm(shape: Shape, dropout: float) -> Contender:
     """Build BertForMaskedLM."""
     from transformers import BertConfig, BertForMaskedLM
@@ -133,6 +155,7 @@ def _pair_loss(model: Any, batch: Any) -> Tensor:
 
 FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {
     "causal_lm": causal_lm,
+    "llama": llama,
     "masked_lm": masked_lm,
     "vit": vit,
     "encoder_decoder": encoder_decoder,

@@ -16,6 +16,7 @@ def test_gpu_sizes_have_the_published_numbers_of_parameters() -> None:
             n_parameters[family] = fourfold_contender(family, shape, 0.0).n_parameters
     assert n_parameters == {
         "causal_lm": 124_439_808,
+        "llama": 123_551_232,
         "masked_lm": 109_514_298,
         "vit": 86_567_656,
         "encoder_decoder": 63_082_496,

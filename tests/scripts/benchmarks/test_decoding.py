@@ -7,15 +7,14 @@ from scripts.benchmarks.decoding import CASES
 from scripts.benchmarks.workloads import NUM_BEAMS, SIZES, Settings
 
 CPU = torch.device("cpu")
-FAMILY = {"greedy": "causal_lm", "beam": "encoder_decoder"}
 
 
-@pytest.mark.parametrize("workload", CASES)
-def test_fourfold_and_transformers_decode_the_same_tokens(workload: str) -> None:
+@pytest.mark.parametrize(("workload", "family"), CASES)
+def test_fourfold_and_transformers_decode_the_same_tokens(workload: str, family: str) -> None:
     pytest.importorskip("transformers")
     settings = Settings(size="tiny", precision="fp32")
-    shape = SIZES["tiny"][FAMILY[workload]]
-    for case in CASES[workload](settings, shape, CPU, True):
+    shape = SIZES["tiny"][family]
+    for case in CASES[workload, family](settings, shape, CPU, True):
         assert list(case.functions) == ["fourfold", "transformers"]
         assert case.equal_rows() == 1.0
         shapes = {function().shape for function in case.functions.values()}
@@ -25,7 +24,9 @@ def test_fourfold_and_transformers_decode_the_same_tokens(workload: str) -> None
 
 def test_precision_is_the_data_type_of_the_weights() -> None:
     settings = Settings(size="tiny", precision="bf16")
-    (case,) = CASES["beam"](settings, SIZES["tiny"]["encoder_decoder"], CPU, False)
+    (case,) = CASES["beam", "encoder_decoder"](
+        settings, SIZES["tiny"]["encoder_decoder"], CPU, False
+    )
     assert list(case.functions) == ["fourfold"]
     assert case.name == f"batch 4, beam {NUM_BEAMS}"
     assert {p.dtype for p in case.model.parameters()} == {torch.bfloat16}
