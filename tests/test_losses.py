@@ -54,8 +54,7 @@ def plain(
         if target == IGNORE_INDEX:
             continue
         count += 1
-        if z_loss:
-            total = total + z_loss * z.exp().sum().log() ** 2
+        total = total + z_loss * z.logsumexp(0) ** 2
         for word in range(V):
             if label_smoothing_type == "uniform":
                 q = label_smoothing / V + (1 - label_smoothing) * (word == target)
