@@ -278,7 +278,7 @@ class CaptionView(ImageView):
             "encoder": Kind(
                 "encoded",
                 "encoded",
-                distances=None if encoder is None else patch_distances(*grid, n_encoded),
+                distances=None if encoder is None else patch_distances(grid[0], grid[1], n_encoded),
             ),
             "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
             "cross": Kind(
