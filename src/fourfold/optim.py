@@ -96,6 +96,12 @@ def hidden_matrices(model: nn.Module) -> list[Tensor]:
     """Return the trainable weights of the linear layers in the transformer blocks of a model.
 
     Muon updates these parameters. Embeddings and output heads are not in blocks.
+
+    Example:
+        >>> from fourfold.models import CausalLM, CausalLMConfig
+        >>> model = CausalLM(CausalLMConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=100))
+        >>> len(hidden_matrices(model))  # four of attention and two of the MLP in each block
+        12
     """
     blocks = (module for module in model.modules() if isinstance(module, Block))
     linear = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
@@ -234,6 +240,15 @@ class MuonAdamW(Optimizer):
         groups: Parameter groups as returned by `parameter_groups`.
         config: Hyper-parameters.
         fused: Use torch's fused implementation of AdamW.
+
+    Example:
+        >>> from fourfold.models import CausalLM, CausalLMConfig
+        >>> model = CausalLM(CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=100))
+        >>> optimizer = make_optimizer(model, OptimizerConfig(name="muon", lr=1e-3))
+        >>> model(torch.tensor([[5, 7, 9]])).sum().backward()
+        >>> optimizer.step()
+        >>> type(optimizer).__name__
+        'MuonAdamW'
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from fourfold.tasks import CausalLanguageModeling
 from fourfold.tasks.loading import load_task
 from tests.fixtures.tiny_tasks import FAMILIES, FLAT, SGD, SMALL, causal
 
-MAX_MODULES = 70
+MAX_MODULES = 75
 
 
 def train(task: Any, data: Any, folder: Path) -> Path:

@@ -36,6 +36,8 @@ from fourfold.models import (
     ResNetConfig,
     SequenceClassifier,
     SequenceClassifierConfig,
+    SigLIP,
+    SigLIPConfig,
     SpanExtractor,
     SpanExtractorConfig,
     TokenClassifier,
@@ -66,6 +68,7 @@ FAMILIES: dict[str, tuple[Callable[[Any], Any], Any]] = {
         ImageToTextConfig(**LANGUAGE, encoder=CONFIGS["vit"]),  # type: ignore[arg-type]
     ),
     "clip": (CLIP, CLIPConfig(**LANGUAGE, **TOWER, **IMAGES, d_embed=6)),
+    "siglip": (SigLIP, SigLIPConfig(**LANGUAGE, **TOWER, **IMAGES, d_embed=12)),
     "resnet": (ResNet, ResNetConfig(n_classes=5, stem="cifar", image_size=8)),
 }
 # Runs the graph of each saved call, as somebody without fourfold would.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fourfold
 from fourfold import text_files
+from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
 from fourfold.hub import directory, transformers_format
 from fourfold.losses import IGNORE_INDEX
@@ -24,11 +25,13 @@ from fourfold.models import (
     EncoderDecoder,
     MaskedLM,
     SequenceClassifier,
+    SigLIP,
     SpanExtractor,
     TokenClassifier,
     ViT,
 )
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.tasks import SigmoidContrastiveLearning
 from tests.fixtures.hf_models import MODELS, make_model, padding_mask, random_ids, to_fp64
 
 LENGTHS = {"short": [1, 1], "padded": [5, 11, 8], "longest": [23, 20]}
@@ -63,6 +66,8 @@ def run(
         return run_causal(model, hf_model, x, padding_mask(lengths, left=True))
     if isinstance(model, EncoderDecoder):
         return run_encoder_decoder(model, hf_model, x, mask)
+    if isinstance(model, SigLIP):
+        return run_siglip(model, hf_model, x, mask)
     if isinstance(model, CLIP):
         return run_clip(model, hf_model, x, mask)
     assert isinstance(model, ViT)
@@ -186,6 +191,16 @@ def run_clip(model: CLIP, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
     logits, labels = model(images, x, mask), torch.arange(len(x))
     loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
     return logits, out.logits_per_image, loss, out.loss
+
+
+def run_siglip(model: SigLIP, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
+    images = torch.randn(len(x), 3, 12, 12, dtype=next(model.parameters()).dtype)
+    padded = F.pad(x.masked_fill(~mask, 1), (0, 23 - x.shape[1]), value=1)
+    out = hf_model(input_ids=padded, pixel_values=images, return_loss=True)
+    task = SigmoidContrastiveLearning(model.config)
+    task.model = model
+    total, count = task.step(CaptionBatch(images, x, mask, torch.arange(len(x))))
+    return model(images, x, mask), out.logits_per_image, total / count, out.loss
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])

@@ -48,6 +48,7 @@ COUNTS = {
     "t5-base": 222_903_552,
     "t5-large": 737_668_096,
     "clip-vit-base-patch16": 149_620_737,
+    "siglip-base-patch16-224": 203_155_970,
     "clip-vit-large-patch14": 427_616_513,
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,

@@ -18,8 +18,8 @@ from fourfold.data import CaptionData
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
 from fourfold.metrics import RetrievalScores
-from fourfold.models import CLIPConfig
-from fourfold.tasks import ContrastiveLearning, load_task
+from fourfold.models import CLIPConfig, SigLIPConfig
+from fourfold.tasks import ContrastiveLearning, SigmoidContrastiveLearning, load_task
 from fourfold.tasks.contrastive import MAX_LOG_SCALE, gather
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -303,3 +303,43 @@ def test_files_of_openai_are_imported(tmp_path: Path) -> None:
     (tmp_path / "a" / "tokenizer.json").unlink()
     with pytest.raises(InputError, match="neither GPT-2's vocabulary"):
         import_checkpoint(tmp_path / "a", tmp_path / "y.ckpt")
+
+
+# ------------------------------------------------------------------------------------ SigLIP
+def sigmoid(rows: int = 6) -> tuple[SigmoidContrastiveLearning, CaptionBatch]:
+    """Return a task in fp64 with random weights, and a batch with padded texts."""
+    _, batch = built(rows)
+    sizes = {**vars(CONFIG), "vocab_size": 20, "d_embed": 16, "eos_id": None, "pad_id": 2}
+    task = SigmoidContrastiveLearning(SigLIPConfig(**sizes), SGD, FLAT)
+    task.configure_model()
+    task.double().eval()
+    with torch.no_grad():
+        for parameter in task.model.parameters():
+            parameter.normal_(std=0.4)
+    mask = torch.arange(7) < torch.arange(1, rows + 1)[:, None]
+    return task, batch._replace(ids=batch.ids.masked_fill(~mask, 0), mask=mask)
+
+
+def test_sigmoid_loss_classifies_each_pair() -> None:
+    task, batch = sigmoid()
+    logits = task.model(batch.images, batch.ids, batch.mask)
+    labels = torch.eye(6, dtype=torch.float64)
+    expected = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / 6
+    total, count = task.step(batch)
+    torch.testing.assert_close(total / count, expected)
+    with torch.no_grad():
+        task.update_metrics(batch, "val")
+    task.retrieval.chunk_size = 4  # type: ignore[misc]
+    scores = task.compute_metrics("val")
+    assert scores["loss"] == pytest.approx(expected.item(), rel=1e-9)
+    best = (logits.argmax(1) == torch.arange(6)).double().mean().item()
+    assert scores["image_to_text_recall_at_1"] == pytest.approx(best)
+
+
+def test_sigmoid_task_takes_the_padding_from_the_tokenizer(tmp_path: Path) -> None:
+    config = SigLIPConfig(**{**vars(CONFIG), "d_embed": 16, "pad_id": 1})
+    data = CaptionData(batch_size=64, tokenizer=TokenizerConfig(vocab_size=150))
+    task = SigmoidContrastiveLearning(config, SGD, FLAT)
+    trainer(tmp_path, max_steps=2, limit_val_batches=1).fit(task, datamodule=data)
+    assert task.config.pad_id == data.tokenizer.pad_id == 0
+    assert task.model.log_scale.exp().item() != pytest.approx(10.0, abs=1e-6)

@@ -48,6 +48,7 @@ AUTO: dict[str, Any] = {
     ),
     "dinov2": hf.AutoModelForImageClassification,
     "clip": hf.AutoModel,
+    "siglip": hf.AutoModel,
     "vit": hf.AutoModelForImageClassification,
     "deit": hf.DeiTForImageClassificationWithTeacher,  # Auto takes the one without a second head
     "marian": hf.AutoModelForSeq2SeqLM,
@@ -69,7 +70,7 @@ def output(theirs: Any) -> Tensor:
     if theirs.config.model_type.startswith(("vit", "deit", "dinov2")):
         images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
         return theirs.eval()(pixel_values=images)[0]
-    if theirs.config.model_type == "clip":
+    if theirs.config.model_type in ("clip", "siglip"):
         images = torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(0))
         return theirs.eval()(input_ids=random_ids(2, 9), pixel_values=images).logits_per_image
     more = {"decoder_input_ids": random_ids(2, 7, 5)} if theirs.config.is_encoder_decoder else {}

@@ -115,7 +115,8 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
         a dot, such as `text_config.pad_token_id`, belongs to a nested dictionary.
     """
     from fourfold.hub import preprocessing
-    from fourfold.models.clip import CLIP
+    from fourfold.models.contrastive.clip import CLIP
+    from fourfold.models.contrastive.siglip import SigLIP
 
     artifacts = getattr(model, "artifacts", {})
     tokenizer = getattr(model, "tokenizer", None)
@@ -130,6 +131,7 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:
+        is_clip = is_clip and not isinstance(model, SigLIP)  # which changes the aspect ratio
         preprocessing.write_image_preprocessing(folder, artifacts, is_clip=is_clip)
     if artifacts.get("class_names"):
         keys |= preprocessing.label_mappings(artifacts["class_names"])

@@ -14,7 +14,8 @@ Write a fourfold checkpoint, a new file such as x.ckpt, from
   a directory of transformers: config.json beside model.safetensors or
     pytorch_model.bin, with tokenizer or preprocessor_config.json, of BERT, RoBERTa,
     DistilBERT, ModernBERT, GPT, GPT-2, Llama, Mistral, Qwen2, Qwen3, OLMo 2,
-    Gemma 2, Gemma 3 (text), ViT, DeiT, DINOv2, CLIP, Marian, Pegasus, BART or T5;
+    Gemma 2, Gemma 3 (text), ViT, DeiT, DINOv2, CLIP, SigLIP, Marian, Pegasus, BART or
+    T5;
   a ViT, DeiT or DeiT III of timm, a directory or one file;
   nanoGPT's ckpt.pt or minGPT's model.pt.
 Assumptions about missing settings are printed."""

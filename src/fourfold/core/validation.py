@@ -33,7 +33,7 @@ POSITIVE: dict[str, int] = {  # largest value by name
 NOT_NEGATIVE = {
     "n_segments": 2**16,
     "lstm_width": 2**20,
-    **dict.fromkeys(("eos_id", "decoder_start_token_id"), 2**24),
+    **dict.fromkeys(("eos_id", "pad_id", "decoder_start_token_id"), 2**24),
 }
 FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dropout")
 

@@ -170,7 +170,9 @@ def _describe(
         facts: Further entries, such as special token ids.
     """
     artifacts = {k: v for k, v in getattr(model, "artifacts", {}).items() if k != "tokenizer"}
-    scale = {"logit_scale": float(model.scale)} if hasattr(model, "scale") else {}
+    scale = {"logit_scale": model.scale.item()} if hasattr(model, "scale") else {}
+    if hasattr(model, "logit_bias"):  # SigLIP
+        scale["logit_bias"] = model.logit_bias.item()
     return {
         "format": file_format,
         "fourfold": version("fourfold"),

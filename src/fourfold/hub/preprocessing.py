@@ -22,6 +22,7 @@ from fourfold.models import (
     HierarchicalClassifier,
     MaskedLM,
     SequenceClassifier,
+    SigLIP,
     SpanExtractor,
 )
 from fourfold.models.base import Model
@@ -52,6 +53,7 @@ _TEMPLATES: dict[type[Model], tuple[str, str | None]] = {
     MaskedLM: ("{bos} $A {eos}", "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1"),
     Seq2Seq: ("$A {eos}", None),
     CausalLM: ("$A", None),
+    SigLIP: ("$A {eos}", None),
     CLIP: ("{bos} $A {eos}", None),
     HierarchicalClassifier: ("$A", None),
 }

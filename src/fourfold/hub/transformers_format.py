@@ -19,8 +19,9 @@ from fourfold.hub.architectures.gpt import GPT1, GPT2
 from fourfold.hub.architectures.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
 from fourfold.hub.architectures.modernbert import MODERNBERT
+from fourfold.hub.architectures.siglip import SIGLIP
 from fourfold.hub.architectures.t5 import T5
-from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
+from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, VIT
 from fourfold.hub.directory import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -38,7 +39,7 @@ from fourfold.text_files import read_json
 # is chosen.
 _FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
 _LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA2, GEMMA3)
-_MODERN = (MODERNBERT, DINOV2, DINOV2_REGISTERS)
+_MODERN = (MODERNBERT, SIGLIP, DINOV2, DINOV2_REGISTERS, DINOV3)
 ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_MODERN)
 # Architectures that are not supported, with the reason and the nearest supported one.
 _EXPERTS = "it has a mixture of experts"
@@ -58,6 +59,7 @@ UNSUPPORTED = {
     "qwen3_vl": (_IMAGES, "qwen3"),
     "gemma3": (_IMAGES, "gemma3_text"),
     "gemma": ("it has no norm after a sub-layer", "gemma2"),
+    "siglip2": ("its images have any number of patches", "siglip"),
     "phi3": ("it has fused projections, and mostly longrope", "llama"),
     "olmo": ("its norms have no weights", "olmo2"),
     "smollm3": ("some of its layers have no rotary positions", "llama"),
@@ -233,8 +235,8 @@ def _choose_architecture(model: Model) -> Architecture:
     for architecture in ARCHITECTURES:
         if type(model) is not architecture.model_class or not architecture.export_if(config):
             continue
-        names = architecture.keymap.to_external(model.state_dict(), {})[0].keys()
-        problems = architecture.unrepresentable(config, names)
+        tensors, unmatched = architecture.keymap.to_external(model.state_dict(), {})
+        problems = architecture.unrepresentable(config, tensors.keys()) or unmatched
         if not problems:
             return architecture
         reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")

@@ -1,8 +1,9 @@
-"""RetrievalScores: recall at k and contrastive loss between all images and texts (CLIP)."""
+"""Recall at k and contrastive loss between all images and texts (CLIP and SigLIP)."""
 
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.metrics.base import RowMetric
@@ -61,8 +62,7 @@ class RetrievalScores(RowMetric):
         number = {ids: i for i, ids in enumerate(row_of_text)}
         text_of_image = torch.tensor([number[ids] for _, _, ids in pairs])  # (N,)
         text_numbers = torch.arange(len(distinct))
-        loss = (self._cross_entropy(images, texts) + self._cross_entropy(texts, images)) / 2
-        scores = {"loss": loss / len(pairs)}
+        scores = {"loss": self._summed_loss(images, texts) / len(pairs)}
         all_ranks = {
             "image_to_text": self._ranks(images, texts[distinct], text_of_image, text_numbers),
             "text_to_image": self._ranks(texts[distinct], images, text_numbers, text_of_image),
@@ -71,6 +71,10 @@ class RetrievalScores(RowMetric):
             for k in (1, 5, 10):
                 scores[f"{name}_recall_at_{k}"] = (ranks < k).double().mean().item()
         return scores
+
+    def _summed_loss(self, images: Tensor, texts: Tensor) -> float:
+        """Sum the losses of N pairs, from the embeddings (N, E) of their images and texts."""
+        return (self._cross_entropy(images, texts) + self._cross_entropy(texts, images)) / 2
 
     def _cross_entropy(self, a: Tensor, b: Tensor) -> float:
         sums = ((chunk @ b.T).logsumexp(-1).double().sum() for chunk in a.split(self.chunk_size))
@@ -104,3 +108,13 @@ class RetrievalScores(RowMetric):
             best = logits.masked_fill(wrong, float("-inf")).amax(1, keepdim=True)
             ranks.append((wrong & ~(logits < best)).sum(1))
         return torch.cat(ranks)
+
+
+class SigmoidRetrievalScores(RetrievalScores):
+    """Recalls of `RetrievalScores`, with the sigmoid loss of SigLIP over all pairs of the split."""
+
+    def _summed_loss(self, images: Tensor, texts: Tensor) -> float:
+        sums = (
+            F.softplus(chunk @ texts.T).double().sum() for chunk in images.split(self.chunk_size)
+        )
+        return float(sum(sums) - (images * texts).sum(-1).double().sum())

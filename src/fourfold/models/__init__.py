@@ -19,11 +19,13 @@ from fourfold.models.classifiers import SpanExtractor as SpanExtractor
 from fourfold.models.classifiers import SpanExtractorConfig as SpanExtractorConfig
 from fourfold.models.classifiers import TokenClassifier as TokenClassifier
 from fourfold.models.classifiers import TokenClassifierConfig as TokenClassifierConfig
-from fourfold.models.clip import CLIP as CLIP
-from fourfold.models.clip import CLIPConfig as CLIPConfig
 from fourfold.models.composite import CompositeEncoderDecoder as CompositeEncoderDecoder
 from fourfold.models.composite import ImageToTextConfig as ImageToTextConfig
 from fourfold.models.composite import TextToTextConfig as TextToTextConfig
+from fourfold.models.contrastive.clip import CLIP as CLIP
+from fourfold.models.contrastive.clip import CLIPConfig as CLIPConfig
+from fourfold.models.contrastive.siglip import SigLIP as SigLIP
+from fourfold.models.contrastive.siglip import SigLIPConfig as SigLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from fourfold.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM as MaskedLM

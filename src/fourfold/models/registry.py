@@ -14,7 +14,8 @@ from fourfold.core.validation import check_choice
 from fourfold.models.base import Model
 from fourfold.models.baselines.resnet import Depth, ResNet, ResNetConfig
 from fourfold.models.causal_lm import CausalLM, CausalLMConfig
-from fourfold.models.clip import CLIP, CLIPConfig
+from fourfold.models.contrastive.clip import CLIP, CLIPConfig
+from fourfold.models.contrastive.siglip import SigLIP, SigLIPConfig
 from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
 from fourfold.models.t5 import T5, T5Config
@@ -39,6 +40,7 @@ ROBERTA: dict[str, Any] = {
 CLASSES: dict[type[ModelConfig], type[Model]] = {
     CLIPConfig: CLIP,
     CausalLMConfig: CausalLM,
+    SigLIPConfig: SigLIP,
     EncoderDecoderConfig: EncoderDecoder,
     MaskedLMConfig: MaskedLM,
     ResNetConfig: ResNet,
@@ -79,6 +81,7 @@ MODELS: dict[str, ModelConfig] = {
     "t5-small": T5Config(),
     "t5-base": T5Config(**BASE),
     "t5-large": T5Config(**LARGE),
+    "siglip-base-patch16-224": SigLIPConfig(),
     "clip-vit-base-patch32": CLIPConfig(),
     "clip-vit-base-patch16": CLIPConfig(patch_size=16),
     "clip-vit-large-patch14": CLIPConfig(

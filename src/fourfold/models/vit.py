@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
+from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
@@ -18,8 +19,14 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.models.base import Model
-from fourfold.models.embeddings.patch_embedding import PatchEmbedding
-from fourfold.models.embeddings.vit_positions import VIT_POSITIONS, PositionedStack, ViTPositions
+from fourfold.models.embeddings.patch_embedding import PatchEmbedding, convolutional_stem
+from fourfold.models.embeddings.vit_positions import (
+    IN_STACK,
+    VIT_POSITIONS,
+    AxialRotaryStack,
+    PositionedStack,
+    ViTPositions,
+)
 from fourfold.models.init import INITS, initialize, vaswani
 
 
@@ -43,13 +50,15 @@ class ViTConfig(TransformerConfig):
         positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
             and cosines of row and column); sincos2d_mae (the same with the wavelengths of MAE);
             sinusoidal (sines and cosines of the position in the sequence, which alternate);
-            sinusoidal_halves (the same, all sines before all cosines); or relative (a learned bias
+            sinusoidal_halves (the same, all sines before all cosines); relative (a learned bias
             on the attention scores for each head and distance in the sequence, shared by all
-            layers). In Table 8 of Dosovitskiy et al. 2020, the relative positions also depend on
-            the query.
+            layers), or rotary2d (queries and keys of patches are rotated by row and column, with
+            the base `rope_theta`; DINOv3). In Table 8 of Dosovitskiy et al. 2020, the relative
+            positions also depend on the query.
         positions_at: Place where learned positions are added: stem (once, after the patch
             embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
             layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
+        key_bias: Learn a bias in the projection to keys, if queries have one. DINOv3 does not.
         patch_embedding: linear (one matrix for the pixels of a patch) or convolutional (3x3
             convolutions with stride 2, then one matrix; Xiao et al. 2021), for which the patch size
             must be a power of 2.
@@ -87,6 +96,7 @@ class ViTConfig(TransformerConfig):
     prefix_positions: Literal["all", "class", "none"] = "all"
     positions: ViTPositions = "learned"
     positions_at: Literal["stem", "layers", "layers_shared"] = "stem"
+    key_bias: bool = True
     patch_embedding: Literal["linear", "convolutional"] = "linear"
     representation_size: int | None = None
     init: Init = "vit"
@@ -104,7 +114,10 @@ class ViTConfig(TransformerConfig):
         check_range("n_registers", self.n_registers, minimum=0, maximum=4096)
         if self.n_registers and self.pool == "mean":
             raise InputError("must be cls or cls_mean with registers, got mean", option="pool")
-        in_stack = self.positions == "relative" or self.positions_at != "stem"
+        if self.positions == "rotary2d" and (self.rope_theta is None or self.head_width % 4):
+            message = f"needs rope_theta and a head width divisible by 4, got {self.head_width}"
+            raise InputError(message, option="positions rotary2d")
+        in_stack = self.positions in IN_STACK or self.positions_at != "stem"
         if self.prefix_positions != "all" and (in_stack or self.positions == "none"):
             message = f"must be all for these positions, got {self.prefix_positions}"
             raise InputError(message, option="prefix_positions")
@@ -118,35 +131,6 @@ class ViTConfig(TransformerConfig):
     def n_unplaced(self) -> int:
         """Number of tokens before the patches that have no position."""
         return {"all": 0, "class": self.n_registers, "none": self.n_prefix}[self.prefix_positions]
-
-
-def convolutional_stem(config: ViTConfig) -> nn.Sequential:
-    """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
-
-    Each 3x3 convolution halves the side of the image. The last convolution has D output channels.
-    Each earlier convolution has half as many output channels as the next one. Each convolution is
-    followed by a GroupNorm of one group and a ReLU. The paper uses batch norm instead. With batch
-    norm, an optimizer step would depend on the division of the batch into micro-batches.
-
-    Returns:
-        A module from images (B, C, side, side) to (B, D, side / patch_size, side / patch_size).
-
-    Raises:
-        InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by
-            `patch_size` / 2.
-    """
-    patch_size, n_channels, d_model = config.patch_size, config.n_channels, config.d_model
-    n_layers = patch_size.bit_length() - 1
-    if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):
-        message = "must be a power of 2 for a convolutional stem, and half of it a divisor of"
-        raise InputError(f"{message} d_model ({d_model}), got {patch_size}", option="patch_size")
-    layers: list[nn.Module] = []
-    for i in reversed(range(n_layers)):
-        width = d_model // 2**i
-        layers.append(nn.Conv2d(n_channels, width, 3, stride=2, padding=1, bias=False))
-        layers += [nn.GroupNorm(1, width), nn.ReLU()]
-        n_channels = width
-    return nn.Sequential(*layers)
 
 
 class ViT(Model):
@@ -176,24 +160,29 @@ class ViT(Model):
         self.config = config
         self.n_prefix = config.n_prefix
         positions = VIT_POSITIONS.get(config.positions, config.positions)
-        positions_in_stack = config.positions == "relative" or config.positions_at != "stem"
+        positions_in_stack = config.positions in IN_STACK or config.positions_at != "stem"
+        sizes = config.patch_size, config.n_channels, config.d_model
         self.embed = PatchEmbedding(
             config.image_size,
-            config.patch_size,
-            config.n_channels,
-            config.d_model,
+            *sizes,
             positions="none" if positions_in_stack else positions,
             n_prefix=self.n_prefix,
             n_unplaced=config.n_unplaced,
             dropout=config.dropout,
-            stem=convolutional_stem(config) if config.patch_embedding == "convolutional" else None,
+            stem=convolutional_stem(*sizes) if config.patch_embedding == "convolutional" else None,
         )
-        if positions_in_stack:
-            length = (config.image_size // config.patch_size) ** 2 + self.n_prefix
+        side = config.image_size // config.patch_size
+        if config.positions == "rotary2d":
+            self.stack: Stack = AxialRotaryStack(config, side, self.n_prefix)
+        elif positions_in_stack:
+            length = side**2 + self.n_prefix
             shared = config.positions_at == "layers_shared"
-            self.stack: Stack = PositionedStack(config, config.positions, length, shared)
+            self.stack = PositionedStack(config, config.positions, length, shared)
         else:
             self.stack = Stack(config)
+        for module in self.stack.modules():
+            if isinstance(module, Attention) and not config.key_bias:
+                module.k.register_parameter("bias", None)
         n_pooled = 2 if config.pool == "cls_mean" else 1
         width = config.representation_size or n_pooled * config.d_model
         has_layer = bool(config.representation_size)

@@ -16,6 +16,7 @@ from fourfold.tasks.captioning import Captioning as Captioning
 from fourfold.tasks.captioning import RecurrentCaptioning as RecurrentCaptioning
 from fourfold.tasks.causal_lm import CausalLanguageModeling as CausalLanguageModeling
 from fourfold.tasks.contrastive import ContrastiveLearning as ContrastiveLearning
+from fourfold.tasks.contrastive import SigmoidContrastiveLearning as SigmoidContrastiveLearning
 from fourfold.tasks.image_classification import ImageClassification as ImageClassification
 from fourfold.tasks.loading import load_task as load_task
 from fourfold.tasks.masked_images import MaskedImageModeling as MaskedImageModeling

@@ -1,4 +1,6 @@
-"""Contrastive learning task from images and their captions (CLIP; Radford et al. 2021).
+"""Contrastive learning tasks from images and their captions: CLIP and SigLIP.
+
+The papers are Radford et al. 2021 and Zhai et al. 2023.
 
 Shapes: b pairs in the batch of this process, B pairs in the batches of all processes together, E
 width of the embeddings.
@@ -6,7 +8,7 @@ width of the embeddings.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,8 @@ from torch.distributed.nn.functional import all_gather
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
 from fourfold.metrics import RetrievalScores
-from fourfold.models import CLIP, CLIPConfig
+from fourfold.metrics.retrieval import SigmoidRetrievalScores
+from fourfold.models import CLIP, CLIPConfig, SigLIP, SigLIPConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.base import Task
@@ -66,6 +69,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     model_class = CLIP
     batch_class = CaptionBatch
     unit = "images"
+    max_log_scale: ClassVar[float] = MAX_LOG_SCALE
 
     config: CLIPConfig = CLIPConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -129,7 +133,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         """
         super().optimizer_step(*args, **kwargs)
         with torch.no_grad():
-            self.model.log_scale.clamp_(max=MAX_LOG_SCALE)
+            self.model.log_scale.clamp_(max=self.max_log_scale)
 
     def update_metrics(self, batch: CaptionBatch, split: str) -> None:
         """Store the embeddings of a batch, from which `compute_metrics` computes the metrics."""
@@ -157,6 +161,83 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         """
         images, texts = self._encode(batch)
         return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()
+
+
+@dataclass(eq=False, repr=False)
+class SigmoidContrastiveLearning(ContrastiveLearning):
+    """Contrastive learning of images and captions with the sigmoid loss (SigLIP).
+
+    Source: Zhai et al. 2023, section 3.2.
+
+    Each pair of an image and a text of the batch is classified by itself: the two belong together,
+    or do not. The loss of a batch is the sum of the losses of all pairs, divided by the number of
+    images. Batches, gradient accumulation and evaluation are those of `ContrastiveLearning`. The
+    learned scale has no limit.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model. The field `pad_id` is taken from the tokenizer.
+        optimizer: Options of the optimizer; the default is that of the paper.
+        schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import CaptionData
+        >>> text = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": None, "d_embed": 16}
+        >>> image = {"image_d_model": 16, "image_n_layers": 1, "image_n_heads": 2, "image_size": 8}
+        >>> config = SigLIPConfig(**text, **image, patch_size=4, n_channels=1)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(SigmoidContrastiveLearning(config), CaptionData())
+        >>> "val/text_to_image_recall_at_5" in trainer.callback_metrics
+        True
+    """
+
+    model_class = SigLIP  # type: ignore[assignment]
+    max_log_scale = math.inf
+
+    config: SigLIPConfig = SigLIPConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), weight_decay=1e-4)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.retrieval = SigmoidRetrievalScores()
+
+    def _complete_config(self) -> None:
+        """Take missing sizes of the config from the data, and `pad_id` from the tokenizer."""
+        Task._complete_config(self)
+        tokenizer = getattr(self.datamodule, "tokenizer", None)
+        if tokenizer is not None:
+            self.config = replace(self.config, pad_id=tokenizer.pad_id)
+
+    def step(self, batch: CaptionBatch) -> tuple[Tensor, int]:
+        """Return the loss, summed over the images of this process, and the number of images."""
+        images, texts = self._encode(batch)
+        all_texts, offset = gather(texts)
+        logits = self.model.similarity(images, all_texts)  # (b, B)
+        own = logits.diagonal(offset)  # the pairs that belong together
+        return F.softplus(logits).sum() - own.sum(), len(images)
+
+    def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        """Compute the embeddings of images and texts, (b, E) each, which are not normalized."""
+        return self.model.encode_image(batch.images), self.model.encode_text(batch.ids, batch.mask)
+
+    def update_metrics(self, batch: CaptionBatch, split: str) -> None:
+        """Store the embeddings of a batch, from which `compute_metrics` computes the metrics.
+
+        The bias of the logits is a further component of the image embeddings, to which 1 belongs in
+        the text embeddings.
+        """
+        model: Any = self.model
+        scale = model.scale
+        images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
+        bias = model.logit_bias.to(scale.dtype).expand(len(images), 1)
+        images = torch.cat([scale * images, bias], dim=-1)
+        texts = torch.cat([texts, torch.ones_like(bias)], dim=-1)
+        pairs = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
+        captions = [tuple(ids[mask].tolist()) for ids, mask in pairs]
+        self.retrieval.update(batch.rows.tolist(), images, texts, captions)
 
 
 def gather(x: Tensor) -> tuple[Tensor, int]:

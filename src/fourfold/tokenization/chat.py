@@ -38,6 +38,14 @@ def read_chat_template(path: Path) -> dict[str, str] | None:
 
     Raises:
         InputError: A file is invalid.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "chat_template.jinja").write_text("{{ messages[0].content }}")
+        ...     description = read_chat_template(Path(folder))
+        ...     ChatTemplate(description).render([{"role": "user", "content": "Hello"}])
+        'Hello'
     """
     config_file = path / TOKENIZER_CONFIG_FILE
     config = read_json(config_file) if config_file.is_file() else {}

@@ -15,7 +15,7 @@ from fourfold import text_files
 from fourfold.errors import InputError
 from fourfold.hub import transformers_format
 from tests.fixtures.hf_models import make_model
-from tests.models.test_clip import EOS, build, images, texts
+from tests.models.contrastive.test_clip import EOS, build, images, texts
 
 
 @pytest.mark.parametrize("eos_id", [EOS, None], ids=["first", "highest"])

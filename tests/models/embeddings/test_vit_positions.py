@@ -1,6 +1,7 @@
 """Position embeddings of ViT: values, sharing, gradients, initialization and interpolation."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.block import Stack
+from fourfold.core.rotary import rotate
 from fourfold.errors import InputError
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.embeddings.vit_positions import (
@@ -25,13 +27,14 @@ KINDS: list[dict[str, Any]] = [
     {"positions": "learned"},
     {"positions": "learned2d"},
     {"positions": "relative"},
+    {"positions": "rotary2d", "rope_theta": 100.0, "d_head": 8},
     *(
         {"positions": kind, "positions_at": where}
         for kind in ("learned", "learned2d")
         for where in ("layers", "layers_shared")
     ),
 ]
-kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
 
 
 def images(n_rows: int = 2) -> torch.Tensor:
@@ -112,6 +115,21 @@ def test_relative_bias_depends_on_the_distance_only() -> None:
     assert len(found[0].unique()) == 9
 
 
+def test_axial_rotation_depends_on_the_distances_of_rows_and_columns_only() -> None:
+    model = build("vit", positions="rotary2d", rope_theta=100.0, d_head=8)
+    x = torch.randn(1, 1 + 16, SHAPE["d_model"], dtype=torch.float64)
+    turns = model.stack._rotation(None, x, None)
+    assert all(part.shape == (17, 4) for part in turns)
+    assert torch.equal(turns[0][0], torch.ones(4))
+    assert torch.equal(turns[1][0], torch.zeros(4))
+    q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64).expand(1, 1, 17, 8) for _ in "qk")
+    scores = (rotate(q, turns) @ rotate(k, turns).mT)[0, 0, 1:, 1:].reshape(4, 4, 4, 4)
+    assert_close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)  # angles in fp32
+    assert_close(scores[:3, :, :3], scores[1:, :, 1:])
+    assert_close(scores[:, :3, :, :3], scores[:, 1:, :, 1:])
+    assert not torch.allclose(scores[0, 0], scores[0, 0].T)
+
+
 def test_tables_are_initialized_with_std_0_02() -> None:
     config = ViTConfig(positions_at="layers", d_model=64, n_heads=4, d_ff=64, n_layers=3)
     for block in ViT(config).stack.blocks:
@@ -136,6 +154,11 @@ def test_positions_at_the_stem_use_a_plain_stack() -> None:
         (
             {"positions": "relative", "positions_at": "layers"},
             "positions_at must be stem for positions rel",
+        ),
+        ({"positions": "rotary2d"}, "positions rotary2d needs rope_theta and a head width"),
+        (
+            {"positions": "rotary2d", "rope_theta": 100.0, "d_head": 6},
+            "a head width divisible by 4, got 6",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 
 from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
 from fourfold.errors import InputError
-from fourfold.models.clip import CLIP, CLIPConfig
+from fourfold.models.contrastive.clip import CLIP, CLIPConfig
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import MuonAdamW, OptimizerConfig
 from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy

@@ -186,7 +186,7 @@ class ImageData(ResumableDataModule):
         source: "digits" (built-in images), "torchvision:NAME" (such as "torchvision:MNIST"),
             "datasets:NAME" (Hugging Face), or the path of a Parquet file or a folder. A relative
             path may also lie under $FOURFOLD_DATA. A folder has one of three forms. It holds
-            Parquet files (train.parquet or train-*.parquet, and the same for val and test), or
+            Parquet files (`train.parquet` or `train-*.parquet`, and the same for val and test), or
             folders train, val and test with a subfolder for each class, or a subfolder for each
             class. A Parquet file and a folder of the last form have only a training split.
         batch_size: Number of images per training batch.

@@ -13,8 +13,8 @@ from fourfold.hub.keymap import UNSQUEEZE_0, Entry, Extra, KeyMap, Rule
 from fourfold.models import CLIP as CLIPModel
 from fourfold.models import CLIPConfig
 
-_TEXT = "text_config."
-_VISION = "vision_config."
+TEXT = "text_config."
+VISION = "vision_config."
 _TEXT_EMBED = "text_model.embeddings."
 _IMAGE_EMBED = "vision_model.embeddings."
 # OpenAI's checkpoints have `eos_token_id: 2`, for which transformers pools the state at the highest
@@ -22,7 +22,7 @@ _IMAGE_EMBED = "vision_model.embeddings."
 _POOL_AT_HIGHEST_ID = 2
 
 
-def _tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tuple[Field, ...]:
+def tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tuple[Field, ...]:
     """Return the config fields of one of the two encoders.
 
     Args:
@@ -39,7 +39,7 @@ def _tower_fields(prefix: str, section: str, d_model: int, n_heads: int) -> tupl
     )
 
 
-def _tower_rules(native: str, external: str) -> tuple[Entry, ...]:
+def tower_rules(native: str, external: str) -> tuple[Entry, ...]:
     """Return the `KeyMap` entries of the layers of one of the two encoders.
 
     Args:
@@ -56,25 +56,25 @@ def _tower_rules(native: str, external: str) -> tuple[Entry, ...]:
 
 
 _FIELDS = (
-    *_tower_fields("", _TEXT, d_model=512, n_heads=8),
-    *_tower_fields("image_", _VISION, d_model=768, n_heads=12),
-    field("vocab_size", _TEXT + "vocab_size", default=49408),
-    field("max_len", _TEXT + "max_position_embeddings", default=77),
+    *tower_fields("", TEXT, d_model=512, n_heads=8),
+    *tower_fields("image_", VISION, d_model=768, n_heads=12),
+    field("vocab_size", TEXT + "vocab_size", default=49408),
+    field("max_len", TEXT + "max_position_embeddings", default=77),
     Field(
         "eos_id",
-        (_TEXT + "eos_token_id",),
+        (TEXT + "eos_token_id",),
         49407,
         lambda token: None if token == _POOL_AT_HIGHEST_ID else token,
         lambda token: _POOL_AT_HIGHEST_ID if token is None else token,
     ),
-    field("image_size", _VISION + "image_size", default=224),
-    field("patch_size", _VISION + "patch_size", default=32),
-    field("n_channels", _VISION + "num_channels", default=3),
+    field("image_size", VISION + "image_size", default=224),
+    field("patch_size", VISION + "patch_size", default=32),
+    field("n_channels", VISION + "num_channels", default=3),
     field("d_embed", "projection_dim", default=512),
     # Both towers share these fields, so both sections must have the same values.
-    activation_field(_TEXT + "hidden_act", _VISION + "hidden_act", default="quick_gelu"),
-    field("norm_eps", _TEXT + "layer_norm_eps", _VISION + "layer_norm_eps", default=1e-5),
-    field("attn_dropout", _TEXT + "attention_dropout", _VISION + "attention_dropout", default=0.0),
+    activation_field(TEXT + "hidden_act", VISION + "hidden_act", default="quick_gelu"),
+    field("norm_eps", TEXT + "layer_norm_eps", VISION + "layer_norm_eps", default=1e-5),
+    field("attn_dropout", TEXT + "attention_dropout", VISION + "attention_dropout", default=0.0),
 )
 
 
@@ -96,7 +96,7 @@ def _check_duplicate_sections(names: Collection[str], config: Json) -> dict[str,
     Raises:
         InputError: A section and its duplicate imply different values of a key.
     """
-    sections = (_TEXT[:-1], _VISION[:-1])
+    sections = (TEXT[:-1], VISION[:-1])
     overridden = {**config, **{s: config[f"{s}_dict"] for s in sections if config.get(f"{s}_dict")}}
     for entry in _FIELDS:
         for hf_key in entry.hf_keys:
@@ -116,26 +116,26 @@ CLIP = Architecture(
     fields=_FIELDS,
     implied={"norm_placement": "pre", "dropout": 0.0},
     required={
-        _TEXT + "model_type": "clip_text_model",
-        _VISION + "model_type": "clip_vision_model",
+        TEXT + "model_type": "clip_text_model",
+        VISION + "model_type": "clip_vision_model",
     },
     infer=_check_duplicate_sections,
     # Classes of a single tower read the width of the shared space from their own section.
     extra_config=lambda config: {
-        section + "projection_dim": config.d_embed for section in (_TEXT, _VISION)
+        section + "projection_dim": config.d_embed for section in (TEXT, VISION)
     },
     keymap=KeyMap(
         Rule("log_scale", "logit_scale"),
         Rule("text_embed.tokens.weight", _TEXT_EMBED + "token_embedding.weight"),
         Rule("text_embed.positions.weight", _TEXT_EMBED + "position_embedding.weight"),
-        *_tower_rules("text", "text"),
+        *tower_rules("text", "text"),
         Rule("text_stack.norm.{p}", "text_model.final_layer_norm.{p}"),
         Rule("text_projection.weight", "text_projection.weight"),
         Rule("image_embed.prefix", _IMAGE_EMBED + "class_embedding", UNSQUEEZE_0),
         Rule("image_embed.patches.weight", _IMAGE_EMBED + "patch_embedding.weight"),
         Rule("image_embed.positions.weight", _IMAGE_EMBED + "position_embedding.weight"),
         Rule("image_norm.{p}", "vision_model.pre_layrnorm.{p}"),  # misspelled in transformers
-        *_tower_rules("image", "vision"),
+        *tower_rules("image", "vision"),
         Rule("image_stack.norm.{p}", "vision_model.post_layernorm.{p}"),
         Rule("image_projection.weight", "visual_projection.weight"),
         Extra("{tower}.embeddings.position_ids"),

@@ -1,4 +1,4 @@
-"""ViT, DeiT and DINOv2, with and without registers: config fields and names of transformers."""
+"""ViT, DeiT, DINOv2 and DINOv3: config fields and tensor names of transformers."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from fourfold.core.validation import check_type
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, Field, Json, field
+from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
 from fourfold.hub.architectures.bert import encoder_fields, encoder_rules
 from fourfold.hub.keymap import (
     CLASS_AND_REGISTERS,
@@ -183,4 +183,86 @@ DINOV2_REGISTERS = replace(
     implied={**DINOV2.implied, "prefix_positions": "class"},
     base_model_prefix="dinov2_with_registers.",
     keymap=_dinov2_keymap("dinov2_with_registers.", registers=True),
+)
+
+
+def _read_dinov3(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Return the native values of DINOv3 that several keys of config.json determine.
+
+    Raises:
+        InputError: Queries and values do not both have a bias, or only keys have one.
+    """
+    query, key, value = (config.get(f"{x}_bias", x != "key") for x in ("query", "key", "value"))
+    if query != value or (key and not query):
+        message = f"must equal value_bias, and be true if key_bias is, got {query}"
+        raise InputError(message, option="query_bias")
+    gated = bool(config.get("use_gated_mlp", False))
+    return {
+        "qkv_bias": None if query else False,
+        "key_bias": bool(key) or not query,
+        "feed_forward": "glu" if gated else "mlp",
+        **infer_n_classes(names, config),
+    }
+
+
+def _write_dinov3(config: ViTConfig) -> dict[str, Any]:
+    """Return the entries of config.json that several native fields determine."""
+    has_bias = config.qkv_bias is not False
+    return {
+        **label_entries(config),
+        **dict.fromkeys(("query_bias", "value_bias"), has_bias),
+        "key_bias": has_bias and config.key_bias,
+        "use_gated_mlp": config.feed_forward == "glu",
+    }
+
+
+_LAYER, _BLOCK = "layer.{i}.", "stack.blocks.{i}."
+DINOV3 = replace(
+    VIT,
+    model_type="dinov3_vit",
+    hf_class="DINOv3ViTModel",  # transformers has no classifier
+    fields=(
+        field("d_model", "hidden_size", default=384),
+        field("n_layers", "num_hidden_layers", default=12),
+        field("n_heads", "num_attention_heads", default=6),
+        field("d_ff", "intermediate_size", default=1536),
+        activation_field("hidden_act", default="gelu"),
+        field("attn_dropout", "attention_dropout", default=0.0),
+        field("norm_eps", "layer_norm_eps", default=1e-5),
+        field("rope_theta", "rope_theta", default=100.0),
+        field("image_size", "image_size", default=224),
+        field("patch_size", "patch_size", default=16),
+        field("n_channels", "num_channels", default=3),
+        field("layer_scale", "layerscale_value", default=1.0),
+        field("n_registers", "num_register_tokens", default=0),
+    ),
+    implied={**VIT.implied, "positions": "rotary2d", "pool": "cls_mean", "dropout": 0.0},
+    required={"proj_bias": True, "mlp_bias": True, "drop_path_rate": 0.0},
+    infer=_read_dinov3,
+    extra_config=_write_dinov3,
+    base_model_prefix="",
+    keymap=KeyMap(
+        Rule(
+            "embed.prefix",
+            ("embeddings.cls_token", "embeddings.register_tokens"),
+            CLASS_AND_REGISTERS,
+        ),
+        Rule("embed.patches.{p}", "embeddings.patch_embeddings.{p}"),
+        *(Rule(_BLOCK + f"attn.{m}.{{p}}", _LAYER + f"attention.{m}_proj.{{p}}") for m in "qkv"),
+        Rule(_BLOCK + "attn.out.{p}", _LAYER + "attention.o_proj.{p}"),
+        Rule(_BLOCK + "attn_gamma", _LAYER + "layer_scale1.lambda1"),
+        Rule(_BLOCK + "attn_norm.{p}", _LAYER + "norm1.{p}"),
+        # transformers applies the activation to `gate_proj`, if there is one.
+        Rule(
+            (_BLOCK + "ff.up.{p}", _BLOCK + "ff.gate.{p}"),
+            (_LAYER + "mlp.gate_proj.{p}", _LAYER + "mlp.up_proj.{p}"),
+        ),
+        Rule(_BLOCK + "ff.up.{p}", _LAYER + "mlp.up_proj.{p}"),
+        Rule(_BLOCK + "ff.down.{p}", _LAYER + "mlp.down_proj.{p}"),
+        Rule(_BLOCK + "ff_gamma", _LAYER + "layer_scale2.lambda1"),
+        Rule(_BLOCK + "ff_norm.{p}", _LAYER + "norm2.{p}"),
+        Rule("stack.norm.{p}", "norm.{p}"),
+        Extra("embeddings.mask_token", is_kept=True),
+    ),
+    model_options=lambda names: {"n_heads": 0},
 )

@@ -22,8 +22,8 @@ from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.models.base import Model, on_meta
 from fourfold.models.baselines.convolution import ConvolutionalStack
-from fourfold.models.clip import CLIPConfig
 from fourfold.models.composite import ImageToTextConfig
+from fourfold.models.contrastive.clip import CLIPConfig
 from fourfold.models.embeddings.patch_embedding import PatchEmbedding
 from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder import Seq2Seq
@@ -169,10 +169,7 @@ def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
         config: Config of a ViT, a CLIP or an image-to-text model.
     """
     encoder = config.encoder if isinstance(config, ImageToTextConfig) else config
-    n_prefix = 1  # the class token of a CLIP
-    if isinstance(encoder, ViTConfig):
-        n_prefix = encoder.n_prefix
-    return (encoder.image_size // encoder.patch_size) ** 2 + n_prefix
+    return (encoder.image_size // encoder.patch_size) ** 2 + encoder.n_prefix
 
 
 def _section(child: nn.Module | nn.Parameter) -> str:

@@ -17,7 +17,7 @@ from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS, TILE_LOGITS_CUDA
 from fourfold.models.analysis.flops import image_tokens
-from fourfold.models.clip import CLIPConfig
+from fourfold.models.contrastive.clip import CLIPConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
 from fourfold.optim import hidden_matrices
 

@@ -65,7 +65,10 @@ class ConvolutionalLMConfig(ModelConfig):
     positions: TextPositions = "learned"
     tie_embeddings: bool = True
     init: Init = "vaswani"
-    embed_norm: ClassVar = False  # a field of `CausalLMConfig`
+    # Fixed values of three fields of `CausalLMConfig`.
+    embed_norm: ClassVar = False
+    score_cap: ClassVar = None
+    logit_cap: ClassVar = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -110,3 +110,40 @@ class PatchEmbedding(nn.Module):
         if prefix is not None:
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
         return self.dropout(x)
+
+
+def convolutional_stem(patch_size: int, n_channels: int, d_model: int) -> nn.Sequential:
+    """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
+
+    Each 3x3 convolution halves the side of the image. The last convolution has D output channels.
+    Each earlier convolution has half as many output channels as the next one. Each convolution is
+    followed by a GroupNorm of one group and a ReLU. The paper uses batch norm instead. With batch
+    norm, an optimizer step would depend on the division of the batch into micro-batches.
+
+    Args:
+        patch_size: Side of a patch in pixels, a power of 2.
+        n_channels: Number of channels C.
+        d_model: Model width D.
+
+    Returns:
+        A module from images (B, C, side, side) to (B, D, side / patch_size, side / patch_size).
+
+    Raises:
+        InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by
+            `patch_size` / 2.
+
+    Example:
+        >>> convolutional_stem(8, 3, 16)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 16, 4, 4])
+    """
+    n_layers = patch_size.bit_length() - 1
+    if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):
+        message = "must be a power of 2 for a convolutional stem, and half of it a divisor of"
+        raise InputError(f"{message} d_model ({d_model}), got {patch_size}", option="patch_size")
+    layers: list[nn.Module] = []
+    for i in reversed(range(n_layers)):
+        width = d_model // 2**i
+        layers.append(nn.Conv2d(n_channels, width, 3, stride=2, padding=1, bias=False))
+        layers += [nn.GroupNorm(1, width), nn.ReLU()]
+        n_channels = width
+    return nn.Sequential(*layers)

@@ -17,6 +17,7 @@ from torch.nn import init
 from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
+from fourfold.core.rotary import Rotation
 from fourfold.errors import InputError
 from fourfold.models.embeddings.positions import PositionTable, make_positions
 
@@ -29,7 +30,9 @@ ViTPositions = Literal[
     "sincos2d_mae",
     "learned2d",
     "relative",
+    "rotary2d",
 ]
+IN_STACK = ("relative", "rotary2d")  # positions that the embedding does not add
 Interpolation = Literal["bicubic_antialias", "bicubic", "bilinear", "zoom"]
 # Arguments of torch.nn.functional.interpolate.
 INTERPOLATIONS: dict[str, dict[str, Any]] = {
@@ -219,6 +222,45 @@ class PositionedStack(Stack):
         for module in self.modules():
             if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
                 init.normal_(module.weight, std=INIT_STD)
+
+
+class AxialRotaryStack(Stack):
+    """Stack whose rotary positions are the row and the column of each patch (DINOv3).
+
+    Source: Siméoni et al. 2025. The centres of the patches have coordinates from -1 to 1 in both
+    directions, so the positions do not depend on the number of patches. The base of the wavelengths
+    is `config.rope_theta`. Half of the pairs of channels are rotated by the row, the other half by
+    the column. Tokens before the patches are not rotated.
+
+    Args:
+        config: Config of the transformer blocks.
+        side: Number of rows, and of columns, of patches.
+        n_prefix: Number of tokens before the patches.
+
+    Example:
+        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16, rope_theta=100.0)
+        >>> AxialRotaryStack(config, side=2, n_prefix=1)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, config: TransformerConfig, side: int, n_prefix: int) -> None:
+        super().__init__(config)
+        self.side = side
+        self.n_prefix = n_prefix
+
+    def _rotation(
+        self, positions: Tensor | slice | None, x: Tensor, window: int | None
+    ) -> Rotation | None:
+        theta = self.rope[0]
+        assert theta is not None, "rotary2d needs rope_theta"
+        options: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
+        # The operations are those of transformers, in the same order, so the results are equal.
+        rates = 1 / theta ** torch.arange(0, 1, 4 / self.head_width, **options)
+        centres = 2 * (torch.arange(0.5, self.side, **options) / self.side) - 1
+        grid = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), dim=-1).flatten(0, 1)
+        angles = (2 * math.pi * grid[:, :, None] * rates).flatten(1)  # (N, Dh/2): row, column
+        angles = F.pad(angles, (0, 0, self.n_prefix, 0))
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:

@@ -62,9 +62,11 @@ class RecurrentLMConfig(ModelConfig):
     init: Init = "gpt2"
     cell: Cell = "lstm"
     forget_bias: float = 0.0
-    # Fixed values of two fields of `CausalLMConfig`.
+    # Fixed values of four fields of `CausalLMConfig`.
     positions: ClassVar = "none"
     embed_norm: ClassVar = False
+    score_cap: ClassVar = None
+    logit_cap: ClassVar = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -80,6 +80,11 @@ class CLIPConfig(TransformerConfig):
         assert self.image_tower  # the constructor checks the divisibility of image_d_model
 
     @property
+    def n_prefix(self) -> int:
+        """Number of tokens before the patches: the class token."""
+        return 1
+
+    @property
     def image_tower(self) -> TransformerConfig:
         """Config of the blocks of the image encoder, as a `TransformerConfig` of its own."""
         values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}

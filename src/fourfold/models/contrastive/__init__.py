@@ -1,0 +1,1 @@
+"""Models that embed images and texts in one space: CLIP and SigLIP."""
