@@ -353,7 +353,7 @@ def test_caption_word_shows_its_patches(visit) -> None:
     page.click("#text span:text-is('red')")
     best = int(shown(made, name="alpha")[1].argmax())
     assert f"row {best // 4}, column {best % 4}" in page.inner_text("#overlay-text")
-    assert page.locator("#gate rect.now").count() == 1
+    assert page.inner_text("#gate li.chosen").split() == ["red", "0.8"]
 
 
 def test_document_tints_the_words(visit) -> None:

@@ -479,14 +479,12 @@ function drawText() {
 function drawGate(view) {
   const gate = root().gate;
   if (!show("gate-box", gate && view.q.name !== "patches")) return;
-  const values = view.q.groups.map((group) => gate[group[0]] ?? 0);
-  $("gate").replaceChildren(barChart(values, view.row, (i) => `${view.q.labels[i]}: ${digits(values[i])}`,
-    (i) => choose(i, null), 1));
+  $("gate").replaceChildren(...bars(view.q.groups.map((group, i) => [view.q.labels[i], gate[group[0]] ?? 0, i === view.row])));
 }
 
-/** Vertical bars over steps or words; the chosen one has another colour. */
-function barChart(values, now, title, click, limit = Math.max(...values, 1e-9)) {
-  const width = 340, height = 96, step = (width - 40) / values.length, base = 78;
+/** Vertical bars over steps; the chosen one has another colour. */
+function barChart(values, now, title, click) {
+  const width = 340, height = 96, step = (width - 40) / values.length, base = 78, limit = Math.max(...values, 1e-9);
   const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${values.length} bars from 0 to ${digits(limit)}; now: ${values.length ? title(now) : ""}` });
   values.forEach((value, i) => {
