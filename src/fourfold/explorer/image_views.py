@@ -274,12 +274,9 @@ class CaptionView(ImageView):
         grid = list(example.image.shape[1:])
         if encoder is not None:
             grid = [encoder.image_size // encoder.patch_size] * 2
+        distances = None if encoder is None else patch_distances(grid[0], grid[1], n_encoded)
         kinds = {
-            "encoder": Kind(
-                "encoded",
-                "encoded",
-                distances=None if encoder is None else patch_distances(grid[0], grid[1], n_encoded),
-            ),
+            "encoder": Kind("encoded", "encoded", distances=distances),
             "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
             "cross": Kind(
                 "target",
