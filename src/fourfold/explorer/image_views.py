@@ -155,6 +155,7 @@ class MaskedImageView(ImageView):
             "title": example.title,
             "tokens": {"patches": names, "visible": [names[i] for i in seen]},
             "query": hidden[0] if hidden else 0,
+            "hint": "Dark patches are hidden from the encoder, and the decoder predicts them.",
             "image": image_entry(darken(example.picture, hidden, side), [side, side], 1),
         }
 

@@ -788,6 +788,7 @@ function drawImage() {
     : !isText ? `Right: ${view.isWeight ? "the attention of the class token, whose result decides the class"
       : "how much each patch contributed to the class"}; yellow is much, violet is little.`
     : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
+  if (root().hint) $("image-hint").textContent += ` ${root().hint}`;
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
     : `Brightest patch: row ${Math.floor(best / gridColumns)}, column ${best % gridColumns}, `
