@@ -238,6 +238,9 @@ def test_slider_of_a_generation_shows_alternatives_and_the_least_sure_step(visit
     assert "step=2" in page.url
     assert f"q={steps[2]['query']}" in page.url
     assert page.locator("#alternatives li").all_inner_texts()[1].split() == ["␣dog", "0.25"]
+    page.locator("#text span").nth(steps[3]["query"]).click()
+    assert "step=3" in page.url
+    page.locator("#step").fill("3")
     worst = int(np.argmax([step["entropy"] for step in steps]))
     assert f"Least sure: step {worst + 1} " in page.inner_text("#step-text")
     assert "Ranks: 501, 3, 1." in page.inner_text("#lens")

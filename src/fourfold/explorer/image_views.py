@@ -80,7 +80,9 @@ class ImageView(View):
         outputs: list[Tensor] = []
         collector.collect(self.model, lambda: outputs.append(self.model(images)), {"self": kind})
         best = int(outputs[0][0].argmax())
-        _add_relevance(collector, self.model, lambda: self.model(images)[:, best], n_prefix)
+        classes = self.classes(outputs[0][0])
+        name = classes[0][0] if classes else "output"
+        _add_relevance(collector, self.model, lambda: self.model(images)[:, best], n_prefix, name)
         positions = getattr(self.model.embed, "positions", None)
         if is_first and positions is not None and len(positions.weight) == n_tokens:
             unit = torch.nn.functional.normalize(positions.weight.detach().float(), dim=-1)
@@ -92,7 +94,7 @@ class ImageView(View):
             "tokens": {"patches": patch_names(side, side, n_prefix), "class": [pooled]},
             "query": 0 if n_prefix else None,
             "image": image_entry(example.picture, [side, side], n_prefix),
-            "classes": self.classes(outputs[0][0]),
+            "classes": classes,
         }
 
     def _kind(self, side: int, n_prefix: int, is_first: bool, name: str | None = None) -> Kind:
@@ -228,7 +230,7 @@ class ImageTextView(ImageView):
             return model.similarity(model.encode_image(images), texts[best : best + 1])[:, 0]
 
         paths = [path for path, (name, _) in attention_layers(model).items() if name in kinds]
-        _add_relevance(collector, model, forward, 1, paths)
+        _add_relevance(collector, model, forward, 1, names[best], paths)
         return fields | {"classes": self.classes(logits, names)}
 
 
@@ -268,7 +270,7 @@ class CaptionView(ImageView):
             grid = [encoder.image_size // encoder.patch_size] * 2
         kinds = {
             "encoder": Kind("encoded", "encoded"),
-            "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
+            "decoder": Kind("inputs", "inputs", ids=self.tensor(inputs)[0]),
             "cross": Kind(
                 "target",
                 "patches",
@@ -375,6 +377,7 @@ def _add_relevance(
     model: Any,
     forward: Callable[[], Tensor],
     n_prefix: int,
+    name: str,
     paths: Sequence[str] | None = None,
 ) -> None:
     """Add the relevance of the patches for an output of the model to the maps of a collector.
@@ -385,10 +388,12 @@ def _add_relevance(
         forward: Function that returns the output (1,) of the model.
         n_prefix: Number of tokens before the patches. If it is 0, the mean over all queries
             replaces the relevance for the class token.
+        name: Name of the class or text whose output `forward` returns.
         paths: Paths of the attention modules; None means all self-attention.
     """
     total = relevance(model, forward, paths)[0]
     scores = (total[:1] if n_prefix else total.mean(0, keepdim=True)).cpu().numpy()
     scores = scores - np.eye(1, scores.shape[1], dtype=scores.dtype) * bool(n_prefix)
-    fields = {"range": [0.0, float(scores.max())]}
+    title = f"relevance for {name} (attention times gradient)"
+    fields = {"range": [0.0, float(scores.max())], "title": title}
     collector.add("relevance", scores, "class", "patches", **fields)

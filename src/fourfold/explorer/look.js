@@ -11,16 +11,16 @@ const TITLES = {
   self: "self-attention", cross: "attention to the source (cross-attention)", encoder: "self-attention of the encoder",
   decoder: "self-attention of the decoder", image: "self-attention of the image encoder",
   text: "self-attention of the text encoder", rollout: "rollout (layers 0 to this one together)",
-  relevance: "relevance for the class (attention times gradient)", "alpha sum": "attention, sum over all words", alpha: "attention to the source",
+  "alpha sum": "attention, sum over all words", alpha: "attention to the source",
   position: "similarity of positions", positions: "similarity of positions",
 };
 const STATS = {
   previous: "attends to the token before", self: "attends to the token itself", next: "attends to the token after",
   first: "attends to the first token", induction: "attends to what followed an earlier copy (induction)",
-  separator: "attends to separators such as [SEP]", distance: "attends far away: largest mean distance (tokens, patches)",
+  separator: "attends to separators such as [SEP] or </s>", distance: "attends far away: largest mean distance (tokens, patches)",
   entropy: "entropy in nats (0: attends to one token only)",
 };
-const TEXTS = { inputs: "words written before", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", visible: "visible patches", class: "class token" };
+const TEXTS = { inputs: "written words", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", visible: "visible patches", class: "class token" };
 const listTitle = (side) => TEXTS[side.name] || side.name;
 const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
 
@@ -53,6 +53,7 @@ function show(id, isShown) {
 const unique = (values) => [...new Set(values)];
 const mapTitle = (name) => {
   const map = root().maps.find((one) => one.name === name) || {};
+  if (name === "rollout" && map.queries === "source") return "rollout of the encoder (layers 0 to this one together)";
   return map.title || (TITLES[name] || name).replace("the source", map.keys === "patches" ? "the picture" : "the source");
 };
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
@@ -313,7 +314,7 @@ function drawMatrix() {
     ? page.state.model === 2 ? "Orange: the first model attends there more; blue: the second one; grey: both alike."
       : "Orange: above zero; blue: below zero; grey: zero."
     : `A row belongs to a query (${listTitle(view.q)}), a column to a key `
-      + `(${listTitle(view.k)}). Yellow is much, violet is little`
+      + `(${listTitle(view.k)}). Yellow is much, violet is little (square root of the weight)`
       + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
       + `${strip ? " Bars on the right: entropy of a row; the frame is that of uniform attention." : ""}`
       + `${alignmentOf(view) ? " White line: the window of the source that the model attends to; dot: its centre." : ""}`;
@@ -522,7 +523,7 @@ function expandRow(map, t) {
 
 function drawTop() {
   const view = page.view, row = rowOf(view, view.row), uniform = uniformOf(view, view.row);
-  $("h-top").textContent = `Largest weights of ‘${view.q.labels[view.row] ?? ""}’`;
+  $("h-top").textContent = `Largest ${view.isWeight ? "weights" : "values"} of ‘${view.q.labels[view.row] ?? ""}’`;
   const last = view.map.triangle ? Math.max(...view.q.groups[view.row] || [0]) : Infinity;
   const best = topK(view.signed ? row.map(Math.abs) : row, 10).filter((s) => view.k.groups[s][0] <= last);
   const body = best.map((s, i) => make("tr", {}, make("td", { textContent: i + 1 }),
@@ -530,16 +531,20 @@ function drawTop() {
     make("td", { textContent: digits(row[s]) }),
     !view.isWeight ? null : make("td", { textContent: `${digits(row[s] / (uniform * view.k.groups[s].length))} ×` })));
   $("top").replaceChildren(
-    make("caption", { textContent: !view.isWeight ? "Largest values" : `Uniform attention would give each token ${digits(uniform)}.` }),
+    make("caption", { textContent: !view.isWeight ? "Largest values" : `Uniform attention would give each ${page.state.words ? "piece" : "token"} ${digits(uniform)}.` }),
     headRow("#", "token", "position", view.isWeight ? "weight" : "value", ...(!view.isWeight ? [] : ["compared with uniform"])),
     make("tbody", {}, ...body));
 }
 
 const headRow = (...names) => make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col", textContent: name }))));
 
+/** Statistics of some maps; the patch before or after another one means nothing. */
+const statNames = (maps) => Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0)
+  && !(maps[0].keys === "patches" && ["previous", "next"].includes(name)));
+
 /** Buttons of a layer and head, for tables. */
 function headButton(map) {
-  const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean" : `head ${map.head}`].join(" ");
+  const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean map" : `head ${map.head}`].join(" ");
   const button = make("button", { type: "button", textContent: place.trim() });
   button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
   return button;
@@ -548,13 +553,12 @@ function headButton(map) {
 function drawSummary() {
   const maps = headMaps().filter((map) => map.head !== null && map.stats);
   const rows = [];
-  for (const [name, title] of Object.entries(STATS)) {
-    const having = maps.filter((map) => map.stats[name] && map.stats[name][1] > 0);
-    if (!having.length) continue;
-    const isLow = name === "entropy";
+  for (const name of statNames(maps)) {
+    const having = maps.filter((map) => map.stats[name] && map.stats[name][1] > 0), isLow = name === "entropy";
     const best = having.reduce((one, map) => ((map.stats[name][0] > one.stats[name][0]) !== isLow ? map : one));
     const [value, uniform] = best.stats[name];
-    rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : title }),
+    if ((value > uniform) === isLow) continue;
+    rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : STATS[name] }),
       make("td", {}, headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) })));
   }
   $("p-summary").hidden = rows.length === 0 || maps.length < 2;
@@ -566,7 +570,7 @@ function drawHeads() {
   const key = [page.state.row, maps[0]?.name, page.state.model, ...page.sort].join();
   if (!show("p-heads", maps.length > 1) || page.drawn.heads === key) return;
   page.drawn.heads = key;
-  const names = Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0));
+  const names = statNames(maps);
   const value = (map, name) => (name === "layer" ? (map.layer ?? 0) * 1000 + (map.head ?? -1)
     : name === "label" ? map.label || "" : (map.stats[name] || [-1])[0]);
   const [by, order] = page.sort;
@@ -659,12 +663,12 @@ function drawSteps() {
   const share = step.probability ?? (step.top.find(([word]) => word === step.chosen) || [])[1];
   $("step-text").textContent = `Step ${state.step + 1} of ${steps.length}: … ${before} `
     + `[${plainPiece(step.chosen)}]${after} — ${isMasked ? "true" : "chosen"} token with probability `
-    + `${share === undefined ? "below the alternatives" : digits(share)}; entropy ${digits(step.entropy)} nats. `
+    + `${share === undefined ? "below the alternatives" : digits(share)}; uncertainty ${digits(step.entropy)} nats. `
     + `Least sure: step ${most + 1} (‘${plainPiece(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`;
   $("alternatives").replaceChildren(...bars(step.top.map(([word, p]) => [visible(word), p, word === step.chosen])));
   $("entropies").replaceChildren(barChart(steps.map((one) => one.entropy), state.step,
     (i) => `step ${i + 1}, ‘${visible(steps[i].chosen)}’: ${digits(steps[i].entropy)} nats`, goToStep),
-  make("p", { className: "hint", textContent: "Entropy of the prediction in nats: 0 is certain. A click on a bar goes to the step." }));
+  make("p", { className: "hint", textContent: "Uncertainty: entropy of the prediction in nats, 0 is certain. A click on a bar goes to the step." }));
   $("lens-box").hidden = !(step.lens || []).length;
   if (step.lens && step.lens.length) {
     const ranks = step.lens.map((rank) => rank + 1);
@@ -788,6 +792,7 @@ function drawImage() {
     : !isText ? `Right: ${view.isWeight ? "the attention of the class token, whose result decides the class"
       : "how much each patch contributed to the class"}; yellow is much, violet is little.`
     : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
+  $("image-hint").textContent += " Rows and columns are counted from 0.";
   if (root().hint) $("image-hint").textContent += ` ${root().hint}`;
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
@@ -822,7 +827,8 @@ function choose(t, s) {
   if (!view.rows || !view.columns) return;
   const clamp = (i, length) => Math.max(0, Math.min(length - 1, i));
   const q = view.q.groups[clamp(t, view.rows)][0], k = s === null ? -1 : view.k.groups[clamp(s, view.columns)][0];
-  update({ q, k });
+  const step = (root().steps || []).findIndex((one) => stepQuery(one) === q && [one.list, "inputs"].includes(view.q.name));
+  update({ q, k, step: step < 0 ? page.state.step : step });
 }
 
 function goToStep(i) {
@@ -849,8 +855,8 @@ const neighbour = (values, value, by) => values[(values.indexOf(value) + by + va
 function onKey(event) {
   if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
   const target = event.target, state = page.state, view = page.view;
-  const own = event.key === " " ? ["SELECT", "INPUT", "BUTTON", "SUMMARY"] : ["SELECT", "INPUT"];
-  if (own.includes(target.tagName)) return;
+  const own = event.key === " " ? "select, input, button, summary" : "select, input[type=range]";
+  if (target.matches?.(own)) return;
   const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
   if (arrows && view && ["matrix", "picture", "text", "lines"].includes(target.id)) {
     event.preventDefault();
