@@ -39,12 +39,10 @@ def allow_fragments(app: Sphinx, document: nodes.document) -> None:
 
 def name_benchmarks(app: Sphinx, document: nodes.document) -> None:
     """Append its folder to the title of a benchmark, because most benchmarks have one title."""
-    page = app.env.docname
-    folder = re.fullmatch("results/bench/(.+)/bench", page)
+    folder = re.fullmatch("results/bench/(.+)/bench", app.env.docname)
     title = next(iter(document.findall(nodes.title)), None)
     if folder and title is not None:
         title += nodes.Text(f": {folder[1]}")
-        app.env.titles[page] = app.env.longtitles[page] = title.deepcopy()
 
 
 def link_to_sources(app: Sphinx, document: nodes.document, page: str) -> None:
@@ -82,8 +80,9 @@ def write_entry(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the adjustments."""
-    for adjust in (fold_answers, keep_folders_as_text, allow_fragments, name_benchmarks):
+    for adjust in (fold_answers, keep_folders_as_text, allow_fragments):
         app.connect("doctree-read", adjust)
+    app.connect("doctree-read", name_benchmarks, priority=400)  # before Sphinx collects titles
     app.connect("doctree-resolved", link_to_sources)
     app.connect("html-page-context", offer_notebook)
     app.connect("build-finished", write_entry)
