@@ -344,7 +344,7 @@ def test_picture_shows_the_brightest_patch_of_a_clicked_one(visit) -> None:
     page.click("#thumbs button >> nth=1")  # the heads can be chosen from a map without heads
     assert "map=self&layer=0&head=1" in page.url
     assert page.inner_text("#classes li.chosen").split() == ["ship", "0.9"]
-    assert page.inner_text("#truth") == "True class: plane."
+    assert page.inner_text("#truth") == "True class: plane; the most probable class is wrong."
 
 
 def test_caption_word_shows_its_patches(visit) -> None:

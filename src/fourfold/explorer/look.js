@@ -206,7 +206,7 @@ function drawNow() {
   for (const name of ["entropy", "distance"]) {
     if (stats[name] && page.state.model !== 2) {
       const [value, uniform] = stats[name], unit = name === "entropy" ? " nats" : "";
-      parts.push(`${name} ${digits(value)}${unit} (uniform ${digits(uniform)})`);
+      parts.push(`mean ${name} of its rows ${digits(value)}${unit} (uniform ${digits(uniform)})`);
     }
   }
   if (parts.length > 1 && page.heads.length > 1 && page.state.head === null) parts.push("these are means of the heads’ values");
@@ -538,8 +538,9 @@ function headButton(map) {
 }
 
 /** True if a head follows a pattern: the rule of `head_label` for shares, else the side of uniform attention. */
+const needed = (name, uniform) => (name in { entropy: 0, distance: 0 } ? uniform : (1 + uniform) / 2);
 const follows = (name, [value, uniform]) => (name === "entropy" ? value < uniform
-  : name === "distance" ? value > uniform : value >= (1 + uniform) / 2);
+  : name === "distance" ? value > uniform : value >= needed(name, uniform));
 
 function drawSummary() {
   const maps = headMaps().filter((map) => map.head !== null && map.stats);
@@ -551,10 +552,11 @@ function drawSummary() {
     const best = having.reduce((one, map) => ((map.stats[name][0] > one.stats[name][0]) !== isLow ? map : one));
     const [value, uniform] = best.stats[name];
     rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : title }),
-      make("td", {}, follows(name, best.stats[name]) ? "" : "none; nearest: ", headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) })));
+      make("td", {}, follows(name, best.stats[name]) ? "" : "none; nearest: ", headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) }),
+      make("td", { textContent: digits(needed(name, uniform)) })));
   }
   $("p-summary").hidden = rows.length === 0 || maps.length < 2;
-  $("summary").replaceChildren(headRow("pattern", "head", "value", "uniform"), make("tbody", {}, ...rows));
+  $("summary").replaceChildren(headRow("pattern", "head", "value", "uniform", "needed"), make("tbody", {}, ...rows));
 }
 
 function drawHeads() {
@@ -709,7 +711,7 @@ function drawCurves() {
 function drawClasses() {
   const classes = root().classes || [];
   $("p-classes").hidden = classes.length === 0;
-  $("truth").textContent = root().truth == null ? "" : `True class: ${root().truth}.`;
+  $("truth").textContent = root().truth == null ? "" : `True class: ${root().truth}; the most probable class is ${root().truth === root().classes[0][0] ? "right" : "wrong"}.`;
   $("classes").replaceChildren(...bars(classes.map(([label, share], i) => [label, share, i === 0])));
 }
 
