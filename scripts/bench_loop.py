@@ -51,12 +51,13 @@ PROBE_STEPS = 8  # steps between two measurements of the probe
 
 
 class Clock(Callback):
-    """Records the time at the end of each training batch."""
+    """Records the time at the end of each training batch; the CLI creates the instance."""
 
-    times: list[float] = []  # noqa: RUF012  (shared, since the CLI creates the instance)
+    times: list[float] = []  # noqa: RUF012  (shared)
+    clock = staticmethod(time.perf_counter)
 
     def on_train_batch_end(self, *arguments: Any) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append(self.clock())
 
 
 def recipe(shape: tuple[int, int, int, int]) -> tuple[CausalLanguageModeling, CausalTextData]:
@@ -226,11 +227,13 @@ def probe(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """Measure the time that `AttentionProbe` adds to validations, interleaved with none.
 
     A validation of one batch follows every `PROBE_STEPS` steps. The first one with the probe also
-    writes the page of attention maps; the later ones measure only.
+    writes the page of attention maps; the later ones measure only. All times are CPU times, which
+    do not depend on other processes.
     """
     options = ["--trainer.limit_val_batches=1", f"--trainer.val_check_interval={PROBE_STEPS}"]
     added = "--trainer.callbacks+=fourfold.callbacks.monitoring.attention_probe.AttentionProbe"
     pauses: dict[bool, list[list[float]]] = {False: [], True: []}
+    Clock.clock = staticmethod(time.process_time)
     steps = []
     for number in range(rounds):
         for has_probe in random.Random(number).sample([False, True], 2):

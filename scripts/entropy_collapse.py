@@ -5,8 +5,8 @@
 A ViT with post-norm learns the built-in digits twice for each seed: with the learning rate of
 configs/quickstart/images.yaml and a warm-up (control), and with ten times this learning rate
 without warm-up (provoked). The probe measures the attention every ten steps. A training has
-diverged if the mean loss of its last ten steps is above 95 % of the loss of a guess, ln 10. The
-step of the divergence is that after which the mean loss of ten steps does not fall any more. OUT
+diverged at the step after which the mean loss of ten steps always is above 95 % of the loss of a
+guess, ln 10; this is step 0 if the loss never falls below. OUT
 gets collapse.csv with a row for each training, and entropies.csv with the mean loss and the entropy
 of each layer, as a share of that of uniform attention, every ten steps.
 """
@@ -112,10 +112,10 @@ def mean_losses(losses: Curve) -> list[float]:
 
 
 def divergence(means: list[float]) -> int | None:
-    """Return the number of steps after which the mean loss does not fall, or None."""
-    if not means or means[-1] < GUESS:
-        return None
-    return PROBE_STEPS * (1 + means.index(min(means)))
+    """Return the number of steps after which the mean loss stays that of a guess, or None."""
+    low = [i for i, value in enumerate(means, 1) if value < GUESS]
+    last = low[-1] if low else 0
+    return None if last == len(means) else PROBE_STEPS * last
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "steps": len(losses),
                     "warning": step,
                     "layer": text.split("layer self.")[-1].split(" ")[0],
-                    "divergence": divergence(means) or "",
+                    "divergence": "" if (at := divergence(means)) is None else at,
                     "least_entropy_share": min(map(min, shares)),
                     "last_loss": means[-1],
                 }

@@ -163,6 +163,7 @@ class MaskedImageView(ImageView):
             "title": example.title,
             "tokens": {"patches": names, "visible": [names[i] for i in seen]},
             "query": hidden[0] if hidden else 0,
+            "hint": "Dark patches are hidden from the encoder, and the decoder predicts them.",
             "image": image_entry(darken(example.picture, hidden, side), [side, side], 1),
         }
 
@@ -274,12 +275,9 @@ class CaptionView(ImageView):
         grid = list(example.image.shape[1:])
         if encoder is not None:
             grid = [encoder.image_size // encoder.patch_size] * 2
+        distances = None if encoder is None else patch_distances(grid[0], grid[1], n_encoded)
         kinds = {
-            "encoder": Kind(
-                "encoded",
-                "encoded",
-                distances=None if encoder is None else patch_distances(*grid, n_encoded),
-            ),
+            "encoder": Kind("encoded", "encoded", distances=distances),
             "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
             "cross": Kind(
                 "target",

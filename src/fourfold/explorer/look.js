@@ -206,11 +206,11 @@ function drawNow() {
   for (const name of ["entropy", "distance"]) {
     if (stats[name] && page.state.model !== 2) {
       const [value, uniform] = stats[name], unit = name === "entropy" ? " nats" : "";
-      parts.push(`${name} ${digits(value)}${unit} (uniform ${digits(uniform)})`);
+      parts.push(`mean ${name} of its rows ${digits(value)}${unit} (uniform ${digits(uniform)})`);
     }
   }
   if (parts.length > 1 && page.heads.length > 1 && page.state.head === null) parts.push("these are means of the heads’ values");
-  if (parts.length > 1 && (page.state.words || page.state.special)) parts.push("all of them over single tokens, special ones included");
+  if (parts.length > 1 && (page.state.words || page.state.special)) parts.push("over single tokens, special ones included");
   $("explain").textContent = `${parts.join("; ")}.`;
   $("live").textContent = view.rows && view.columns ? cellText(view.row, view.column) : "";
 }
@@ -266,10 +266,10 @@ function drawMatrix() {
   $("p-matrix").classList.toggle("half", columns <= 32);
   const context = prepare(canvas, 10, 10), room = Math.max(200, $("matrix-box").clientWidth - 2);
   const isNamed = Math.max(rows, columns) <= 64;
-  context.font = "bold 13px system-ui, sans-serif";  // that of the chosen token
-  const longest = (labels, [a, b]) => Math.min(120, 8 + labels.slice(a, b)
+  context.font = "bold 13px system-ui, sans-serif";
+  const longest = (labels, [a, b], most) => Math.min(most, 8 + labels.slice(a, b)
     .reduce((most, text) => Math.max(most, Math.ceil(context.measureText(text).width)), 12));
-  const left = isNamed ? longest(view.q.labels, r) : 26, top = isNamed ? longest(view.k.labels, c) : 26;
+  const left = isNamed ? longest(view.q.labels, r, 190) : 26, top = isNamed ? longest(view.k.labels, c, 120) : 26;
   const strip = isNamed && view.isWeight && columns > 1 ? 48 : 0, space = (room - left - strip) / Math.max(1, columns);
   const size = isNamed ? Math.max(13, Math.min(30, space, 800 / rows)) : Math.min(space, 640 / Math.max(rows, columns));
   const width = left + columns * size + strip, height = top + rows * size;
@@ -310,8 +310,8 @@ function drawMatrix() {
     : `A row belongs to a query (${view.q.title}), a column to a key `
       + `(${view.k.title}). Yellow is much, violet is little; the colour follows the square root of the weight.`
       + `${view.q.isShifted ? " In a row ‘a → b’, the decoder reads a and predicts b; self is a, previous is the token before a." : ""}`
-      + `${strip ? " Bars on the right: entropy of a row; the frame is that of uniform attention." : ""}`
-      + `${alignmentOf(view) ? " White line: the window of the source that the model attends to; dot: its centre." : ""}`;
+      + `${strip ? " Bars on the right: entropy of a row; frame: uniform attention." : ""}`
+      + `${alignmentOf(view) ? " White line: window of the source; dot: its centre." : ""}`;
   drawLegend(view);
 }
 
@@ -403,7 +403,7 @@ function drawLegend(view) {
 function drawLines() {
   const view = page.view, box = $("lines"), pitch = 22, top = 30;
   if (!show("p-lines", view.k.name !== "patches" && !view.signed && view.rows * view.columns)) return;
-  const width = Math.max(270, box.clientWidth - 4), side = Math.min(150, width * 0.32);
+  const width = Math.max(270, box.clientWidth - 4), side = Math.min(190, width * 0.32);
   const height = top + pitch * Math.max(view.rows, view.columns) + 4;
   const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
     `Lines from the queries, on the left, to the keys, on the right; ${mapName()}` });
@@ -425,7 +425,7 @@ function drawLines() {
   const word = (labels, isQuery) => labels.forEach((label, i) => {
     const strength = isQuery ? i === view.row : i === view.column;
     const text = makeSvg("text", { x: isQuery ? side : to + 6, y: y(i) + 4, class: strength ? "hit query" : "hit",
-      "text-anchor": isQuery ? "end" : "start" }, [...label].length > 20 ? `${[...label].slice(0, 19).join("")}…` : label);
+      "text-anchor": isQuery ? "end" : "start" }, [...label].length > 26 ? `${[...label].slice(0, 25).join("")}…` : label);
     text.addEventListener("click", () => choose(isQuery ? i : view.row, isQuery ? null : i));
     svg.append(text);
   });
@@ -464,7 +464,7 @@ function drawText() {
   if (!show("p-text", isText)) return;
   const hasTextKeys = view.k.name !== "patches", isSame = view.q.name === view.k.name;
   const row = rowOf(view, view.row), parts = [];
-  if (!isSame) parts.push(make("h3", { textContent: `Choose a token (${view.q.title})` }), tokenLine(view, view.q, null));
+  if (!isSame) parts.push(make("h3", { textContent: `Choose a token (${view.q.isShifted ? "predicted" : view.q.title})` }), tokenLine(view, view.q, null));
   if (hasTextKeys) {
     if (!isSame) parts.push(make("h3", { textContent: `Tokens that it attends to (${view.k.title})` }));
     parts.push(tokenLine(view, view.k, row));
@@ -479,14 +479,12 @@ function drawText() {
 function drawGate(view) {
   const gate = root().gate;
   if (!show("gate-box", gate && view.q.name !== "patches")) return;
-  const values = view.q.groups.map((group) => gate[group[0]] ?? 0);
-  $("gate").replaceChildren(barChart(values, view.row, (i) => `${view.q.labels[i]}: ${digits(values[i])}`,
-    (i) => choose(i, null), 1));
+  $("gate").replaceChildren(...bars(view.q.groups.map((group, i) => [view.q.labels[i], gate[group[0]] ?? 0, i === view.row])));
 }
 
-/** Vertical bars over steps or words; the chosen one has another colour. */
-function barChart(values, now, title, click, limit = Math.max(...values, 1e-9)) {
-  const width = 340, height = 96, step = (width - 40) / values.length, base = 78;
+/** Vertical bars over steps; the chosen one has another colour. */
+function barChart(values, now, title, click) {
+  const width = 340, height = 96, step = (width - 40) / values.length, base = 78, limit = Math.max(...values, 1e-9);
   const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${values.length} bars from 0 to ${digits(limit)}; now: ${values.length ? title(now) : ""}` });
   values.forEach((value, i) => {
@@ -540,8 +538,9 @@ function headButton(map) {
 }
 
 /** True if a head follows a pattern: the rule of `head_label` for shares, else the side of uniform attention. */
+const needed = (name, uniform) => (name in { entropy: 0, distance: 0 } ? uniform : (1 + uniform) / 2);
 const follows = (name, [value, uniform]) => (name === "entropy" ? value < uniform
-  : name === "distance" ? value > uniform : value >= (1 + uniform) / 2);
+  : name === "distance" ? value > uniform : value >= needed(name, uniform));
 
 function drawSummary() {
   const maps = headMaps().filter((map) => map.head !== null && map.stats);
@@ -553,10 +552,11 @@ function drawSummary() {
     const best = having.reduce((one, map) => ((map.stats[name][0] > one.stats[name][0]) !== isLow ? map : one));
     const [value, uniform] = best.stats[name];
     rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : title }),
-      make("td", {}, follows(name, best.stats[name]) ? "" : "none; nearest: ", headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) })));
+      make("td", {}, follows(name, best.stats[name]) ? "" : "none; nearest: ", headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) }),
+      make("td", { textContent: digits(needed(name, uniform)) })));
   }
   $("p-summary").hidden = rows.length === 0 || maps.length < 2;
-  $("summary").replaceChildren(headRow("pattern", "head", "value", "uniform"), make("tbody", {}, ...rows));
+  $("summary").replaceChildren(headRow("pattern", "head", "value", "uniform", "needed"), make("tbody", {}, ...rows));
 }
 
 function drawHeads() {
@@ -711,7 +711,7 @@ function drawCurves() {
 function drawClasses() {
   const classes = root().classes || [];
   $("p-classes").hidden = classes.length === 0;
-  $("truth").textContent = root().truth == null ? "" : `True class: ${root().truth}.`;
+  $("truth").textContent = root().truth == null ? "" : `True class: ${root().truth}; the most probable class is ${root().truth === root().classes[0][0] ? "right" : "wrong"}.`;
   $("classes").replaceChildren(...bars(classes.map(([label, share], i) => [label, share, i === 0])));
 }
 
@@ -778,6 +778,7 @@ function drawImage() {
     : !isText ? `Right: ${view.isWeight ? "the attention of the class token [CLS], whose result decides the class"
       : mapTitle(view.map.name)}; yellow is much, violet is little.`
     : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
+  if (root().hint) $("image-hint").textContent += ` ${root().hint}`;
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
     : `Largest ${view.isWeight ? "weights" : "values"}: ${names}.`

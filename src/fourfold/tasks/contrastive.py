@@ -190,7 +190,7 @@ class SigmoidContrastiveLearning(ContrastiveLearning):
         >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
         >>> trainer = Trainer(fast_dev_run=True, **quiet)
         >>> trainer.fit(SigmoidContrastiveLearning(config), CaptionData())
-        >>> "val/image_to_text_recall_at_1" in trainer.callback_metrics
+        >>> "val/text_to_image_recall_at_5" in trainer.callback_metrics
         True
     """
 

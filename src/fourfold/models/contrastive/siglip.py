@@ -36,11 +36,8 @@ class SigLIPConfig(CLIPConfig):
         InputError: A field has a value outside its choices or its range.
 
     Example:
-        >>> from fourfold.models.base import on_meta
-        >>> with on_meta():  # without memory for the weights
-        ...     model = SigLIP(SigLIPConfig())
-        >>> sum(weight.numel() for weight in model.parameters())
-        203155970
+        >>> SigLIPConfig(image_size=256, d_model=512, n_heads=8, d_ff=2048).max_len
+        64
     """
 
     d_model: int = 768

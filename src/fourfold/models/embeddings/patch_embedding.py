@@ -133,9 +133,8 @@ def convolutional_stem(patch_size: int, n_channels: int, d_model: int) -> nn.Seq
             `patch_size` / 2.
 
     Example:
-        >>> stem = convolutional_stem(patch_size=4, n_channels=3, d_model=16)
-        >>> stem(torch.randn(2, 3, 32, 32)).shape
-        torch.Size([2, 16, 8, 8])
+        >>> convolutional_stem(8, 3, 16)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 16, 4, 4])
     """
     n_layers = patch_size.bit_length() - 1
     if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):
