@@ -784,7 +784,9 @@ function drawImage() {
   pens[1].imageSmoothingEnabled = page.state.smooth === 1;
   pens[1].drawImage(pixels(gridRows, gridColumns, (i) => paint(patches[i] || 0)), 0, 0, width, height);
   frame(pens[1], view.column - image.prefix, "#ffffff");
-  const best = topK(patches, 1)[0], uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
+  const [best, ...more] = topK(patches, 3), place = (i) => `row ${Math.floor(i / gridColumns)}, column ${i % gridColumns}`;
+  const next = `Next: ${more.map((i) => `${place(i)} (${digits(patches[i])})`).join(" and ")}.`;
+  const uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
   $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
   $("image-hint").textContent = canSelect
     ? `Left: click a patch${(root().classes || []).length && image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
@@ -796,9 +798,9 @@ function drawImage() {
   if (root().hint) $("image-hint").textContent += ` ${root().hint}`;
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
-    : `Brightest patch: row ${Math.floor(best / gridColumns)}, column ${best % gridColumns}, `
-      + (!view.isWeight ? `value ${digits(patches[best])}.` : `weight ${digits(patches[best])} (${digits(patches[best] / uniform)} `
-      + `times uniform attention). All patches together: ${digits(share)}${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.`);
+    : `Brightest patch: ${place(best)}, `
+      + (!view.isWeight ? `value ${digits(patches[best])}. ${next}` : `weight ${digits(patches[best])} (${digits(patches[best] / uniform)} `
+      + `times uniform attention). ${next} All patches together: ${digits(share)}${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.`);
   $("picture").setAttribute("aria-label", `Picture of ${gridRows} times ${gridColumns} patches. ${$("picture-text").textContent}`);
   $("overlay").setAttribute("aria-label", $("overlay-text").textContent);
 }
