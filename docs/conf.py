@@ -70,6 +70,7 @@ autodoc_default_options = {"members": True}
 autodoc_inherit_docstrings = False  # the hooks of torch and Lightning are described there
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True  # such as the name of a function, whose value has no expression
 default_role = "code"  # docstrings mark code as Markdown does
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

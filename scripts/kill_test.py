@@ -220,9 +220,11 @@ def test(case: Case, folder: Path, kills: int, rng: random.Random, damages: bool
                 ended = after
         first, damaged = 0, {}
         if damages:
-            steps = {name: step_of(run, name) for name in ("last", "previous")}
+            files = [*run.glob("checkpoints/step=*.ckpt"), *run.glob("checkpoints/[lp]*.ckpt")]
+            steps = {file.name: step_of(run, file.stem) for file in files}
             damaged = damage_some(run, rng)
-            first = steps["previous" if "checkpoints/last.ckpt" in damaged else "last"]
+            intact = [n for name, n in steps.items() if f"checkpoints/{name}" not in damaged]
+            first = max(intact, default=0)  # the training resumes from the newest intact file
         finish(case, run)
         differs = difference(folder / "uninterrupted", run, first)
         text = ", ".join(f"{Path(name).name} {way}" for name, way in damaged.items())

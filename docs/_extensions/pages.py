@@ -1,6 +1,7 @@
-"""Adjustments of the pages: folded answers, links to folders, and the notebooks for download."""
+"""Adjustments of the pages: folded answers, links to folders, titles, notebooks for download."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def allow_fragments(app: Sphinx, document: nodes.document) -> None:
     if next(iter(document.findall(nodes.title)), None) is None:
         app.env.metadata[page]["orphan"] = True
         app.env.titles[page] = app.env.longtitles[page] = nodes.title(page, page)
+
+
+def name_benchmarks(app: Sphinx, document: nodes.document) -> None:
+    """Append its folder to the title of a benchmark, because most benchmarks have one title."""
+    folder = re.fullmatch("results/bench/(.+)/bench", app.env.docname)
+    title = next(iter(document.findall(nodes.title)), None)
+    if folder and title is not None:
+        title += nodes.Text(f": {folder[1]}")
 
 
 def link_to_sources(app: Sphinx, document: nodes.document, page: str) -> None:
@@ -73,6 +82,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the adjustments."""
     for adjust in (fold_answers, keep_folders_as_text, allow_fragments):
         app.connect("doctree-read", adjust)
+    app.connect("doctree-read", name_benchmarks, priority=400)  # before Sphinx collects titles
     app.connect("doctree-resolved", link_to_sources)
     app.connect("html-page-context", offer_notebook)
     app.connect("build-finished", write_entry)

@@ -110,6 +110,12 @@ def test_small_amounts_of_memory_have_small_units(plan) -> None:
     assert " 0.00 " not in text
 
 
+def test_a_sentence_is_not_longer_than_max_len(plan) -> None:
+    options = ("--model.config.vocab_size=100", "--model.config.max_len")
+    short, long = (plan("quickstart/translation", *options, n)["text"] for n in ("16", "25"))
+    assert short != long == plan("quickstart/translation", *options, "99")["text"]
+
+
 def test_models_that_cannot_be_exported_are_named(plan) -> None:
     line = "`fourfold export` will not be possible: the model cannot be exported to transformers"
     said = plan("quickstart/images", "--model.config.pool", "mean")["text"]

@@ -67,9 +67,9 @@ test("text has white space before words, and none within", () => {
   assert.strictEqual(pure.readable(["the", "tur", "##tle", "."]), "the turtle .");
 });
 
-test("numbers have two significant digits", () => {
+test("numbers have three significant digits", () => {
   assert.deepStrictEqual([0, 0.4137, 0.00041, 0.00001, -0.25, 12.34, 4711].map(pure.digits),
-    ["0", "0.41", "0.00041", "< 0.0001", "−0.25", "12", "4711"]);
+    ["0", "0.414", "0.00041", "< 0.0001", "−0.25", "12.3", "4711"]);
 });
 
 test("CSV quotes tokens", () => {

@@ -164,7 +164,12 @@ def test_words_take_the_sum_over_keys_and_special_tokens_can_be_hidden(visit) ->
     weights = shown(made, name="cross", layer=0, head=0)
     assert live(page).startswith("‘house’ attends to ‘Meer’")
     assert value(page) == pytest.approx(weights[1, 3] + weights[1, 4], rel=0.06)
-    assert page.locator("#beams li").all_inner_texts()[1] == "a house on the sea (−2.3)"
+    assert page.locator("#beams li").all_inner_texts()[1] == "a house on the sea (−2.25)"
+    uniform = page.locator("#top tbody tr td:nth-child(5)").all_inner_texts()
+    assert set(uniform) == {"0.167", "0.333"}  # 1/6 for a piece, 2/6 for a word of two pieces
+    assert "uniform attention: 0.333" in live(page)
+    assert "3–4" in page.locator("#top tbody tr td:nth-child(3)").all_inner_texts()
+    assert "over single tokens" in page.inner_text("#explain")
     page.check("#special")
     assert "</s>" not in page.text_content("#lines") + page.text_content("#text")
 
@@ -202,10 +207,7 @@ def test_pixels_of_the_map_and_the_table_are_the_weights(visit) -> None:
 def test_mean_of_heads_and_difference_of_two_models(visit) -> None:
     made = SAMPLES["compare"]()
     page = visit(made, "#layer=0&model=2&q=0&k=1")
-    means = [
-        np.mean([shown(made, layer=0, head=head, model=model) for head in (0, 1)], 0)
-        for model in (0, 1)
-    ]
+    means = [shown(made, layer=0, head=None, model=model) for model in (0, 1)]
     view = page.evaluate("[...page.view.data]")
     np.testing.assert_allclose(np.reshape(view, (5, 5)), means[0] - means[1], atol=1e-6)
     assert live(page).startswith("‘a’ attends to ‘b’: difference ")
@@ -238,15 +240,62 @@ def test_slider_of_a_generation_shows_alternatives_and_the_least_sure_step(visit
     assert "step=2" in page.url
     assert f"q={steps[2]['query']}" in page.url
     assert page.locator("#alternatives li").all_inner_texts()[1].split() == ["␣dog", "0.25"]
-    page.locator("#text span").nth(steps[3]["query"]).click()
-    assert "step=3" in page.url
-    page.locator("#step").fill("3")
     worst = int(np.argmax([step["entropy"] for step in steps]))
     assert f"Least sure: step {worst + 1} " in page.inner_text("#step-text")
     assert "Ranks: 501, 3, 1." in page.inner_text("#lens")
     page.locator("#play").click()
     page.wait_for_selector("#step[aria-valuetext^='4 of 4']")
     page.wait_for_selector("#play:text-is('Play')")
+
+
+def test_word_and_step_are_one_choice(visit) -> None:
+    page = visit(SAMPLES["translation"]())
+    page.click("#text span:text-is('the')")
+    assert page.get_attribute("#step", "aria-valuetext") == "4 of 6: the"
+    page.click("#entropies rect.hit >> nth=1")
+    assert live(page).startswith("‘house’ attends to")
+    page.select_option("#map", "encoder")
+    page.click("#text span:text-is('am')")  # a source token, to which no step belongs
+    assert page.get_attribute("#step", "aria-valuetext") == "2 of 6: house"
+    page.locator("#step").fill("5")
+    assert live(page).startswith("‘am’ attends to")
+    page.select_option("#map", "cross")
+    assert live(page).startswith("‘sea’ attends to")
+
+
+def test_rows_of_the_decoder_name_the_token_read_and_the_token_predicted(visit) -> None:
+    page = visit(SAMPLES["translation"](), "#map=decoder&layer=1&head=1&q=2")
+    assert live(page).startswith("‘house → by’ attends to ‘a’: ")
+    assert "previous is the token before a" in page.inner_text("#matrix-hint")
+    assert {"<s> → a", "house → by"} <= set(page.locator("#lines text").all_text_contents())
+
+
+def test_patterns_name_the_nearest_head_if_no_head_follows_them(visit) -> None:
+    made = SAMPLES["masked_lm"]()
+    for entry in made[0]["rows"][0]["maps"]:
+        is_first = (entry["layer"], entry["head"]) == (0, 0)
+        entry["stats"] |= {"previous": [0.6 if is_first else 0.1, 0.125]}
+        entry["stats"] |= {"next": [0.5 if is_first else 0.1, 0.125], "distance": [2, 2.5]}
+    rows = visit(made).locator("#summary tbody tr").all_inner_texts()
+    heads = dict(row.split("\t")[:2] for row in rows)
+    assert heads["attends to the token before"] == "layer 0 head 0"
+    assert heads["attends to the token after"] == "none; nearest: layer 0 head 0"
+    assert heads["attends far away: mean distance (tokens or patches)"].startswith("none; nearest:")
+
+
+def test_keys_work_without_a_click_and_from_a_checkbox(visit) -> None:
+    page = visit(SAMPLES["causal_lm"](), "#q=5")
+    page.keyboard.press("ArrowDown")
+    assert "q=6" in page.url
+    page.check("#marks")
+    page.focus("#marks")
+    page.keyboard.press("r")
+    assert "map=rollout" in page.url
+    page.keyboard.press("ArrowUp")
+    assert "q=5" in page.url
+    page.click("#toc button:text-is('Statistics')")
+    assert page.evaluate("scrollY") > 300
+    assert "q=5" in page.url
 
 
 def test_steps_are_slower_with_reduced_motion(visit) -> None:
@@ -282,8 +331,9 @@ def test_picture_shows_the_brightest_patch_of_a_clicked_one(visit) -> None:
             page.locator("#picture").click(position=place)
         best = int(weights[query, 1:].argmax())
         text = page.inner_text("#overlay-text")
-        assert f"row {best // 4}, column {best % 4}" in text
-        assert float(text.split("weight ")[1].split(" ")[0]) == pytest.approx(
+        assert f"Largest weights: row {best // 4}, column {best % 4} (" in text
+        assert text.count("row ") == 3
+        assert float(text.split("(")[1].split(")")[0]) == pytest.approx(
             weights[query, 1:].max(), rel=0.06
         )
     page.focus("#picture")
@@ -294,6 +344,7 @@ def test_picture_shows_the_brightest_patch_of_a_clicked_one(visit) -> None:
     page.click("#thumbs button >> nth=1")  # the heads can be chosen from a map without heads
     assert "map=self&layer=0&head=1" in page.url
     assert page.inner_text("#classes li.chosen").split() == ["ship", "0.9"]
+    assert page.inner_text("#truth") == "True class: plane; the most probable class is wrong."
 
 
 def test_caption_word_shows_its_patches(visit) -> None:

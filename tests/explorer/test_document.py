@@ -142,10 +142,32 @@ def test_maps_of_the_document_are_the_weights_of_the_model(loaded: Any, family: 
                 own = weights[name][0]
                 own = own.mean(0) if entry["head"] is None else own[entry["head"]]
                 assert np.abs(shown - own[: len(shown)]).max() <= 0.004
-                entropy = -np.sum(own * np.log(np.maximum(own, 1e-30)), -1).mean()
+                rows = weights[name][0] if entry["head"] is None else own
+                entropy = -np.sum(rows * np.log(np.maximum(rows, 1e-30)), -1).mean()
                 assert entry["stats"]["entropy"][0] == pytest.approx(entropy, abs=2e-3)
                 n_compared += 1
         assert n_compared
+
+
+def test_images_name_the_true_class_and_have_no_statistics_of_order(loaded: Any) -> None:
+    model, examples = loaded("vit")
+    found, _ = build_document(model, examples, SETTINGS)
+    names = make_view(model, SETTINGS).class_names(torch.zeros(model.config.n_classes))
+    for row, example in zip(found["rows"], examples, strict=True):
+        assert row["truth"] == names[example.label]
+        titles = {entry["name"]: entry.get("title") for entry in row["maps"]}
+        name, share = row["classes"][0]
+        assert titles["relevance"] == f"relevance for class {name} ({share:.3g})"
+        assert titles["rollout"] is None
+        for entry in row["maps"]:
+            assert not {"previous", "next"} & set(entry["stats"])
+
+
+def test_rollout_of_an_encoder_decoder_is_named_after_the_encoder(loaded: Any) -> None:
+    model, examples = loaded("translation")
+    found, _ = build_document(model, examples[:1], SETTINGS)
+    titles = {e["title"] for e in found["rows"][0]["maps"] if e["name"] == "rollout"}
+    assert titles == {"rollout of the encoder (layers 0 to this one together)"}
 
 
 @pytest.mark.parametrize("family", ["causal_lm", "translation", "recurrent", "captioning"])

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from lightning import Trainer
+from PIL import Image
 
 from tests.fixtures import tiny_tasks
 
@@ -182,6 +183,7 @@ def test_a_checkpoint_of_each_family_gives_a_decoded_result_in_two_lines(
         task, data = {**tiny_tasks.TASKS, **tiny_tasks.FAMILIES}[family](texts)
         trainer.fit(task, data)
         trainer.save_checkpoint(tmp_path / "runs" / run / "checkpoints" / "last.ckpt")
+    Image.new("L", (8, 8), 99).save("digit.png")
     (block,) = (b for b in ALL if b.page == "docs/python.md" and b.language == "pycon")
     names: dict[str, Any] = {}
     example = doctest.DocTestParser().get_doctest(block.text, names, block.page, None, block.line)

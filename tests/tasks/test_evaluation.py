@@ -12,7 +12,10 @@ from lightning import Callback, LightningModule, Trainer
 from sacrebleu.metrics import BLEU
 from torchmetrics import SumMetric
 
-from fourfold.tasks import image_classification
+from fourfold.data.loading.batches import CausalBatch
+from fourfold.errors import InputError
+from fourfold.models import CausalLMConfig
+from fourfold.tasks import CausalLanguageModeling, image_classification
 from tests.fixtures.tiny_tasks import FAMILIES
 
 
@@ -176,3 +179,20 @@ def test_only_a_test_has_a_confusion_matrix(
     assert "confusion" not in task.scores
     monkeypatch.setattr(image_classification, "MAX_CONFUSION_CLASSES", 1)
     assert "test/confusion" not in measure("images", texts, tmp_path)[0].summary
+
+
+def test_task_adds_the_z_loss_in_training_only() -> None:
+    config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=12, max_len=9)
+    ids = torch.randint(12, (2, 9))
+    batch = CausalBatch(ids, ids)
+    task = CausalLanguageModeling(config, z_loss=0.1)
+    task.configure_model()
+    task.eval()
+    logits = task.model(ids)
+    plain_loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum")
+    z_loss = 0.1 * logits.logsumexp(-1).square().sum()
+    torch.testing.assert_close(task.step(batch)[0], plain_loss + z_loss)
+    task.update_metrics(batch, "val")
+    assert task.compute_metrics("val")["loss"] == pytest.approx(plain_loss.item() / 18)
+    with pytest.raises(InputError, match="z_loss must be at least 0"):
+        CausalLanguageModeling(config, z_loss=-1.0)

@@ -23,7 +23,8 @@ PACKAGE = """
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.tasks import CausalLanguageModeling
+from fourfold.data.loading.batches import CausalBatch
+from fourfold.tasks import CausalLanguageModeling, Task
 
 
 class ScaledLM(CausalLM):
@@ -49,6 +50,29 @@ class ScaledTask(CausalLanguageModeling):
 class FixedTask(CausalLanguageModeling):
     def __init__(self, config: CausalLMConfig):
         super().__init__(config, OptimizerConfig(name="sgd"), ScheduleConfig("constant"))
+
+
+class OwnTask(Task):
+    model_class = CausalLM
+    batch_class = CausalBatch
+
+    def __init__(
+        self,
+        config: CausalLMConfig = CausalLMConfig(),
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        schedule: ScheduleConfig = ScheduleConfig("constant"),
+    ) -> None:
+        super().__init__(config, optimizer, schedule)
+
+    def step(self, batch):
+        hidden = self.model.hidden(batch.ids)
+        return self.model.head.loss(hidden, batch.targets), batch.targets.numel()
+
+    def update_metrics(self, batch, split):
+        self.last = self.step(batch)[0].detach()
+
+    def compute_metrics(self, split):
+        return {"loss": self.last, "one": self.last[None] * 0 + 1, "vector": self.last.expand(3)}
 """
 
 
@@ -139,6 +163,46 @@ def test_constructor_without_optimizer_is_called(scaled_task: Any, tmp_path: Pat
     task = load_task(tmp_path / "a.ckpt", classes=["usermodels.FixedTask"])
     assert task.optimizer.name == "sgd"
     assert type(fourfold.load(tmp_path / "a.ckpt")).__name__ == "CausalLM"
+
+
+def test_metrics_may_be_tensors_and_the_config_class_is_that_of_the_default(
+    scaled_task: Any, tmp_path: Path
+) -> None:
+    own_task = sys.modules["usermodels"].OwnTask
+    task, trainer = (
+        own_task(CausalLMConfig(**SMALL, vocab_size=V, max_len=16)),
+        make_trainer(tmp_path),
+    )
+    trainer.fit(task, PlainData())
+    assert float(trainer.callback_metrics["val/loss"]) == task.summary["val/loss"] > 0
+    assert task.summary["val/one"] == 1
+    assert set(trainer.callback_metrics) >= {"val/one"}
+    assert "val/vector" not in trainer.callback_metrics
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    trainer.save_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
+    assert type(load_task(tmp_path / "run", classes=[own_task])) is own_task
+
+
+def test_batches_have_the_fields_that_the_task_reads(scaled_task: Any, tmp_path: Path) -> None:
+    task = scaled_task(CausalLMConfig(**SMALL, vocab_size=V, max_len=16), SGD, FLAT)
+    loader = DataLoader([[torch.zeros(2, 5).long()] * 2], batch_size=None)
+    message = (
+        r"--data must make a CausalBatch\(ids, targets\) for ScaledTask, but the batch is a list"
+    )
+    with pytest.raises(InputError, match=message):
+        make_trainer(tmp_path, limit_val_batches=0).fit(task, loader)
+    with pytest.raises(InputError, match=message):
+        make_trainer(tmp_path).test(task, loader)
+
+
+def test_data_without_a_tokenizer_are_named(scaled_task: Any, tmp_path: Path) -> None:
+    task = scaled_task(CausalLMConfig(**SMALL, vocab_size=V, max_len=16), SGD, FLAT)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(task, PlainData())
+    with pytest.raises(
+        InputError, match=r"--data must .* artifacts\(\) of PlainData has no tokenizer"
+    ):
+        _ = task.tokenizer
 
 
 def test_config_must_be_complete_without_sizes_from_the_data(

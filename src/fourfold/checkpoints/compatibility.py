@@ -64,6 +64,6 @@ def check_same_settings(
         if key in old and as_list(old[key]) != as_list(value):
             message = f"must be {old[key]}, as in the checkpoint, got {value}"
             if training and section in ("optimizer", "schedule"):
-                message += "; --model.init_from with another --run_dir starts a new training from"
-                message += " the weights"
+                message += "; another --run_dir starts a new training, with --model.init_from from"
+                message += " these weights"
             raise InputError(message, option=f"model.{key}")

@@ -78,5 +78,5 @@ fourfold predict: write the model's outputs for the test split into the run dire
 HELP_TEXTS = {
     "fit": FIT,
     "plan": PLAN,
-    **dict.fromkeys(("validate", "test", "predict"), EVALUATION),
+    **{name: EVALUATION.replace("COMMAND", name) for name in ("validate", "test", "predict")},
 }

@@ -123,7 +123,8 @@ def row_length(recipe: Recipe) -> int:
     """Return the assumed number of tokens of a training example, for estimates of FLOPs and memory.
 
     - Image classifier: number of patches and class tokens of an image.
-    - Encoder-decoder of text: 25 for the source and 25 for the target, a typical sentence length.
+    - Encoder-decoder of text: 25 for the source and 25 for the target, a typical sentence length,
+      but at most the maximum length in the config.
     - Model of images and texts, such as CLIP: maximum length of the text in the config.
     - Any other model: maximum length in the config.
 
@@ -144,7 +145,8 @@ def row_length(recipe: Recipe) -> int:
     if isinstance(config, ViTConfig):
         return image_tokens(config)
     if isinstance(config, TEXT_PAIR_CONFIGS):
-        return DEFAULT_SENTENCE_LENGTH
+        limit: int | None = getattr(config, "max_len", None)
+        return min(DEFAULT_SENTENCE_LENGTH, limit or DEFAULT_SENTENCE_LENGTH)
     return recipe.length or int(config.max_len)  # type: ignore[attr-defined]
 
 

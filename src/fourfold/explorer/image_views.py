@@ -61,7 +61,10 @@ class ImageView(View):
             stored = dataset.images.pixels(row, dataset.transform.n_channels)
             seen = dataset.transform([stored], 0, np.array([row]))[0]
             picture = pixels(seen, self.model.artifacts)
-            examples.append(Example(f"test image {row}", image=batch.images[i], picture=picture))
+            labels = getattr(batch, "labels", None)
+            label = None if labels is None or labels.ndim != 1 else int(labels[i])
+            title = f"test image {row}"
+            examples.append(Example(title, image=batch.images[i], picture=picture, label=label))
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
@@ -79,10 +82,12 @@ class ImageView(View):
         kind = self._kind(side, n_prefix, is_first)
         outputs: list[Tensor] = []
         collector.collect(self.model, lambda: outputs.append(self.model(images)), {"self": kind})
-        best = int(outputs[0][0].argmax())
-        classes = self.classes(outputs[0][0])
-        name = classes[0][0] if classes else "output"
-        _add_relevance(collector, self.model, lambda: self.model(images)[:, best], n_prefix, name)
+        logits = outputs[0][0]
+        best, classes = int(logits.argmax()), self.classes(logits)
+        title = "relevance for the output"
+        if classes:
+            title = f"relevance for class {classes[0][0]} ({classes[0][1]:.3g})"
+        _add_relevance(collector, self.model, lambda: self.model(images)[:, best], n_prefix, title)
         positions = getattr(self.model.embed, "positions", None)
         if is_first and positions is not None and len(positions.weight) == n_tokens:
             unit = torch.nn.functional.normalize(positions.weight.detach().float(), dim=-1)
@@ -95,6 +100,7 @@ class ImageView(View):
             "query": 0 if n_prefix else None,
             "image": image_entry(example.picture, [side, side], n_prefix),
             "classes": classes,
+            "truth": None if example.label is None else self.class_names(logits)[example.label],
         }
 
     def _kind(self, side: int, n_prefix: int, is_first: bool, name: str | None = None) -> Kind:
@@ -230,7 +236,8 @@ class ImageTextView(ImageView):
             return model.similarity(model.encode_image(images), texts[best : best + 1])[:, 0]
 
         paths = [path for path, (name, _) in attention_layers(model).items() if name in kinds]
-        _add_relevance(collector, model, forward, 1, names[best], paths)
+        title = f"relevance for the text ‘{names[best]}’"
+        _add_relevance(collector, model, forward, 1, title, paths)
         return fields | {"classes": self.classes(logits, names)}
 
 
@@ -268,9 +275,10 @@ class CaptionView(ImageView):
         grid = list(example.image.shape[1:])
         if encoder is not None:
             grid = [encoder.image_size // encoder.patch_size] * 2
+        distances = None if encoder is None else patch_distances(grid[0], grid[1], n_encoded)
         kinds = {
-            "encoder": Kind("encoded", "encoded"),
-            "decoder": Kind("inputs", "inputs", ids=self.tensor(inputs)[0]),
+            "encoder": Kind("encoded", "encoded", distances=distances),
+            "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
             "cross": Kind(
                 "target",
                 "patches",
@@ -377,7 +385,7 @@ def _add_relevance(
     model: Any,
     forward: Callable[[], Tensor],
     n_prefix: int,
-    name: str,
+    title: str,
     paths: Sequence[str] | None = None,
 ) -> None:
     """Add the relevance of the patches for an output of the model to the maps of a collector.
@@ -388,12 +396,11 @@ def _add_relevance(
         forward: Function that returns the output (1,) of the model.
         n_prefix: Number of tokens before the patches. If it is 0, the mean over all queries
             replaces the relevance for the class token.
-        name: Name of the class or text whose output `forward` returns.
+        title: Name of the map on the page.
         paths: Paths of the attention modules; None means all self-attention.
     """
     total = relevance(model, forward, paths)[0]
     scores = (total[:1] if n_prefix else total.mean(0, keepdim=True)).cpu().numpy()
     scores = scores - np.eye(1, scores.shape[1], dtype=scores.dtype) * bool(n_prefix)
-    title = f"relevance for {name} (attention times gradient)"
-    fields = {"range": [0.0, float(scores.max())], "title": title}
-    collector.add("relevance", scores, "class", "patches", **fields)
+    limits = [0.0, float(scores.max())]
+    collector.add("relevance", scores, "class", "patches", title=title, range=limits)

@@ -45,6 +45,7 @@ class Example:
         truth: Dictionary from each masked position to the id of the original token.
         image: Normalized image (C, H, W) that an image model reads.
         picture: Pixels (H, W, C) uint8 of the image, which the page displays.
+        label: Index of the true class of the image, if the data have it.
         visible: Indices of the patches that a masked autoencoder sees, ascending.
         sentences: List of the word ids of each sentence, for a hierarchical attention network.
     """
@@ -57,6 +58,7 @@ class Example:
     truth: Mapping[int, int] = field(default_factory=dict)
     image: Tensor | None = None
     picture: Array | None = None
+    label: int | None = None
     visible: Sequence[int] = ()
     sentences: Sequence[Sequence[int]] = ()
 

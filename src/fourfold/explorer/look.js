@@ -11,17 +11,16 @@ const TITLES = {
   self: "self-attention", cross: "attention to the source (cross-attention)", encoder: "self-attention of the encoder",
   decoder: "self-attention of the decoder", image: "self-attention of the image encoder",
   text: "self-attention of the text encoder", rollout: "rollout (layers 0 to this one together)",
-  "alpha sum": "attention, sum over all words", alpha: "attention to the source",
-  position: "similarity of positions", positions: "similarity of positions",
+  relevance: "relevance for the class (attention times gradient)", "alpha sum": "attention, sum over all words", alpha: "attention to the source",
+  positions: "similarity of positions",
 };
 const STATS = {
-  previous: "attends to the token before", self: "attends to the token itself", next: "attends to the token after",
+  previous: "attends to the token before", self: "attends to the token at its own position", next: "attends to the token after",
   first: "attends to the first token", induction: "attends to what followed an earlier copy (induction)",
-  separator: "attends to separators such as [SEP] or </s>", distance: "attends far away: largest mean distance (tokens, patches)",
+  separator: "attends to separators or the end token", distance: "attends far away: mean distance (tokens or patches)",
   entropy: "entropy in nats (0: attends to one token only)",
 };
-const TEXTS = { inputs: "written words", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", visible: "visible patches", class: "class token" };
-const listTitle = (side) => TEXTS[side.name] || side.name;
+const TEXTS = { inputs: "tokens read", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", visible: "visible patches", class: "class token" };
 const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
 
 const $ = (id) => document.getElementById(id);
@@ -53,7 +52,6 @@ function show(id, isShown) {
 const unique = (values) => [...new Set(values)];
 const mapTitle = (name) => {
   const map = root().maps.find((one) => one.name === name) || {};
-  if (name === "rollout" && map.queries === "source") return "rollout of the encoder (layers 0 to this one together)";
   return map.title || (TITLES[name] || name).replace("the source", map.keys === "patches" ? "the picture" : "the source");
 };
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
@@ -67,18 +65,12 @@ function headMaps() {
   return mapsOf([page.state.map, ...root().maps.map((map) => map.name)].find(isHeaded) || page.state.map);
 }
 
-/** Stored map, or the mean of the heads of a layer where only the heads are stored. */
+/** Stored map with its weights. */
 function fetchMap(name, layer, head, model) {
   const id = [page.state.row, name, layer, head, model].join("/");
   if (page.cache.has(id)) return page.cache.get(id);
-  const inLayer = mapsOf(name, model).filter((map) => map.layer === layer);
-  let map = inLayer.find((one) => one.head === head) || null, data = null;
-  if (map) data = expand(map, page.bytes, page.doc.precision);
-  else if (head === null && inLayer.length) {
-    map = { ...inLayer[0], head: null, stats: {}, label: null };
-    data = average(inLayer.map((one) => expand(one, page.bytes, page.doc.precision)));
-  }
-  const found = map && { map, data };
+  const map = mapsOf(name, model).find((one) => one.layer === layer && one.head === head);
+  const found = map && { map, data: expand(map, page.bytes, page.doc.precision) };
   if (page.cache.size > 7) page.cache.delete(page.cache.keys().next().value);
   page.cache.set(id, found);
   return found;
@@ -96,8 +88,7 @@ function settle() {
   }
   page.layers = unique(mapsOf(state.map).map((map) => map.layer));
   if (!page.layers.includes(state.layer)) state.layer = page.layers[page.layers.length - 1] ?? null;
-  const heads = unique(mapsOf(state.map).filter((map) => map.layer === state.layer).map((map) => map.head));
-  page.heads = [...(heads.length > 1 || heads[0] === null ? [null] : []), ...heads.filter((head) => head !== null)];
+  page.heads = mapsOf(state.map).filter((map) => map.layer === state.layer).map((map) => map.head);
   if (!page.heads.includes(state.head)) state.head = page.heads[0] ?? null;
   state.step = Math.max(0, Math.min(state.step, (root().steps || []).length - 1));
   if (!wordsAvailable()) state.words = 0;
@@ -118,8 +109,11 @@ function makeView() {
     const name = one.map[side], tokens = root().tokens[name];
     const words = state.words ? (root().words || {})[name] : null;
     const groups = groupTokens(tokens.length, words, state.special ? specialTokens(name) : new Set());
-    const label = (group) => (words ? joinPieces(group.map((i) => tokens[i])) : visible(tokens[group[0]]));
-    return { name, groups, labels: groups.map(label), raw: tokens };
+    const read = side === "queries" && one.map.keys === "inputs" && name !== "inputs" ? root().tokens.inputs : null;
+    const label = (group) => (read ? `${visible(read[group[0]])} → ` : "")
+      + (words ? joinPieces(group.map((i) => tokens[i])) : visible(tokens[group[0]]));
+    return { name, groups, labels: groups.map(label), raw: tokens, isShifted: read !== null,
+      title: read ? "read → predicted" : TEXTS[name] || name };
   });
   const columns = one.map.shape[1];
   const merge = (raw) => (state.words || state.special ? mergeMap(raw, columns, sides[0].groups, sides[1].groups) : raw);
@@ -128,9 +122,7 @@ function makeView() {
   const view = { map: one.map, q: sides[0], k: sides[1], data: values, rows: sides[0].groups.length,
     columns: sides[1].groups.length, signed: Boolean(other) || (one.map.range || [0])[0] < 0,
     isWeight: !other && !one.map.range };
-  let most = 0;
-  for (const value of values) most = Math.max(most, Math.abs(value));
-  view.most = most || 1;
+  view.most = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
   view.limit = state.scale === "one" ? 1 : view.most;
   if (state.q < 0 || state.q >= sides[0].raw.length) state.q = startQuery(view);
   view.row = indexOf(sides[0].groups, state.q);
@@ -143,11 +135,10 @@ function makeView() {
 function startQuery(view) {
   const step = (root().steps || [])[page.state.step];
   if (root().query != null && view.q.name === "patches") return root().query;
-  if (step && stepQuery(step) < view.q.raw.length) return Math.max(0, stepQuery(step));
+  if (step && step.list === view.q.name) return step.query;
   return view.q.raw.length > 1 ? Math.floor(view.q.raw.length / 2) : 0;
 }
 
-const stepQuery = (step) => step.query ?? (step.kind === "masked" ? step.token : step.token - 1);
 const indexOf = (groups, token) => Math.max(0, groups.findIndex((group) => group[group.length - 1] >= token));
 const rowOf = (view, t) => view.data.subarray(t * view.columns, (t + 1) * view.columns);
 
@@ -201,7 +192,7 @@ function cellText(t, s) {
   const view = page.view, value = view.data[t * view.columns + s];
   const pair = `‘${view.q.labels[t]}’ attends to ‘${view.k.labels[s]}’`;
   if (page.state.model === 2) return `${pair}: difference ${digits(value)} (${mapName()})`;
-  if (!view.isWeight) return `‘${view.q.labels[t]}’ and ‘${view.k.labels[s]}’: ${digits(value)}`;
+  if (!view.isWeight) return `${view.rows > 1 ? `‘${view.q.labels[t]}’ and ` : ""}‘${view.k.labels[s]}’: ${digits(value)}`;
   const uniform = digits(uniformOf(view, t) * view.k.groups[s].length);
   return `${pair}: ${digits(value)} (${mapName()}; uniform attention: ${uniform})`;
 }
@@ -215,9 +206,11 @@ function drawNow() {
   for (const name of ["entropy", "distance"]) {
     if (stats[name] && page.state.model !== 2) {
       const [value, uniform] = stats[name], unit = name === "entropy" ? " nats" : "";
-      parts.push(`${name} ${digits(value)}${unit} (uniform ${digits(uniform)})`);
+      parts.push(`mean ${name} of its rows ${digits(value)}${unit} (uniform ${digits(uniform)})`);
     }
   }
+  if (parts.length > 1 && page.heads.length > 1 && page.state.head === null) parts.push("these are means of the heads’ values");
+  if (parts.length > 1 && (page.state.words || page.state.special)) parts.push("over single tokens, special ones included");
   $("explain").textContent = `${parts.join("; ")}.`;
   $("live").textContent = view.rows && view.columns ? cellText(view.row, view.column) : "";
 }
@@ -273,9 +266,10 @@ function drawMatrix() {
   $("p-matrix").classList.toggle("half", columns <= 32);
   const context = prepare(canvas, 10, 10), room = Math.max(200, $("matrix-box").clientWidth - 2);
   const isNamed = Math.max(rows, columns) <= 64;
-  const longest = (labels, [a, b]) => Math.min(120, 8 + labels.slice(a, b)
+  context.font = "bold 13px system-ui, sans-serif";
+  const longest = (labels, [a, b], most) => Math.min(most, 8 + labels.slice(a, b)
     .reduce((most, text) => Math.max(most, Math.ceil(context.measureText(text).width)), 12));
-  const left = isNamed ? longest(view.q.labels, r) : 26, top = isNamed ? longest(view.k.labels, c) : 26;
+  const left = isNamed ? longest(view.q.labels, r, 190) : 26, top = isNamed ? longest(view.k.labels, c, 120) : 26;
   const strip = isNamed && view.isWeight && columns > 1 ? 48 : 0, space = (room - left - strip) / Math.max(1, columns);
   const size = isNamed ? Math.max(13, Math.min(30, space, 800 / rows)) : Math.min(space, 640 / Math.max(rows, columns));
   const width = left + columns * size + strip, height = top + rows * size;
@@ -313,11 +307,11 @@ function drawMatrix() {
   $("matrix-hint").textContent = view.signed
     ? page.state.model === 2 ? "Orange: the first model attends there more; blue: the second one; grey: both alike."
       : "Orange: above zero; blue: below zero; grey: zero."
-    : `A row belongs to a query (${listTitle(view.q)}), a column to a key `
-      + `(${listTitle(view.k)}). Yellow is much, violet is little (square root of the weight)`
-      + `${page.state.special || !view.isWeight ? "." : "; the weights of a row add up to 1."}`
-      + `${strip ? " Bars on the right: entropy of a row; the frame is that of uniform attention." : ""}`
-      + `${alignmentOf(view) ? " White line: the window of the source that the model attends to; dot: its centre." : ""}`;
+    : `A row belongs to a query (${view.q.title}), a column to a key `
+      + `(${view.k.title}). Yellow is much, violet is little; the colour follows the square root of the weight.`
+      + `${view.q.isShifted ? " In a row ‘a → b’, the decoder reads a and predicts b; self is a, previous is the token before a." : ""}`
+      + `${strip ? " Bars on the right: entropy of a row; frame: uniform attention." : ""}`
+      + `${alignmentOf(view) ? " White line: window of the source; dot: its centre." : ""}`;
   drawLegend(view);
 }
 
@@ -403,14 +397,13 @@ function drawLegend(view) {
   pen.textAlign = "center";
   pen.font = "11px system-ui, sans-serif";
   for (const x of view.signed ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]) pen.fillText(digits(value(x)), 10 + x * width, 28);
-  $("legend").setAttribute("aria-label", `Colour scale from ${digits(low)} to ${digits(view.limit)}`
-    + `${view.signed ? "" : ", with the square root of the weight"}`);
+  $("legend").setAttribute("aria-label", `Colour scale from ${digits(low)} to ${digits(view.limit)}`);
 }
 
 function drawLines() {
   const view = page.view, box = $("lines"), pitch = 22, top = 30;
   if (!show("p-lines", view.k.name !== "patches" && !view.signed && view.rows * view.columns)) return;
-  const width = Math.max(270, box.clientWidth - 4), side = Math.min(150, width * 0.32);
+  const width = Math.max(270, box.clientWidth - 4), side = Math.min(190, width * 0.32);
   const height = top + pitch * Math.max(view.rows, view.columns) + 4;
   const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
     `Lines from the queries, on the left, to the keys, on the right; ${mapName()}` });
@@ -427,12 +420,12 @@ function drawLines() {
   }
   const row = rowOf(view, view.row);
   for (const s of topK(row, 200)) if (row[s] > 0.004 * view.limit) svg.append(link(view.row, s, row[s], "link query"));
-  svg.append(makeSvg("text", { x: side, y: 14, "text-anchor": "end", class: "soft" }, `query (${listTitle(view.q)})`),
-    makeSvg("text", { x: to + 6, y: 14, class: "soft" }, `key (${listTitle(view.k)})`));
+  svg.append(makeSvg("text", { x: 0, y: 14, class: "soft" }, `query (${view.q.title})`),
+    makeSvg("text", { x: width - 2, y: 14, "text-anchor": "end", class: "soft" }, `key (${view.k.title})`));
   const word = (labels, isQuery) => labels.forEach((label, i) => {
     const strength = isQuery ? i === view.row : i === view.column;
     const text = makeSvg("text", { x: isQuery ? side : to + 6, y: y(i) + 4, class: strength ? "hit query" : "hit",
-      "text-anchor": isQuery ? "end" : "start" }, [...label].length > 20 ? `${[...label].slice(0, 19).join("")}…` : label);
+      "text-anchor": isQuery ? "end" : "start" }, [...label].length > 26 ? `${[...label].slice(0, 25).join("")}…` : label);
     text.addEventListener("click", () => choose(isQuery ? i : view.row, isQuery ? null : i));
     svg.append(text);
   });
@@ -441,9 +434,6 @@ function drawLines() {
   const seen = box.scrollTop, now = y(view.row);
   box.replaceChildren(svg);
   box.scrollTop = now < seen + top || now > seen + box.clientHeight - pitch ? now - box.clientHeight / 2 : seen;
-  $("lines-hint").textContent = "Choose a word on the left: the thick lines show its largest weights."
-    + (view.rows > 96 ? " With more than 96 rows, only the lines of the chosen token are drawn." : "")
-    + (/␣/.test(view.q.labels + view.k.labels) ? " ␣ stands for a space." : "");
 }
 
 /** Text with one mark-up element for each token, or word, of a side. */
@@ -474,16 +464,15 @@ function drawText() {
   if (!show("p-text", isText)) return;
   const hasTextKeys = view.k.name !== "patches", isSame = view.q.name === view.k.name;
   const row = rowOf(view, view.row), parts = [];
-  if (!isSame) parts.push(make("h3", { textContent: `Choose a word (${listTitle(view.q)})` }), tokenLine(view, view.q, null));
+  if (!isSame) parts.push(make("h3", { textContent: `Choose a token (${view.q.isShifted ? "predicted" : view.q.title})` }), tokenLine(view, view.q, null));
   if (hasTextKeys) {
-    if (!isSame) parts.push(make("h3", { textContent: `Tokens that it attends to (${listTitle(view.k)})` }));
+    if (!isSame) parts.push(make("h3", { textContent: `Tokens that it attends to (${view.k.title})` }));
     parts.push(tokenLine(view, view.k, row));
   }
   $("text").replaceChildren(...parts);
   $("h-text").textContent = hasTextKeys ? "Text tinted by the attention of one token" : "Words of the caption";
-  $("text-hint").textContent = hasTextKeys
-    ? "Click a token (framed). The stronger the tint of another token, the more the framed one attends to it."
-    : "Click a word: the image shows the attention at the step that predicts the word.";
+  $("text-hint").textContent = hasTextKeys ? "Click a token (framed). The stronger a tint, the more the framed token attends there."
+    : "Click a word: the image shows the attention at the step that predicts it.";
   drawGate(view);
 }
 
@@ -523,46 +512,51 @@ function expandRow(map, t) {
 
 function drawTop() {
   const view = page.view, row = rowOf(view, view.row), uniform = uniformOf(view, view.row);
-  $("h-top").textContent = `Largest ${view.isWeight ? "weights" : "values"} of ‘${view.q.labels[view.row] ?? ""}’`;
+  $("h-top").textContent = view.rows === 1 && !view.isWeight ? `Largest values: ${mapTitle(view.map.name)}`
+    : `Largest ${view.isWeight ? "weights" : "values"} of ‘${view.q.labels[view.row] ?? ""}’`;
   const last = view.map.triangle ? Math.max(...view.q.groups[view.row] || [0]) : Infinity;
   const best = topK(view.signed ? row.map(Math.abs) : row, 10).filter((s) => view.k.groups[s][0] <= last);
   const body = best.map((s, i) => make("tr", {}, make("td", { textContent: i + 1 }),
-    make("td", { dir: "auto", textContent: view.k.labels[s] }), make("td", { textContent: view.k.groups[s][0] }),
+    make("td", { dir: "auto", textContent: view.k.labels[s] }), make("td", { textContent: unique([view.k.groups[s][0], view.k.groups[s].at(-1)]).join("–") }),
     make("td", { textContent: digits(row[s]) }),
-    !view.isWeight ? null : make("td", { textContent: `${digits(row[s] / (uniform * view.k.groups[s].length))} ×` })));
+    ...(view.isWeight ? [digits, (even) => `${digits(row[s] / even)} ×`] : [])
+      .map((text) => make("td", { textContent: text(uniform * view.k.groups[s].length) }))));
   $("top").replaceChildren(
-    make("caption", { textContent: !view.isWeight ? "Largest values" : `Uniform attention would give each ${page.state.words ? "piece" : "token"} ${digits(uniform)}.` }),
-    headRow("#", "token", "position", view.isWeight ? "weight" : "value", ...(!view.isWeight ? [] : ["compared with uniform"])),
+    view.isWeight ? "" : make("caption", { textContent: "These values have no unit: compare them with each other." }),
+    headRow("#", "token", "position", ...(view.isWeight ? ["weight", "uniform", "weight / uniform"] : ["value"])),
     make("tbody", {}, ...body));
 }
 
 const headRow = (...names) => make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col", textContent: name }))));
 
-/** Statistics of some maps; the patch before or after another one means nothing. */
-const statNames = (maps) => Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0)
-  && !(maps[0].keys === "patches" && ["previous", "next"].includes(name)));
-
 /** Buttons of a layer and head, for tables. */
 function headButton(map) {
-  const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean map" : `head ${map.head}`].join(" ");
+  const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean" : `head ${map.head}`].join(" ");
   const button = make("button", { type: "button", textContent: place.trim() });
   button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
   return button;
 }
 
+/** True if a head follows a pattern: the rule of `head_label` for shares, else the side of uniform attention. */
+const needed = (name, uniform) => (name in { entropy: 0, distance: 0 } ? uniform : (1 + uniform) / 2);
+const follows = (name, [value, uniform]) => (name === "entropy" ? value < uniform
+  : name === "distance" ? value > uniform : value >= needed(name, uniform));
+
 function drawSummary() {
   const maps = headMaps().filter((map) => map.head !== null && map.stats);
   const rows = [];
-  for (const name of statNames(maps)) {
-    const having = maps.filter((map) => map.stats[name] && map.stats[name][1] > 0), isLow = name === "entropy";
+  for (const [name, title] of Object.entries(STATS)) {
+    const having = maps.filter((map) => map.stats[name] && map.stats[name][1] > 0);
+    if (!having.length) continue;
+    const isLow = name === "entropy";
     const best = having.reduce((one, map) => ((map.stats[name][0] > one.stats[name][0]) !== isLow ? map : one));
     const [value, uniform] = best.stats[name];
-    if ((value > uniform) === isLow) continue;
-    rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : STATS[name] }),
-      make("td", {}, headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) })));
+    rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : title }),
+      make("td", {}, follows(name, best.stats[name]) ? "" : "none; nearest: ", headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) }),
+      make("td", { textContent: digits(needed(name, uniform)) })));
   }
   $("p-summary").hidden = rows.length === 0 || maps.length < 2;
-  $("summary").replaceChildren(headRow("pattern", "strongest head", "value", "uniform"), make("tbody", {}, ...rows));
+  $("summary").replaceChildren(headRow("pattern", "head", "value", "uniform", "needed"), make("tbody", {}, ...rows));
 }
 
 function drawHeads() {
@@ -570,7 +564,7 @@ function drawHeads() {
   const key = [page.state.row, maps[0]?.name, page.state.model, ...page.sort].join();
   if (!show("p-heads", maps.length > 1) || page.drawn.heads === key) return;
   page.drawn.heads = key;
-  const names = statNames(maps);
+  const names = Object.keys(STATS).filter((name) => maps.some((map) => map.stats[name] && map.stats[name][1] > 0));
   const value = (map, name) => (name === "layer" ? (map.layer ?? 0) * 1000 + (map.head ?? -1)
     : name === "label" ? map.label || "" : (map.stats[name] || [-1])[0]);
   const [by, order] = page.sort;
@@ -620,26 +614,23 @@ function drawThumbs() {
         `${map.head}${map.label ? `: ${map.label}` : ""}`);
       button.setAttribute("aria-label", `layer ${layer} head ${map.head}${map.label ? `, ${map.label}` : ""}`);
       button.setAttribute("aria-current", String(isChosen(map)));
-      button.title = Object.entries(map.stats || {}).map(([name, [a, b]]) => `${name} ${digits(a)} (uniform ${digits(b)})`).join("\n");
       button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
       page.thumbs.push([map, button]);
       page.watch.observe(button);
       return button;
     }))));
   $("thumbs-hint").textContent = onGrid
-    ? "A row of pictures for each layer, one picture for each head: the attention of the chosen patch or word. Click one to enlarge it."
-    : "A row for each layer, one map for each head: a diagonal line is a head that attends to the token itself or beside it, "
-      + "a vertical line one that always attends to the same token. Click a map to enlarge it.";
+    ? "Each picture shows the attention of the chosen patch or word."
+    : "A diagonal line is a head that attends to its own position or beside it, a vertical line one that always attends to the same token.";
 }
 
 function drawThumb(canvas, map, query) {
   const image = root().image;
   const [rows, columns] = query === null ? map.shape : image.grid;
   const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRow(map, query).subarray(image.prefix);
-  let most = 0;
-  for (const value of data) most = Math.max(most, Math.abs(value));
-  const limit = page.state.scale === "one" ? 1 : most || 1, isSigned = (map.range || [0])[0] < 0;
-  const small = pixels(rows, columns, (i) => (isSigned ? diverge(data[i] / limit) : ramp(Math.sqrt(Math.max(0, data[i]) / limit))));
+  const most = data.reduce((one, value) => Math.max(one, Math.abs(value)), 0);
+  const scale = { signed: (map.range || [0])[0] < 0, limit: page.state.scale === "one" ? 1 : most || 1 };
+  const small = pixels(rows, columns, (i) => shade(scale, data[i]));
   canvas.width = columns;
   canvas.height = rows;
   canvas.getContext("2d").drawImage(small, 0, 0);
@@ -648,33 +639,27 @@ function drawThumb(canvas, map, query) {
 function drawSteps() {
   const steps = root().steps || [], state = page.state;
   if (!show("p-steps", steps.length)) return;
-  const step = steps[state.step], isMasked = step.kind === "masked", list = step.list || (root().tokens.tokens ? "tokens" : "target");
-  const tokens = root().tokens[list] || [];
+  const step = steps[state.step], isMasked = step.kind === "masked", tokens = root().tokens[step.list];
   const before = readable(tokens.slice(Math.max(0, step.token - 8), step.token));
   const after = isMasked ? ` ${readable(tokens.slice(step.token + 1, step.token + 7))} …` : "";
   $("h-steps").textContent = isMasked ? "Masked positions: what the model would put there" : "Generation, step by step";
-  $("steps-hint").textContent = isMasked ? "Move the slider to another masked position. The map and the text below show its attention."
-    : "Move the slider, or press Play. The map and the text below show the attention of this step.";
   $("step").max = steps.length;
   $("step").value = state.step + 1;
   $("step").setAttribute("aria-valuetext", `${state.step + 1} of ${steps.length}: ${visible(step.chosen)}`);
   $("play").textContent = page.timer ? "Stop" : "Play";
   const most = steps.reduce((one, other, i) => (other.entropy > steps[one].entropy ? i : one), 0);
-  const share = step.probability ?? (step.top.find(([word]) => word === step.chosen) || [])[1];
   $("step-text").textContent = `Step ${state.step + 1} of ${steps.length}: … ${before} `
     + `[${plainPiece(step.chosen)}]${after} — ${isMasked ? "true" : "chosen"} token with probability `
-    + `${share === undefined ? "below the alternatives" : digits(share)}; uncertainty ${digits(step.entropy)} nats. `
+    + `${digits(step.probability)}; uncertainty ${digits(step.entropy)} nats. `
     + `Least sure: step ${most + 1} (‘${plainPiece(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`;
   $("alternatives").replaceChildren(...bars(step.top.map(([word, p]) => [visible(word), p, word === step.chosen])));
   $("entropies").replaceChildren(barChart(steps.map((one) => one.entropy), state.step,
-    (i) => `step ${i + 1}, ‘${visible(steps[i].chosen)}’: ${digits(steps[i].entropy)} nats`, goToStep),
-  make("p", { className: "hint", textContent: "Uncertainty: entropy of the prediction in nats, 0 is certain. A click on a bar goes to the step." }));
+    (i) => `step ${i + 1}, ‘${visible(steps[i].chosen)}’: ${digits(steps[i].entropy)} nats`, goToStep));
   $("lens-box").hidden = !(step.lens || []).length;
   if (step.lens && step.lens.length) {
     const ranks = step.lens.map((rank) => rank + 1);
     $("lens").replaceChildren(plot({ title: "rank", x: [...ranks.keys()], y: ranks, log: true, xlabel: "after layer",
-      ylabel: "rank" }), make("p", { className: "hint", textContent: "Rank 1: the model would already choose this token if it "
-      + `stopped after that layer. Ranks: ${ranks.join(", ")}.` }));
+      ylabel: "rank" }), make("p", { className: "hint", textContent: `Ranks: ${ranks.join(", ")}.` }));
   }
 }
 
@@ -726,6 +711,7 @@ function drawCurves() {
 function drawClasses() {
   const classes = root().classes || [];
   $("p-classes").hidden = classes.length === 0;
+  $("truth").textContent = root().truth == null ? "" : `True class: ${root().truth}; the most probable class is ${root().truth === root().classes[0][0] ? "right" : "wrong"}.`;
   $("classes").replaceChildren(...bars(classes.map(([label, share], i) => [label, share, i === 0])));
 }
 
@@ -779,28 +765,25 @@ function drawImage() {
     frame(pens[0], view.row - image.prefix, "#ff5a3c");
   }
   const limit = view.signed ? view.limit : page.state.scale === "one" ? 1 : Math.max(...patches, 1e-9);
-  const paint = (value) => (view.signed ? [...diverge(value / limit), 190]
-    : [...ramp(Math.sqrt(Math.max(0, value) / limit)), 175]);
   pens[1].imageSmoothingEnabled = page.state.smooth === 1;
-  pens[1].drawImage(pixels(gridRows, gridColumns, (i) => paint(patches[i] || 0)), 0, 0, width, height);
-  frame(pens[1], view.column - image.prefix, "#ffffff");
-  const [best, ...more] = topK(patches, 3), place = (i) => `row ${Math.floor(i / gridColumns)}, column ${i % gridColumns}`;
-  const next = `Next: ${more.map((i) => `${place(i)} (${digits(patches[i])})`).join(" and ")}.`;
+  pens[1].drawImage(pixels(gridRows, gridColumns, (i) => [...shade({ signed: view.signed, limit }, patches[i] || 0), 180]), 0, 0, width, height);
+  const best = topK(patches, 3), names = best.map((i) => `${view.k.labels[i + image.prefix]} (${digits(patches[i])})`).join("; ");
+  for (const i of best) frame(pens[1], i, "#ffffff");
+  frame(pens[1], view.column - image.prefix, "#ff5a3c");
   const uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
   $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
   $("image-hint").textContent = canSelect
-    ? `Left: click a patch${(root().classes || []).length && image.prefix ? ", or take the class token, whose result decides the class" : ""}. `
+    ? `Left: click a patch${(root().classes || []).length && image.prefix ? ", or take the class token [CLS], whose result decides the class" : ""}. `
       + `Right: ${view.isWeight ? "its attention" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
-    : !isText ? `Right: ${view.isWeight ? "the attention of the class token, whose result decides the class"
-      : "how much each patch contributed to the class"}; yellow is much, violet is little.`
+    : !isText ? `Right: ${view.isWeight ? "the attention of the class token [CLS], whose result decides the class"
+      : mapTitle(view.map.name)}; yellow is much, violet is little.`
     : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
-  $("image-hint").textContent += " Rows and columns are counted from 0.";
   if (root().hint) $("image-hint").textContent += ` ${root().hint}`;
   $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
   $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
-    : `Brightest patch: ${place(best)}, `
-      + (!view.isWeight ? `value ${digits(patches[best])}. ${next}` : `weight ${digits(patches[best])} (${digits(patches[best] / uniform)} `
-      + `times uniform attention). ${next} All patches together: ${digits(share)}${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.`);
+    : `Largest ${view.isWeight ? "weights" : "values"}: ${names}.`
+      + (view.isWeight ? ` Uniform attention: ${digits(uniform)}. All patches together: ${digits(share)}`
+      + `${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.` : "");
   $("picture").setAttribute("aria-label", `Picture of ${gridRows} times ${gridColumns} patches. ${$("picture-text").textContent}`);
   $("overlay").setAttribute("aria-label", $("overlay-text").textContent);
 }
@@ -813,12 +796,24 @@ function drawAll() {
   panels.forEach((id) => show(id, page.view));
   const draws = [drawNow, drawTop, drawImage, drawText, drawMatrix, drawLines, drawSummary, drawThumbs, drawHeads];
   if (page.view) draws.forEach((draw) => draw());
+  $("toc").replaceChildren(...[...document.querySelectorAll("section:not([hidden])")].map((section) => {
+    const button = make("button", { type: "button", textContent: section.dataset.name });
+    button.addEventListener("click", () => section.scrollIntoView());
+    return button;
+  }));
 }
 
 // ------------------------------------------------------------------------------------------------------- 3 input
+/** Change the state. A query that belongs to a step, and the step, are one choice. */
 function update(changes) {
-  Object.assign(page.state, changes);
-  if ("row" in changes) Object.assign(page.state, { q: -1, k: -1, step: 0 });
+  const state = page.state, old = mapsOf(state.map)[0] || {};
+  Object.assign(state, changes);
+  if ("row" in changes) Object.assign(state, { q: -1, k: -1, step: 0 });
+  const map = mapsOf(state.map)[0] || {};
+  if (map.queries !== old.queries) state.q = -1;
+  if (map.keys !== old.keys) state.k = -1;
+  const step = (root().steps || []).findIndex((one) => one.list === map.queries && one.query === state.q);
+  if (step >= 0) state.step = step;
   drawAll();
   history.replaceState(null, "", `#${writeHash(page.state, DEFAULTS)}`);
 }
@@ -829,13 +824,12 @@ function choose(t, s) {
   if (!view.rows || !view.columns) return;
   const clamp = (i, length) => Math.max(0, Math.min(length - 1, i));
   const q = view.q.groups[clamp(t, view.rows)][0], k = s === null ? -1 : view.k.groups[clamp(s, view.columns)][0];
-  const step = (root().steps || []).findIndex((one) => stepQuery(one) === q && [one.list, "inputs"].includes(view.q.name));
-  update({ q, k, step: step < 0 ? page.state.step : step });
+  update({ q, k });
 }
 
 function goToStep(i) {
-  const steps = root().steps || [];
-  if (steps[i]) update({ step: i, q: Math.max(0, stepQuery(steps[i])), k: -1 });
+  const step = (root().steps || [])[i];
+  if (step) update({ step: i, ...(page.view?.q.name === step.list ? { q: step.query, k: -1 } : {}) });
 }
 
 function play() {
@@ -856,14 +850,14 @@ const neighbour = (values, value, by) => values[(values.indexOf(value) + by + va
 
 function onKey(event) {
   if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
-  const target = event.target, state = page.state, view = page.view;
-  const own = event.key === " " ? "select, input, button, summary" : "select, input[type=range]";
-  if (target.matches?.(own)) return;
+  const target = event.target, state = page.state, view = page.view, isFree = target === document.body || target.type === "checkbox";
+  if (target.tagName === "SELECT" || target.type === "range" || (event.key === " " && ["INPUT", "BUTTON", "SUMMARY"].includes(target.tagName))) return;
   const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-  if (arrows && view && ["matrix", "picture", "text", "lines"].includes(target.id)) {
+  const place = !isFree ? target.id : root().image ? "picture" : "matrix";
+  if (arrows && view && (view.rows > 1 || !isFree) && ["matrix", "picture", "text", "lines"].includes(place)) {
     event.preventDefault();
-    if (target.id === "picture" && view.q.name === "patches") choose(view.row + arrows[0] * root().image.grid[1] + arrows[1], null);
-    else if (target.id === "text" || target.id === "picture") choose(view.row + arrows[0] + arrows[1], null);
+    if (place === "picture" && view.q.name === "patches") choose(view.row + arrows[0] * root().image.grid[1] + arrows[1], null);
+    else if (place === "text" || place === "picture") choose(view.row + arrows[0] + arrows[1], null);
     else choose(view.row + arrows[0], arrows[1] ? view.column + arrows[1] : state.k < 0 ? null : view.column);
     return;
   }

@@ -56,9 +56,10 @@ class MapWriter:
             queries: Name of the token list that labels the rows, such as "target".
             keys: Name of the token list that labels the columns, such as "source".
             model: 0 for the model, 1 for the second model of a comparison.
-            **fields: Further fields of the entry. `layer` and `head` are indices. `triangle` is
-                True if only the lower triangle is stored. `range` is [low, high], the interval of
-                the values. `stats` holds the statistics by name, and `label` the label of the head.
+            **fields: Further fields of the entry. `title` is the name that the page shows instead
+                of the default. `layer` and `head` are indices. `triangle` is True if only the lower
+                triangle is stored. `range` is [low, high], the interval of the values. `stats`
+                holds the statistics by name, and `label` the label of the head.
 
         Returns:
             Entry of the map in the page's document, a dictionary with the arguments, the shape and
@@ -92,7 +93,8 @@ class Kind:
         ids: Token ids (S,) of the keys, for the induction score; None omits this score.
         separators: Bool (S,), True at separators such as [SEP], for the weight on separators; None
             omits this statistic.
-        distances: Distances (T, S) between queries and keys; None means the distance in tokens.
+        distances: Distances (T, S) between queries and keys, which are patches; None means the
+            distance in tokens.
         is_self: True if queries and keys are the same tokens (self-attention).
         first_queries: Number of queries, from the first, whose rows are stored; None stores all.
         rollout: Name of the attention rollout of this kind on the page; None computes no rollout.
@@ -194,7 +196,7 @@ class Collector:
                 means[record.name].append(mean[0, 0].cpu().numpy())
             if record.centers is not None:
                 self.centers = [round(float(x), 3) for x in record.centers[0]]
-            statistics = self._statistics(torch.cat([mean, weights], 1), record, kind)
+            statistics = self._statistics(weights, record, kind)
             for key in ("entropy", "distance"):
                 if key in statistics[0]:
                     heads = [entry[key][0] for entry in statistics[1:]]
@@ -224,8 +226,9 @@ class Collector:
             kind: Options of the kind of attention.
 
         Returns:
-            List of H dictionaries from the name of a statistic to a pair. The pair holds the value
-            of the head and the value of uniform attention with the same mask.
+            List of 1 + H dictionaries from the name of a statistic to a pair. The pair holds the
+            value of the head and the value of uniform attention with the same mask. The first
+            dictionary holds the mean of each statistic over the heads.
         """
         found = head_statistics(
             weights,
@@ -235,13 +238,15 @@ class Collector:
             separators=None if kind.separators is None else kind.separators[None],
             is_self=kind.is_self,
         )
-        pairs = {
-            name: torch.stack([pair.value[0], pair.uniform[0]], -1).tolist()
-            for name, pair in found.items()
-        }
+        if kind.distances is not None:  # patches have no order
+            found = {name: x for name, x in found.items() if name not in ("previous", "next")}
+        pairs = {}
+        for name, pair in found.items():
+            heads = torch.stack([pair.value[0], pair.uniform[0]], -1)
+            pairs[name] = torch.cat([heads.mean(0, keepdim=True), heads]).tolist()
         return [
             {name: [_rounded(x) for x in values[i]] for name, values in pairs.items()}
-            for i in range(weights.shape[1])
+            for i in range(1 + weights.shape[1])
         ]
 
     def _add_layer(
@@ -276,7 +281,9 @@ class Collector:
             if layer in kept:
                 rows = matrix[: kind.first_queries]
                 square = triangle and kind.first_queries is None
-                fields = {"layer": layer, "triangle": square}
+                fields: dict[str, Any] = {"layer": layer, "triangle": square}
+                if name == "encoder":
+                    fields["title"] = "rollout of the encoder (layers 0 to this one together)"
                 self.add(kind.rollout or "rollout", rows, kind.queries, kind.keys, **fields)
 
     def _add_curves(self, points: dict[tuple[str, str], Any]) -> None:

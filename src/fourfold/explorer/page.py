@@ -149,7 +149,7 @@ def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
         for query, line in list(zip(queries, weights, strict=True))[:TABLE_QUERIES]:
             best = np.argsort(-line, kind="stable")[:TABLE_KEYS]
             cells = "".join(
-                f"<td dir=auto>{html.escape(_printable(keys[s]))}</td><td>{line[s]:.2g}</td>"
+                f"<td dir=auto>{html.escape(_printable(keys[s]))}</td><td>{line[s]:.3g}</td>"
                 for s in best
             )
             parts.append(

@@ -48,13 +48,6 @@ function expand(map, bytes, precision = 8) {
   return out;
 }
 
-/** Mean of equally long arrays. */
-function average(arrays) {
-  const out = new Float32Array(arrays[0].length);
-  for (const one of arrays) for (let i = 0; i < out.length; i++) out[i] += one[i] / arrays.length;
-  return out;
-}
-
 /** Groups of the kept indices that belong to one word: [[0], [1, 2], ...]. `words` null: each index alone. */
 function groupTokens(length, words, hidden) {
   const groups = [];
@@ -139,11 +132,11 @@ function readable(tokens) {
   return tokens.map((token, i) => plainPiece(token) + between[i]).join("").replaceAll("\u200b", "").trim();
 }
 
-/** Number with two significant digits. */
+/** Number with three significant digits. */
 function digits(x) {
   if (x === 0) return "0";
   if (Math.abs(x) < 0.0001) return x < 0 ? "> −0.0001" : "< 0.0001";
-  const text = Number(x.toPrecision(Math.abs(x) >= 100 ? 6 : 2)).toLocaleString("en-US",
+  const text = Number(x.toPrecision(Math.abs(x) >= 100 ? 6 : 3)).toLocaleString("en-US",
     { useGrouping: false, maximumFractionDigits: Math.abs(x) >= 100 ? 0 : 6 });
   return text.replace("-", "−");
 }
@@ -179,6 +172,6 @@ function writeHash(state, defaults) {
 }
 
 if (typeof document === "undefined") {
-  module.exports = { decodeBase64, inflate, half, expand, average, groupTokens, mergeMap, topK, ramp, diverge, visible,
+  module.exports = { decodeBase64, inflate, half, expand, groupTokens, mergeMap, topK, ramp, diverge, visible,
     joinPieces, gaps, readable, digits, csvText, readHash, writeHash };
 }

@@ -218,15 +218,14 @@ class TranslationView(View):
         """Run the model once on source and target, and return the data for the page.
 
         Row t of an attention map of the decoder holds the weights with which the model predicts
-        target token t. The rows of the self-attention are named after the token that the decoder
-        reads there, which is target token t - 1.
+        target token t.
         """
         source, target = self.tensor(example.ids), list(example.target or [])
         inputs = [self.start_id, *target[:-1]]
         ends = source[0] == tokenizer_of(self.model).eos_id
         kinds = {
             "encoder": Kind("source", "source", ids=source[0], separators=ends, rollout="rollout"),
-            "decoder": Kind("inputs", "inputs", ids=self.tensor(inputs)[0]),
+            "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
             "cross": Kind("target", "source", separators=ends, is_self=False),
         }
         chosen = self.tensor(target)

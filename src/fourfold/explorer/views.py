@@ -232,12 +232,20 @@ class View:
         """
         if len(logits) < 2:
             return []
-        names = names or self.model.artifacts.get("class_names")
-        names = names or default_class_names(len(logits))
+        names = names or self.class_names(logits)
         values, best = logits.detach().float().softmax(-1).topk(min(N_CLASSES, len(logits)))
         return [
             [names[i], short_number(p)] for i, p in zip(best.tolist(), values.tolist(), strict=True)
         ]
+
+    def class_names(self, logits: Tensor) -> Sequence[str]:
+        """Return the names of the K classes, those of the training data or default names.
+
+        Args:
+            logits: Logits (K,).
+        """
+        names: Sequence[str] | None = self.model.artifacts.get("class_names")
+        return names or default_class_names(len(logits))
 
     def search(self, source: Tensor, **options: Any) -> list[Hypothesis]:
         """Generate target texts by beam search with the options stored in the checkpoint.

@@ -163,14 +163,17 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         raise NotImplementedError
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Compute the metrics of all batches since the last reset. The caller resets the metrics.
+        """Compute the metrics of all batches since the last reset.
+
+        The caller resets the metrics of torchmetrics that are attributes of the task. Other sums
+        must be reset here.
 
         Args:
             split: Name of the split, val or test.
 
         Returns:
-            Dictionary from names, such as "loss", to values. Values that are not numbers are not
-            logged.
+            Dictionary from names, such as "loss", to values. Numbers and tensors with one element
+            are logged.
         """
         raise NotImplementedError
 
@@ -211,9 +214,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Tokenizer of the data or of the checkpoint.
 
         Raises:
-            InputError: The checkpoint was imported from weights without a tokenizer.
+            InputError: The checkpoint was imported from weights without a tokenizer, or the
+                artifacts of the DataModule have no tokenizer.
         """
         if "tokenizer" not in self.artifacts:
+            if attached_trainer(self) is not None and self.datamodule is not None:
+                name = type(self.datamodule).__name__
+                problem = f"must have texts and a tokenizer: artifacts() of {name} has no tokenizer"
+                raise InputError(problem, option="--data")
             problem = "has no tokenizer: it was imported from weights without one"
             raise InputError(problem, option="--checkpoint")
         return Tokenizer.from_str(self.artifacts["tokenizer"])
@@ -305,7 +313,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Training.
 
     def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
-        """Freeze the running statistics of batch norms in layers that are frozen in this epoch."""
+        """Freeze the running statistics of batch norms in layers that are frozen in this epoch.
+
+        Raises:
+            InputError: The batch does not have the fields of `batch_class`.
+        """
+        self._check_batch(batch)
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
@@ -360,7 +373,24 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Return the number of optimizer steps of the training, or None for no limit of steps."""
         return total_optimizer_steps(self.trainer, self.schedule)
 
+    def _check_batch(self, batch: Any) -> None:
+        """Check that a batch has the fields of `batch_class` that have no default."""
+        fields = getattr(self.batch_class, "_fields", ())
+        required = [x for x in fields if x not in self.batch_class._field_defaults]
+        if not all(hasattr(batch, name) for name in required):
+            name, found = self.batch_class.__name__, type(batch).__name__
+            needed = f"{name}({', '.join(required)})"
+            problem = f"must make a {needed} for {type(self).__name__}, but the batch is a {found}"
+            raise InputError(problem, option="--data")
+
     # Evaluation.
+
+    def on_validation_batch_start(
+        self, batch: BatchT, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._check_batch(batch)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def validation_step(self, batch: BatchT, batch_idx: int) -> None:
         self.update_metrics(batch, "val")
@@ -386,7 +416,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Metrics that this evaluation did not update are not reset, because a user's task may have
         metrics that only `training_step` updates.
         """
-        self.summary = {f"{split}/{name}": x for name, x in self.compute_metrics(split).items()}
+        metrics = self.compute_metrics(split).items()
+        self.summary = {
+            f"{split}/{name}": x.item() if isinstance(x, Tensor) and x.numel() == 1 else x
+            for name, x in metrics
+        }
         for metric, earlier_count in self._update_counts:
             if not earlier_count or metric.update_count > earlier_count:
                 metric.reset()
@@ -487,19 +521,25 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Raises:
             InputError: The config is invalid, or describes a larger model than `state`.
         """
-        config_class = cls.config_class or type(cls.config)  # type: ignore[misc]
+        parameters = inspect.signature(cls).parameters
+        config_class = cls.config_class or _config_class(parameters["config"], cls)
         arguments = {**init_args, "config": config_from_dict(config_class, config)}
         if state is not None:
             check_fits(cls.model_class, arguments["config"], state)
         for name, section in TASK_SECTIONS.items():
             arguments[name] = dataclass_from_dict(section, arguments.get(name))
-        parameters = inspect.signature(cls).parameters
         if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
             # A user's constructor may set its own optimizer, schedule or tuning.
             arguments = {name: x for name, x in arguments.items() if name in parameters}
         task = cls(**arguments)
         task.configure_model()
         return task
+
+
+def _config_class(parameter: inspect.Parameter, task_class: type[Task[Any, Any]]) -> type[Any]:
+    """Return the class of the default value of the argument `config` of a task's constructor."""
+    has_default = parameter.default is not parameter.empty
+    return type(parameter.default if has_default else task_class.config)  # type: ignore[misc]
 
 
 def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:

@@ -180,6 +180,18 @@ class SigmoidContrastiveLearning(ContrastiveLearning):
         config: Config of the model. The field `pad_id` is taken from the tokenizer.
         optimizer: Options of the optimizer; the default is that of the paper.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import CaptionData
+        >>> text = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": None, "d_embed": 16}
+        >>> image = {"image_d_model": 16, "image_n_layers": 1, "image_n_heads": 2, "image_size": 8}
+        >>> config = SigLIPConfig(**text, **image, patch_size=4, n_channels=1)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(SigmoidContrastiveLearning(config), CaptionData())
+        >>> "val/text_to_image_recall_at_5" in trainer.callback_metrics
+        True
     """
 
     model_class = SigLIP  # type: ignore[assignment]

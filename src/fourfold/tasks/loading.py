@@ -8,7 +8,7 @@ import lightning
 from torch import Tensor
 
 from fourfold.checkpoints.classes import Classes, class_path, find_user_class
-from fourfold.checkpoints.files import read_file
+from fourfold.checkpoints.files import find_checkpoint, read_file
 from fourfold.checkpoints.load import check_classes, load_weights
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
@@ -30,7 +30,8 @@ def load_task(
     The task is in eval mode.
 
     Args:
-        path: A checkpoint file written by `fourfold fit` or `fourfold import`.
+        path: A checkpoint file written by `fourfold fit` or `fourfold import`, or a run directory
+            of `fourfold fit`.
         expect: Name of a task class, or several names. The task must be an instance of one of these
             classes; None accepts every class.
         classes: Your own task classes, or their import paths, that may be imported if the
@@ -56,6 +57,7 @@ def load_task(
         >>> task.tokenizer.decode(task.tokenizer.encode("abcd?"))
         'abcd?'
     """
+    path = find_checkpoint(Path(path)) if Path(path).is_dir() else path
     task = task_from_checkpoint(read_file(path), path, classes)
     expected = (expect,) if isinstance(expect, str) else expect
     if expected:

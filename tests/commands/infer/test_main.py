@@ -124,7 +124,7 @@ def test_masks_are_filled(ask: Ask) -> None:
     assert len(set(several[3].split("\t"))) == 3
 
 
-def test_images_are_classified(ask: Ask, here: Path) -> None:
+def test_images_are_classified(ask: Ask, trained: Train, here: Path) -> None:
     for number in range(3):
         Image.new("L", (8, 8), number * 100).save(here / f"{number}.png")
     given = "0.png\n\n1.png\n2.png\n"
@@ -137,6 +137,12 @@ def test_images_are_classified(ask: Ask, here: Path) -> None:
         shutil.copy(here / "0.png", here / name)
         assert lines(ask("classify", "vit", f"{name}\n"))[0].split("\t")[0] == written
     assert sum(map(float, all_classes[1::2])) == pytest.approx(1, abs=1e-3)
+    model, images = fourfold.load(trained("vit")), ["0.png", Image.open("1.png"), Path("2.png")]
+    best = fourfold.classify(model, images, batch_size=2).max(-1)
+    assert [model.artifacts["class_names"][i] for i in best.indices] == [
+        r[1] for r in found if r[0]
+    ]
+    assert best.values.tolist() == pytest.approx([float(r[2]) for r in found if r[0]], abs=1e-4)
     (here / "3.png").write_bytes(b"no image")
     for name in ("3.png", "4.png"):
         result = ask("classify", "vit", f"0.png\n{name}\n")
@@ -202,7 +208,9 @@ def test_python_function_classifies_as_the_command(ask: Ask, trained: Train) -> 
         )
     with pytest.raises(InputError, match="must have 2 texts"):
         fourfold.classify(model, ["one"])
-    with pytest.raises(InputError, match="model must be a classifier of texts, got CausalLM"):
+    with pytest.raises(
+        InputError, match="model must be a classifier of texts or images, got CausalLM"
+    ):
         fourfold.classify(fourfold.load(trained("lm")), ["one"])
 
 

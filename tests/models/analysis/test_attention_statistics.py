@@ -98,6 +98,7 @@ def test_label_of_a_head_names_the_key_it_attends_to(offset: int | None, label: 
 def test_uniform_heads_are_broad_and_mixed_heads_have_no_label() -> None:
     assert head_label({"entropy": (2.0, 2.1), "self": (0.2, 0.1)}) == "broad"
     assert head_label({"entropy": (1.0, 2.1), "self": (0.4, 0.1)}) is None
+    assert head_label({"entropy": (1.0, 2.1), "induction": (0.59, 0.067)}) == "induction"
     # A share of 1 that the mask enforces is no label.
     assert head_label({"entropy": (0.0, 0.0), "first": (1.0, 1.0)}) is None
 

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.functional import cosine_similarity
 
 from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
 from fourfold.errors import InputError
 from fourfold.models.contrastive.clip import CLIP, CLIPConfig
 from fourfold.models.finetuning.config import TuningConfig
+from fourfold.optim import MuonAdamW, OptimizerConfig
 from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
 from tests.fixtures.processes import together
 from tests.fixtures.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
@@ -62,6 +67,30 @@ def test_sharded_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_sharded_weights_make_the_same_step_in_every_family(texts: Path, tmp_path: Path) -> None:
     same_step(SLOW, texts, tmp_path)
+
+
+def test_muon_updates_sharded_matrices(tmp_path: Path) -> None:
+    """Muon makes orthogonal the whole matrix, and not the rows of one device."""
+
+    def update(rank: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2,))
+        gradient = torch.randn(24, 16, generator=torch.Generator().manual_seed(0))
+        whole, sharded = (nn.Linear(16, 24, bias=False) for _ in range(2))
+        nn.init.zeros_(whole.weight)
+        sharded.weight = nn.Parameter(distribute_tensor(whole.weight.detach(), mesh, [Shard(0)]))
+        whole.weight.grad = gradient.clone()
+        sharded.weight.grad = distribute_tensor(gradient, mesh, [Shard(0)])
+        for layer in (whole, sharded):
+            groups = [{"params": [layer.weight], "weight_decay": 0.0, "lr": 1.0, "muon": True}]
+            MuonAdamW(groups, OptimizerConfig("muon"), fused=True).step()
+        found, expected = sharded.weight.full_tensor(), whole.weight
+        # The iterations of Muon amplify the rounding of bf16.
+        assert cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.995
+        assert expected.norm() > 3
+
+    ended = together(2, update, tmp_path)
+    assert [end.code for end in ended] == [0, 0], ended[0].out
 
 
 def test_scalar_parameters_are_rejected() -> None:

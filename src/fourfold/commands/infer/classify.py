@@ -1,6 +1,6 @@
 """Line processors of `fourfold classify`: image files, sentences, pairs, documents and words.
 
-`classify` gives a text classifier the same inputs in Python.
+`classify` gives a classifier of texts or images the same inputs in Python.
 
 Shapes: B lines of a batch, T tokens, K classes, C channels, H height, W width.
 """
@@ -26,6 +26,8 @@ from fourfold.data.vision.transforms import eval_transform
 from fourfold.errors import InputError
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.models.base import Model
+from fourfold.models.baselines.resnet import ResNet
+from fourfold.models.vit import ViT
 
 
 class ImageClassifier(LineProcessor):
@@ -206,18 +208,21 @@ class WordTagger(TextProcessor):
 @torch.inference_mode()
 def classify(
     model: Model,
-    texts: Sequence[str | tuple[str, str]],
+    inputs: Sequence[Any],
     *,
     batch_size: int = 64,
     truncate: bool = False,
 ) -> Tensor:
-    """Classify texts as `fourfold classify` does, with the special tokens of the training.
+    """Classify texts or images as `fourfold classify` does, with the inputs of the training.
+
+    Texts get special tokens, and images are resized, cropped and normalized.
 
     Args:
-        model: Classifier of sentences, pairs of sentences or documents that `fourfold.load`
-            returned.
-        texts: N sentences, pairs or documents.
-        batch_size: Number of texts in a batch.
+        model: Classifier of sentences, pairs of sentences, documents or images that
+            `fourfold.load` returned.
+        inputs: N sentences, pairs of sentences (tuples) or documents; or N paths of image files or
+            opened images (PIL.Image).
+        batch_size: Number of inputs in a batch.
         truncate: Truncate texts that are too long for the model, instead of raising an error.
 
     Returns:
@@ -225,8 +230,8 @@ def classify(
         or the predicted values (N, 1) of a regression model.
 
     Raises:
-        InputError: The model is not a classifier of texts or has no tokenizer, or a text does not
-            fit the model.
+        InputError: The model is not a classifier of texts or images, its checkpoint has no
+            tokenizer or image size, a text does not fit the model, or an image cannot be decoded.
 
     Example:
         >>> import fourfold
@@ -245,19 +250,26 @@ def classify(
         SequenceClassification,
     )
 
+    batches = [inputs[i : i + batch_size] for i in range(0, len(inputs), batch_size)]
+    if isinstance(model, ViT | ResNet):
+        load, like = eval_transform(dict(model.artifacts)), next(model.parameters())
+        images = (torch.stack([load(image) for image in batch]).to(like) for batch in batches)
+        return torch.cat([model(batch).float().softmax(-1).cpu() for batch in images])
     kinds = (SequenceClassification, CausalSequenceClassification, DocumentClassification)
     task_class = next((kind for kind in kinds if isinstance(model, kind.model_class)), None)
     if task_class is None:
         raise InputError(
-            f"must be a classifier of texts, got {type(model).__name__}", option="model"
+            f"must be a classifier of texts or images, got {type(model).__name__}", option="model"
         )
     task: Any = LoadedModel(model)
     task.config, task.logits = model.config, MethodType(task_class.logits, task)
     processor_class = DocumentClassifier if task_class is kinds[-1] else TextClassifier
     processor = processor_class(task, Namespace(truncate=truncate))
-    items = [processor.prepare_texts([x] if isinstance(x, str) else x) for x in texts]
-    batches = [items[i : i + batch_size] for i in range(0, len(items), batch_size)]
-    logits = torch.cat([processor.logits(batch).float().cpu() for batch in batches])
+    items = (
+        [processor.prepare_texts([x] if isinstance(x, str) else x) for x in batch]
+        for batch in batches
+    )
+    logits = torch.cat([processor.logits(batch).float().cpu() for batch in items])
     return logits if logits.shape[-1] == 1 else logits.softmax(-1)
 
 

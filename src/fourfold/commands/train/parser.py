@@ -260,5 +260,7 @@ def _invalid_class(key: str, value: str, details: str) -> InputError:
     if name not in names and (close := get_close_matches(name, names, n=1)):
         reason = f"; did you mean {close[0]}?"
     subclass = re.search(r"subclass of \w+", details)
+    if subclass and subclass[0] == "subclass of Task" and not reason:
+        reason = "; a LightningModule that is not a Task can be trained by lightning.Trainer"
     kind = subclass[0] if subclass else "class" if path else "mapping"
     return InputError(f"must be a {kind}, got {path or repr(path)}{reason}", option=key)

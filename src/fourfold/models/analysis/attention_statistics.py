@@ -193,7 +193,8 @@ LABELS = {
     "self": "self",
     "next": "next",
     "first": "first token",
-    "separator": "[SEP]",
+    "separator": "separator",
+    "induction": "induction",
 }
 BROAD = 0.9  # least entropy of a broad head, as a fraction of the entropy of uniform attention
 
@@ -203,16 +204,17 @@ def head_label(statistics: dict[str, tuple[float, float]]) -> str | None:
 
     A statistic of `head_statistics` that is a share of the attention weights qualifies for a label
     if its value is at least (1 + u) / 2, where u is its value under uniform attention. These
-    statistics are previous, self, next, first and separator. If several qualify, the statistic with
-    the largest value gives the label. If none qualifies, the label is broad if the entropy is at
-    least 90 % of the entropy of uniform attention.
+    statistics are previous, self, next, first, separator and induction. If several qualify, the
+    statistic with the largest value gives the label. If none qualifies, the label is broad if the
+    entropy is at least 90 % of the entropy of uniform attention.
 
     Args:
         statistics: Dictionary from names of statistics of one head to pairs of the value and the
             value under uniform attention. The name entropy is required.
 
     Returns:
-        "previous", "self", "next", "first token", "[SEP]", "broad", or None for no label.
+        "previous", "self", "next", "first token", "separator", "induction", "broad", or None for no
+        label.
 
     Example:
         >>> head_label({"entropy": (0.7, 2.3), "previous": (0.8, 0.1), "self": (0.1, 0.1)})

@@ -24,6 +24,8 @@ from fourfold.models.embeddings.patch_embedding import PatchEmbedding
 class SigLIPConfig(CLIPConfig):
     """Config of a SigLIP; the defaults are ViT-B/16 (203,155,970 parameters).
 
+    Source: Zhai et al. 2023.
+
     The inherited field `eos_id` is not used.
 
     Args:
@@ -32,6 +34,10 @@ class SigLIPConfig(CLIPConfig):
 
     Raises:
         InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> SigLIPConfig(image_size=256, d_model=512, n_heads=8, d_ff=2048).max_len
+        64
     """
 
     d_model: int = 768
@@ -59,6 +65,8 @@ class SigLIPConfig(CLIPConfig):
 
 class SigLIP(CLIP):
     """SigLIP: computes the similarities of images and texts from the outputs of two encoders.
+
+    Source: Zhai et al. 2023.
 
     A call of the model takes images (B, C, side, side) and token ids (S, T), and returns the logits
     (B, S) of the pairs. The sigmoid of a logit is the probability that image and text belong
