@@ -18,7 +18,7 @@ FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 NAMES = [str(file.relative_to(ROOT / "configs").with_suffix("")) for file in FILES]
 RECIPES = [name for name in NAMES if not name.startswith("trainer/")]
 OVERLAYS = [name for name in NAMES if name.startswith("trainer/")]
-TINY = [name for name in RECIPES if name.endswith("/tiny")]
+TINY = [name for name in RECIPES if name.split("/")[1].startswith("tiny")]
 
 # Number of parameters, and the vocabulary size or number of classes that the data provide.
 GOLDEN = {
@@ -146,7 +146,7 @@ def test_overlay_works_with_every_family(overlay: str, name: str, parser: Parser
 
 def test_every_family_has_a_tiny_recipe() -> None:
     families = {name.split("/")[0] for name in RECIPES} - {"quickstart"}  # these recipes are small
-    assert {f"{family}/tiny" for family in families} == set(TINY)
+    assert {f"{family}/tiny" for family in families} <= set(TINY)
 
 
 @pytest.mark.parametrize("name", TINY)
