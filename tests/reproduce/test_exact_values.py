@@ -1,7 +1,6 @@
 """The exact tier: every cell agrees with the paper, or its disagreement is explained and tested."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -18,19 +17,13 @@ EXACT = [name for name, table in TABLES.items() if "exact" in table.obtainable]
 
 def cells(table: Table) -> dict[tuple[str, str], Cell]:
     return {
-        (row.name, column): exact_cell(table, row, column)
-        for row, column in table.cells_of("exact")
+        (row.name, column): exact_cell(table, row, column) for row, column in table.cells("exact")
     }
-
-
-@cache
-def cells_of(name: str) -> dict[tuple[str, str], Cell]:
-    return cells(TABLES[name])
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_every_cell_agrees_or_its_disagreement_is_explained(name: str) -> None:
-    for place, cell in cells_of(name).items():
+    for place, cell in cells(TABLES[name]).items():
         assert cell.verdict in ("agrees", "not printed", "explained", "unknown cause"), place
         assert bool(cell.why) == (cell.verdict in ("explained", "unknown cause")), place
 
@@ -39,7 +32,7 @@ def test_three_counts_are_left_without_a_cause() -> None:
     unknown = [
         (name, *place)
         for name in EXACT
-        for place, cell in cells_of(name).items()
+        for place, cell in cells(TABLES[name]).items()
         if cell.verdict == "unknown cause"
     ]
     assert sorted(unknown) == [
@@ -50,7 +43,7 @@ def test_three_counts_are_left_without_a_cause() -> None:
 
 
 def test_the_counts_that_are_known_to_be_true() -> None:
-    gpt2 = cells_of("gpt2_2019/table2")
+    gpt2 = cells(TABLES["gpt2_2019/table2"])
     assert [1e6 * c.numbers[0] for c in gpt2.values()] == [
         124_439_808,
         354_823_168,
@@ -60,15 +53,15 @@ def test_the_counts_that_are_known_to_be_true() -> None:
     small = gpt2["small", "params"]
     assert (small.printed, small.verdict, small.changed) == ("117", "explained", 116.929536)
     assert small.deviation == pytest.approx(124.439808 / 117 - 1)
-    base = cells_of("vaswani2017/table3")["base", "params"]
+    base = cells(TABLES["vaswani2017/table3"])["base", "params"]
     assert (base.numbers, base.changed) == ([63.082496], 65.110016)
-    cost = cells_of("vaswani2017/table2")
+    cost = cells(TABLES["vaswani2017/table2"])
     assert cost["base", "cost"].numbers == [pytest.approx(3.2832e18)]
     assert cost["base", "products"].numbers == [pytest.approx(9.5e17, rel=0.01)]
 
 
 def test_gradients_vanish_in_recurrent_layers_and_not_in_a_transformer() -> None:
-    norms = {place: c.numbers[0] for place, c in cells_of("fourfold/gradients").items()}
+    norms = {place: c.numbers[0] for place, c in cells(TABLES["fourfold/gradients"]).items()}
     assert norms["lstm", "state_1"] == pytest.approx(0.98, rel=0.1)  # as computed with NumPy
     for of in ("state", "input"):
         falls = {row: norms[row, f"{of}_100"] / norms[row, f"{of}_1"] for row, _ in norms}
