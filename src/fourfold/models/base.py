@@ -98,7 +98,7 @@ def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedd
         config: Config of a text model. Positions are learned if the config has no field
             `positions`. There are no segments if it has no field `n_segments`. Token vectors are
             not scaled if it has no field `embed_scale`.
-        has_norm: Normalise the sum of the embeddings.
+        has_norm: Normalize the sum of the embeddings.
     """
     assert config.vocab_size is not None, "vocab_size must be known when a model is built"
     return TokenEmbedding(

@@ -43,7 +43,7 @@ class CausalLMConfig(TransformerConfig):
             sines before all cosines).
         embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma, rounded to the data
             type of the weights. None means 1.
-        embed_norm: Normalise the sum of token and position embedding (for BERT as a decoder).
+        embed_norm: Normalize the sum of token and position embedding (for BERT as a decoder).
         tie_embeddings: Use the token embedding as output matrix.
         score_cap: Limit c of the attention scores s, which become c tanh(s / c) before the mask (50
             in Gemma 2). Attention then stores all scores, since no fused kernel has this limit.

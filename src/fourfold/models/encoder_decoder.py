@@ -39,7 +39,7 @@ class EncoderDecoderConfig(TransformerConfig):
             output, as in the paper), decoder (target embedding and output), embeddings (source and
             target embedding, T5 v1.1) or none.
         embed_scale: Multiply token embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4).
-        embed_norm: Normalise the sum of token and position embedding (BART).
+        embed_norm: Normalize the sum of token and position embedding (BART).
         output_bias: Learn a bias for each token of the vocabulary (Marian, BART).
         decoder_start_token_id: Token that is put before a target text as input of the decoder
             (BART); None if target texts already begin with the start token.

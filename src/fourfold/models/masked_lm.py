@@ -31,9 +31,9 @@ class MaskedLMConfig(TransformerConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
-        embed_norm: Normalise the embeddings of a pre-norm model, whose first block then attends to
+        embed_norm: Normalize the embeddings of a pre-norm model, whose first block then attends to
             them without a further norm, and whose head has biases only where the blocks have them
-            (ModernBERT). A post-norm model normalises the embeddings in any case (BERT).
+            (ModernBERT). A post-norm model normalizes the embeddings in any case (BERT).
         n_segments: Number of segment embeddings: 2 in BERT, 1 in RoBERTa, 0 for none.
         head: Build the vocabulary head. Without this head, `encode` is available but a call of the
             model raises an error.
@@ -99,7 +99,7 @@ class MaskedLM(Model):
     def __init__(self, config: MaskedLMConfig) -> None:
         super().__init__()
         self.config = config
-        # BERT normalises the embeddings; the blocks of a pre-norm stack do so themselves.
+        # BERT normalizes the embeddings; the blocks of a pre-norm stack do so themselves.
         has_norm = config.embed_norm or config.norm_placement == "post"
         self.embed = embedding_from_config(config, has_norm=has_norm)
         self.stack = self.stack_class(config)

@@ -85,7 +85,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Reason:
-    """Explanation of a difference between a number that we compute and the printed number.
+    """Explanation of a difference between a computed number and the printed number.
 
     Args:
         why: Explanation in one or two sentences.

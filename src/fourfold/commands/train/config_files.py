@@ -1,6 +1,6 @@
 """Config files and options of a command line: lookup, checks, hashes, file and line of errors.
 
-The functions normalise the spelling of options, find, check and hash config files, and add the file
+The functions normalize the spelling of options, find, check and hash config files, and add the file
 and line to errors.
 """
 
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[-+]?[0-9][0-9a-fA-FxXob_.:+-]*")
 
 
 def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> list[str]:
-    """Normalise the spelling of command-line arguments.
+    """Normalize the spelling of command-line arguments.
 
     `-c` becomes `--config`, dashes in option names become underscores, and names of packaged
     recipes become paths.
@@ -40,7 +40,7 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
         evaluates: True for commands that evaluate an existing run, False for `fit`.
 
     Returns:
-        The normalised arguments. If they have `--run_dir DIR` and no `--config`, then
+        The normalized arguments. If they have `--run_dir DIR` and no `--config`, then
         `--config DIR/config.yaml` is added at the beginning. If `evaluates` is False, this option
         is added only if the file exists and neither `--model` nor `--data` is given.
 

@@ -149,12 +149,12 @@ class CLIP(Model):
         return self.similarity(self.encode_image(images), self.encode_text(ids, mask))
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Compute the embeddings (B, E) of images (B, C, side, side), not normalised."""
+        """Compute the embeddings (B, E) of images (B, C, side, side), not normalized."""
         x = self.image_stack(self.image_norm(self.image_embed(images)), Mask(n_global=1))
         return self.image_projection(x[:, 0])  # (B, E)
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute the embeddings (S, E) of texts, not normalised.
+        """Compute the embeddings (S, E) of texts, not normalized.
 
         Args:
             ids: Token ids (S, T) int64. Each text contains the end-of-text token.

@@ -105,11 +105,11 @@ class SigLIP(CLIP):
         self.logit_bias = nn.Parameter(torch.tensor(-10.0))
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Compute the embeddings (B, E) of images (B, C, side, side), not normalised."""
+        """Compute the embeddings (B, E) of images (B, C, side, side), not normalized."""
         return self.image_pool(self.image_stack(self.image_embed(images)))
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute the embeddings (S, E) of texts, not normalised.
+        """Compute the embeddings (S, E) of texts, not normalized.
 
         The embedding of a text is that of its last position. Each text is first padded to `max_len`
         tokens, so the number of columns of `ids` does not change the result.

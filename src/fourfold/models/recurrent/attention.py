@@ -49,7 +49,7 @@ class RecurrentAttention(nn.Module):
       (Luong 2015, section 3.2, monotonic alignment; the upper bound of p is that of the code).
     - local_p: softmax over the window around floor(p), p = S sigmoid(v_p^T tanh(W_p q)), times
       exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2 (Luong 2015, eqs. 9 and 10, predictive
-      alignment). Positions s are counted from 1. The product is not normalised again, so the
+      alignment). Positions s are counted from 1. The product is not normalized again, so the
       weights sum to less than 1. Only the Gaussian factor has a gradient with respect to p. The
       released code predicts p = (S - 1) sigmoid(...) + 1, which is at least 1.
     - hard_sample: one position, drawn in training from the softmax of the scores (Xu 2015, eq. 8).
