@@ -21,7 +21,6 @@ from fourfold.core.precision import AUTO
 from fourfold.core.validation import MAX_DEPTH, check_nesting
 from fourfold.errors import InputError
 
-RECORDED_AS = "bf16-mixed"  # precision that stands for "auto" in hashes of configs and options
 # The loader of jsonargparse, which rejects some escape sequences that SafeLoader accepts.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_VALUES = 100_000  # keys and values of a config, with each alias written out
@@ -111,8 +110,7 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
     """Return a dict from the path of each config file of a command line to its SHA-256 hash.
 
     Only keys and values are hashed. Comments and line breaks are ignored. The precision "auto" is
-    hashed as "bf16-mixed", the value that the recipes had before "auto" was introduced. Records of
-    trainings with that value therefore remain valid.
+    left out, because it describes the processor and not the recipe.
 
     Args:
         arguments: Command-line arguments that `expand_arguments` returned.
@@ -126,7 +124,7 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         trainer = content.get("trainer") if isinstance(content, dict) else None
         if isinstance(trainer, dict) and trainer.get("precision") == AUTO:
-            trainer["precision"] = RECORDED_AS
+            del trainer["precision"]
         text = json.dumps(content, sort_keys=True, default=str)
         hashes[str(file)] = hashlib.sha256(text.encode()).hexdigest()
     return hashes

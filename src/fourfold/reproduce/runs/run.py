@@ -22,7 +22,6 @@ import yaml
 from fourfold.atomic_files import write_atomically
 from fourfold.commands import subprocess_runs
 from fourfold.commands.train.config_files import (
-    RECORDED_AS,
     check_unedited,
     entries,
     fingerprints,
@@ -295,8 +294,7 @@ def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]
     - The options `--config` and `--run_dir` are skipped.
     - If a value is a path in the directory of `start`, the directory is replaced by the stamp of
       `start`, a hash.
-    - The precision "auto" is replaced by `RECORDED_AS`, the value that the recipes had before the
-      value "auto" was introduced. Recorded stamps therefore remain valid.
+    - The precision "auto" is skipped, because it describes the processor and not the recipe.
 
     Args:
         options: Command-line options and values in alternation.
@@ -306,7 +304,5 @@ def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]
     for key, value in zip(options[::2], options[1::2], strict=True):
         if start and f"{value}/".startswith(f"{start.folder}/"):
             value = start.stamp + value.removeprefix(str(start.folder))
-        if (key, value) == ("--trainer.precision", AUTO):
-            value = RECORDED_AS
-        if key not in ("--config", "--run_dir"):
+        if key not in ("--config", "--run_dir") and (key, value) != ("--trainer.precision", AUTO):
             yield key, value
