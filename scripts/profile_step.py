@@ -110,7 +110,7 @@ def workloads(settings: Settings, families: list[str]) -> Iterator[Row]:
         yield from profile_steps(family, settings.precision, step, 5, product)
     if "causal_lm" in families:
         shape = SIZES[settings.size]["causal_lm"]
-        for case in greedy_cases(settings, shape, device, with_peer=False):
+        for case in greedy_cases("causal_lm", settings, shape, device, []):
             product = feed_forward_product(
                 case.batch_size, shape.d_model, shape.d_ff, dtype, device
             )

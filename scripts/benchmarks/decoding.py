@@ -1,6 +1,6 @@
-"""Benchmarks of prefill, greedy decoding and beam search, fourfold against transformers.
+"""Benchmarks of prefill, greedy decoding and beam search against transformers and litgpt.
 
-Both have the same weights: fourfold's model is saved as a transformers directory. Random weights
+All have the same weights: fourfold's model is saved as a transformers directory. Random weights
 never produce the end-of-text token, so all rows have the maximum length.
 Shapes: B rows, T prompt tokens, N new tokens.
 """
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fourfold
 from scripts.benchmarks.contenders import DTYPES, TASKS, encoder_decoder
 from scripts.benchmarks.measurements import Rounds, copying
+from scripts.benchmarks.peers import litgpt
 from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
 from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
 from scripts.benchmarks.train_steps import Measurement, relative_to_fourfold
@@ -37,9 +38,10 @@ from scripts.benchmarks.workloads import (
     make_batch,
 )
 
-# Loads a transformers model of a data type from a directory.
+# Loads a peer's model of a data type from a directory.
 Loader = Callable[[str, torch.dtype], nn.Module]
 TRANSFORMERS = "transformers"
+LITGPT = "litgpt"
 MS_PER_TOKEN = "ms per token"
 MEMORY_BANDWIDTH = "memory bandwidth"
 EOS_LOGIT = -1e4  # bias that excludes the end-of-text token
@@ -63,14 +65,14 @@ class DecodingCase:
     model: nn.Module
     n_new: int
 
-    def equal_rows(self) -> float:
-        """Return the fraction of rows that all contenders decode to the same tokens."""
-        first, *others = [function().cpu() for function in self.functions.values()]
-        fractions = [
-            float((first == other).all(1).float().mean()) if first.shape == other.shape else 0.0
-            for other in others
-        ]
-        return min(fractions, default=1.0)
+    def equal_rows(self) -> dict[str, float]:
+        """Return the fraction of rows that a peer decodes to fourfold's tokens, by peer."""
+        outputs = {name: function().cpu() for name, function in self.functions.items()}
+        own = outputs.pop(FOURFOLD)
+        return {
+            name: float((own == other).all(1).float().mean()) if own.shape == other.shape else 0.0
+            for name, other in outputs.items()
+        }
 
     @property
     def weight_bytes(self) -> int:
@@ -83,16 +85,22 @@ def measure_decoding(
 ) -> Iterator[Measurement]:
     """Measure the decoding of a workload, interleaved with a copy of a large tensor."""
     device = torch.device(settings.device)
-    unavailable = ""
-    try:
-        check_available(TRANSFORMERS, settings)
-    except PeerUnavailable as error:
-        unavailable = str(error)
-    with_peer = TRANSFORMERS in settings.peers and not unavailable
+    unavailable: dict[str, str] = {}
+    peers = []
+    decoding = (TRANSFORMERS, LITGPT) if family == "llama" else (TRANSFORMERS,)
+    for name in (name for name in decoding if name in settings.peers):
+        try:
+            check_available(name, settings)
+            peers.append(name)
+        except PeerUnavailable as error:
+            unavailable[name] = str(error)
     print(f"{workload}: {family}, building the models", file=sys.stderr, flush=True)
     copy, copied_bytes = copying(device)
-    for case in CASES[workload, family](settings, shape, device, with_peer):
-        note = f"{100 * case.equal_rows():.0f} % of the rows are equal" if with_peer else ""
+    for case in CASES[workload, family](settings, shape, device, peers):
+        notes = {
+            name: f"{100 * fraction:.0f} % of the rows are equal"
+            for name, fraction in case.equal_rows().items()
+        }
         functions: dict[str, Callable[[], Any]] = {**case.functions, MEMORY_BANDWIDTH: copy}
         title = f"{workload}: {family}, {case.name}"
         rounds = Rounds(title, functions, settings.rounds, 1, device)
@@ -116,31 +124,29 @@ def measure_decoding(
                 utilization=utilization if case.batch_size == 1 < case.n_new else [],
                 limit=MEMORY_BANDWIDTH,
                 n_parameters=sum(p.numel() for p in case.model.parameters()),
-                note=note if name != FOURFOLD else "",
+                note=notes.get(name, ""),
             )
         rounds.end()
-        if unavailable:
-            yield Measurement(
-                workload, family, TRANSFORMERS, MS_PER_TOKEN, case.name, note=unavailable
-            )
+        for name, note in unavailable.items():
+            yield Measurement(workload, family, name, MS_PER_TOKEN, case.name, note=note)
 
 
 def greedy_cases(
-    family: str, settings: Settings, shape: Shape, device: torch.device, with_peer: bool
+    family: str, settings: Settings, shape: Shape, device: torch.device, peers: list[str]
 ) -> list[DecodingCase]:
     """Create the cases of greedy decoding by a causal LM, one for each batch size."""
     sizes = GREEDY_DECODING[settings.size]
     names = {n: f"batch {n}" for n in sizes.batch_sizes}
-    return _greedy_cases(family, settings, shape, device, with_peer, names, sizes)
+    return _greedy_cases(family, settings, shape, device, peers, names, sizes)
 
 
 def prefill_cases(
-    family: str, settings: Settings, shape: Shape, device: torch.device, with_peer: bool
+    family: str, settings: Settings, shape: Shape, device: torch.device, peers: list[str]
 ) -> list[DecodingCase]:
     """Create the case of the first token after a prompt as long as a row of the training."""
     sizes = GreedyDecoding(shape.length - 1, 1, (1,))
     names = {1: f"prompt of {sizes.prompt_len} tokens"}
-    return _greedy_cases(family, settings, shape, device, with_peer, names, sizes)
+    return _greedy_cases(family, settings, shape, device, peers, names, sizes)
 
 
 def _greedy_cases(
@@ -148,14 +154,15 @@ def _greedy_cases(
     settings: Settings,
     shape: Shape,
     device: torch.device,
-    with_peer: bool,
+    peers: list[str],
     names: dict[int, str],
     sizes: GreedyDecoding,
 ) -> list[DecodingCase]:
     n_new = sizes.max_new_tokens
     shape = replace(shape, length=max(shape.length, sizes.prompt_len + n_new))
     model, load = _with_same_weights(settings, TASKS[family](shape, 0.0), device)
-    peer = load(load_causal_lm) if with_peer else None
+    loaders = {TRANSFORMERS: load_causal_lm, LITGPT: litgpt.load_llama}
+    loaded = {name: load(loaders[name]) for name in peers}
     cases = []
     for batch_size, name in names.items():
         generator = torch.Generator().manual_seed(0)
@@ -163,14 +170,15 @@ def _greedy_cases(
             FIRST_ID, shape.n_out, (batch_size, sizes.prompt_len), generator=generator
         ).to(device)
         functions = {FOURFOLD: _fourfold_greedy(model, ids, n_new)}
-        if peer is not None:
-            functions[TRANSFORMERS] = _transformers_greedy(peer, ids, n_new)
+        for library, peer in loaded.items():
+            greedy = _transformers_greedy if library == TRANSFORMERS else _litgpt_greedy
+            functions[library] = greedy(peer, ids, n_new)
         cases.append(DecodingCase(name, batch_size, functions, model, n_new))
     return cases
 
 
 def beam_cases(
-    settings: Settings, shape: Shape, device: torch.device, with_peer: bool
+    settings: Settings, shape: Shape, device: torch.device, peers: list[str]
 ) -> list[DecodingCase]:
     """Create the case of beam search by the encoder-decoder, on its training batch."""
     n_new = min(BEAM_MAX_NEW_TOKENS, shape.max_len)
@@ -178,7 +186,7 @@ def beam_cases(
     model, load = _with_same_weights(settings, task, device)
     batch = make_batch("encoder_decoder", shape, device)
     functions = {FOURFOLD: _fourfold_beam_search(model, batch, n_new)}
-    if with_peer:
+    if peers:
         functions[TRANSFORMERS] = _transformers_beam_search(load(load_seq2seq), batch, n_new)
     batch_size = len(batch.src)
     name = f"batch {batch_size}, beam {NUM_BEAMS}"
@@ -187,7 +195,7 @@ def beam_cases(
 
 # Functions that create the cases of a workload and a family.
 CASES: dict[
-    tuple[str, str], Callable[[Settings, Shape, torch.device, bool], list[DecodingCase]]
+    tuple[str, str], Callable[[Settings, Shape, torch.device, list[str]], list[DecodingCase]]
 ] = {
     **{("greedy", family): partial(greedy_cases, family) for family in WORKLOADS["greedy"]},
     **{("prefill", family): partial(prefill_cases, family) for family in WORKLOADS["prefill"]},
@@ -198,7 +206,7 @@ CASES: dict[
 def _with_same_weights(
     settings: Settings, task: Any, device: torch.device
 ) -> tuple[nn.Module, Callable[[Loader], nn.Module]]:
-    """Return fourfold's model, and a function that loads its weights into transformers."""
+    """Return fourfold's model, and a function that loads its weights into a peer's."""
     torch.manual_seed(0)
     task.configure_model()
     model = task.model.eval()
@@ -233,6 +241,10 @@ def _transformers_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Te
         return output[:, ids.shape[1] :]
 
     return generate
+
+
+def _litgpt_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
+    return partial(litgpt.greedy, model, ids, n_new)
 
 
 def _fourfold_beam_search(model: nn.Module, batch: Any, n_new: int) -> Callable[[], Tensor]:

@@ -16,6 +16,7 @@ TITLES = {
     "evaluate": "Evaluation step: loss without gradients",
     "memory": "Peak memory of a training step",
     "greedy": "Greedy decoding with the same weights",
+    "prefill": "First token after a prompt, with the same weights",
     "beam": "Beam search with the same weights",
     "sentences": "Training on real sentences: batches of similar lengths against random batches",
     "growth": "Time and memory of a training step of growing size",

@@ -43,6 +43,12 @@ def packed_matrices(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return packed
 
 
+def second_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute a product twice, since a matrix is copied into strips at its second use."""
+    linear(x, weight, bias)
+    return linear(x, weight, bias)
+
+
 def as_parameter(weight: Tensor) -> Tensor:
     return nn.Parameter(weight, requires_grad=False)
 
@@ -60,7 +66,7 @@ def test_linear_equals_f_linear(
     ):
         x = torch.randn(*shape, n_in, dtype=dtype)
         with torch.inference_mode(), decode_layout(ALL):
-            actual = linear(x, weight, given)
+            actual = second_product(x, weight, given)
         expected = F.linear(x, weight, given)
         assert actual.shape == expected.shape
         assert actual.dtype == dtype
@@ -76,7 +82,8 @@ def test_linear_is_correct_for_any_number_of_threads(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     weight, x = as_parameter(torch.randn(384, 64)), torch.randn(2, 64)
     with torch.inference_mode(), decode_layout(ALL):
-        torch.testing.assert_close(linear(x, weight), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+        actual = second_product(x, weight)
+    torch.testing.assert_close(actual, F.linear(x, weight), rtol=1e-4, atol=1e-4)
 
 
 def test_changed_weights_are_used() -> None:
@@ -86,9 +93,19 @@ def test_changed_weights_are_used() -> None:
         change()
         x = x.to(layer.weight.dtype)
         with torch.inference_mode(), decode_layout(ALL):
-            actual = layer(x)
+            actual = second_product(x, layer.weight, layer.bias)
         expected = F.linear(x, layer.weight, layer.bias)
         torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_matrix_is_packed_at_its_second_use(packed_matrices: list[Tensor]) -> None:
+    """The first token after a prompt reads each matrix once, and a copy takes longer than that."""
+    layer, x = Linear(256, 256), torch.randn(1, 256)
+    for n_uses, n_packed in ((1, 0), (2, 1), (3, 2)):
+        with torch.inference_mode(), decode_layout(ALL):
+            for _ in range(n_uses):
+                layer(x)
+        assert len(packed_matrices) == n_packed
 
 
 def test_only_large_matrices_are_packed_once(packed_matrices: list[Tensor]) -> None:
@@ -118,7 +135,8 @@ def test_strips_do_not_exceed_the_memory_limit(
     with torch.inference_mode(), decode_layout(ALL):
         hidden = F.linear(x, first.weight, first.bias)
         expected = F.linear(hidden, second.weight, second.bias)
-        torch.testing.assert_close(second(first(x)), expected)
+        for _ in range(2):
+            torch.testing.assert_close(second(first(x)), expected)
     assert len(packed_matrices) == 1
 
 
@@ -128,7 +146,7 @@ def test_weights_of_parametrized_layers_are_not_packed(packed_matrices: list[Ten
     x = torch.randn(1, 256)
     expected = [F.linear(x, layer.weight, layer.bias) for layer in layers]
     with torch.inference_mode(), decode_layout(ALL):
-        actual = [layer(x) for layer in layers]
+        actual = [layer(x) for layer in layers for _ in range(2)][::2]
     for product, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(product, reference, rtol=1e-4, atol=1e-4)
     assert not packed_matrices
@@ -138,7 +156,7 @@ def test_memory_is_freed_with_the_matrix() -> None:
     before = len(module._memory)
     layer = nn.Sequential(Linear(256, 256))
     with torch.inference_mode(), decode_layout(ALL):
-        layer(torch.randn(1, 256))
+        second_product(torch.randn(1, 256), layer[0].weight)
     assert len(module._memory) == before + 1
     del layer
     gc.collect()
@@ -148,7 +166,7 @@ def test_memory_is_freed_with_the_matrix() -> None:
 def test_small_models_are_not_packed(packed_matrices: list[Tensor]) -> None:
     layer, x = Linear(256, 256), torch.randn(1, 256)
     with torch.inference_mode(), decode_layout(layer.parameters()):
-        layer(x)
+        second_product(x, layer.weight)
     assert not packed_matrices
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,26 @@ def test_profile_lists_the_operations_of_a_step_by_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "profile"
-    options = ["--size", "tiny", "--family", "vit", "--precision", "fp32", "--out", str(out)]
+    options = [
+        "--size",
+        "tiny",
+        "--family",
+        "vit",
+        "causal_lm",
+        "--precision",
+        "fp32",
+        "--out",
+        str(out),
+    ]
     monkeypatch.setattr(sys, "argv", ["profile_step.py", *options])
     profile_step.main()
     with out.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert sum(float(row["share"]) for row in rows) == pytest.approx(1)
+    shares: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        shares[row["workload"]] += float(row["share"])
+    assert len(shares) == 4  # two training steps, and decoding with two batch sizes
+    assert list(shares.values()) == pytest.approx([1] * 4)
     products = {row["operation"]: row["rate"] for row in rows if row["rate"]}
     assert float(products["aten::addmm"]) > 0
     listed = out.with_suffix(".md").read_text()

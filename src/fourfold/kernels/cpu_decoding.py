@@ -122,19 +122,20 @@ class PackedWeights:
     """Weight matrices that are copied into strips during one context `decode_layout`.
 
     A strip is a copy of adjacent columns of the transposed matrix, in the memory order that is
-    fastest for decoding (see `ColumnStrips`). A matrix is copied at its first use in the context.
-    Each context has its own instance of this class, and copies the matrix again, because the values
-    may have changed. The memory of the strips is allocated once, and is kept until the matrix is
+    fastest for decoding (see `ColumnStrips`). A matrix is copied at its second use in the context,
+    since a copy takes longer than one product. Each context has its own instance of this class, and
+    copies the matrix again, because the values may have changed. The memory of the strips is allocated once, and is kept until the matrix is
     deleted.
     """
 
     def __init__(self) -> None:
         # Each entry holds its matrix, because a deleted tensor's id could be reused.
         self._ready: dict[int, tuple[Tensor, ColumnStrips]] = {}
+        self._used: set[int] = set()  # ids of matrices that were used once
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
-        """Return the strips of a matrix, which is copied at its first use in the context.
+        """Return the strips of a matrix, which is copied at its second use in the context.
 
         Args:
             weight: Matrix (N, K).
@@ -148,6 +149,9 @@ class PackedWeights:
         # The weight of a parametrized layer is not a parameter, and is computed for each use.
         lasts = isinstance(weight, nn.Parameter)
         if not few_rows or not lasts or weight.dtype != x.dtype or not weight.is_cpu:
+            return None
+        if id(weight) not in self._used:
+            self._used.add(id(weight))
             return None
         _, strips = self._ready.get(id(weight), (None, None))
         return strips or self._pack(weight)
