@@ -1,0 +1,73 @@
+"""Measures the training speed of the rows of a table, one after another, in several rounds.
+
+    FOURFOLD_DATA=DATA python scripts/bench_rows.py luong2015/multi30k OUT.csv [--rounds 3]
+
+Each row trains with the options of its first seed in a process of its own, for some seconds per
+round. OUT.csv has the median of the rounds, the slowest and the fastest one for each row.
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from fourfold.commands.train.config_files import expand_arguments
+from fourfold.commands.train.lightning_cli import FourfoldCLI, limit_warnings
+from fourfold.environment import machine
+from fourfold.reproduce.load_tables import find_tables
+from fourfold.reproduce.runs.plan import plan_runs
+from fourfold.reproduce.runs.run import Machine
+from scripts.bench_precisions import OPTIONS, Clock
+
+COLUMNS = ("row", "unit", "median", "slowest", "fastest", "rounds")
+
+
+def measure(options: list[str], threads: int) -> tuple[float, str]:
+    """Train for some seconds with options of `fourfold fit`; return the rate and its unit."""
+    limit_warnings()
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        cli = FourfoldCLI("fit", expand_arguments([*options, *OPTIONS, f"--run_dir={folder}/run"]))
+        clock = Clock()
+        cli.trainer.callbacks.append(clock)
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+        return clock.rate, f"{cli.model.unit}/s"
+
+
+def main() -> int:
+    """Measure the rows of the table, print each measurement, and write the medians."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("table", metavar="PAPER/TABLE")
+    parser.add_argument("out", metavar="OUT.csv", type=Path)
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each row (3)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
+    options = parser.parse_args()
+    (table,) = find_tables([options.table])
+    runs = plan_runs(table, "laptop", table.rows_of("laptop"), 1, Path("runs"), Machine())
+    rates = defaultdict(list)
+    units = {}
+    for _ in range(options.rounds):
+        for run in runs:
+            if run.fit:
+                with get_context("spawn").Pool(1) as pool:
+                    rate, units[run.row] = pool.apply(measure, (run.fit, options.threads))
+                rates[run.row].append(rate)
+                print(f"{run.row}: {rate:,.0f} {units[run.row]}", file=sys.stderr, flush=True)
+    with options.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row, values in rates.items():
+            shown = (statistics.median(values), min(values), max(values))
+            writer.writerow([row, units[row], *(round(value) for value in shown), len(values)])
+    print(", ".join(f"{k} {v}" for k, v in machine(torch.device("cpu")).items() if v is not None))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
