@@ -218,6 +218,21 @@ def test_weights_of_cross_attention_with_a_bias() -> None:
     assert_same(layer(x, memory, mask=mask, bias=bias), y)
 
 
+@pytest.mark.parametrize("backend", ["auto", "naive", "sdpa", "flex"])
+@pytest.mark.parametrize("by_beam", [False, True])
+def test_beams_that_share_a_memory_equal_repeated_memories(backend: str, by_beam: bool) -> None:
+    attn, x, memory = Attention(16, 2), torch.randn(4, 3, 16), torch.randn(2, 5, 16)
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[0, 3:] = False
+    repeated = real.repeat_interleave(2, 0)
+    expected = attn(
+        x, memory.repeat_interleave(2, 0), mask=lower_mask(Mask(keys=repeated), 3, 5, x)
+    )
+    with attention_backend(backend):
+        lowered = lower_mask(Mask(keys=repeated if by_beam else real), 3, 5, x)
+        torch.testing.assert_close(attn(x, memory, mask=lowered), expected)
+
+
 def test_naive_attention_computes_in_fp32_or_better() -> None:
     q, k = (torch.randn(1, 1, 2, 4, dtype=torch.float64) for _ in range(2))
     assert attention_weights(q, k).dtype == torch.float64

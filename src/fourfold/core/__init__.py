@@ -1,1 +1,1 @@
-"""Attention, transformer block, embeddings, masks and key-value cache; imports torch alone."""
+"""Attention, transformer block, masks, rotary positions and key-value cache."""

@@ -33,9 +33,10 @@ from fourfold.kernels.cpu_attention import (
 from fourfold.kernels.cpu_decoding import Linear
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
-# Largest number of queries whose H / K heads become queries of one head, so that the kernel reads
-# each key once. On one core of an Intel Xeon (model 207), a query with 8 heads, 2 heads of keys and
-# 512 keys then takes 29 us in place of 53 us in fp32, and 40 us in place of 431 us in bf16.
+# Largest number of queries for which the H / K heads that share keys are passed to the kernel as
+# H / K times as many queries of one head, so that it reads each key once. On one core of an Intel
+# Xeon (model 207), a query with 8 heads, 2 heads of keys and 512 keys then takes 29 us in place of
+# 53 us in fp32, and 40 us in place of 431 us in bf16.
 MAX_FOLDED_QUERIES = 8
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 
@@ -94,8 +95,8 @@ def lower_mask(
     """
     sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
-    on_cpu = backend == "auto" and like.device.type == "cpu" and not mask.n_global
-    if on_cpu and window_is_faster(mask.window, mask.keys, q_len, k_len):
+    takes_window = backend == "auto" and like.device.type == "cpu" and not mask.n_global
+    if takes_window and window_is_faster(mask.window, mask.keys, q_len, k_len):
         rest = replace(mask, causal=False, window=None).lower(q_len, k_len, like.device)
         return LoweredMask(rest.mask, mask.causal and q_len > 1, mask.window)
     # The search for the visible blocks takes longer than attention with a single query.
@@ -395,20 +396,21 @@ class Attention(nn.Module):
             cache: Cache of this layer, changed in place. Without a memory, the keys and values of x
                 are appended to those of earlier tokens. With a memory, the cache keeps the keys and
                 values of the memory, which are computed at the first call only.
-            rotation: Rotary positions of x, by which queries and keys are rotated; None means no
-                rotary positions. The cache holds rotated keys.
+            rotation: Rotary positions of x, by which queries and keys are rotated, for
+                self-attention only; None means no rotary positions. The cache holds rotated keys.
 
         Returns:
             (B, Tq, D).
         """
         q = self._queries(x, rotation)  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache, rotation)
-        allowed = mask.mask
         shared = k.shape[0] < q.shape[0]  # len() would fix the batch size of an exported graph
+        allowed = dense_mask(mask.mask, False, None, q, k) if shared else mask.mask
         if shared:
-            assert mask.window is None, "beams have their own positions"
-            if allowed is not None and len(allowed) == len(q):
-                allowed = fold_beams_into_queries(allowed, len(k))  # (S, 1, B/S Tq, Tk)
+            assert mask.window is None, "a window is for self-attention"
+            if allowed is not None:
+                allowed = allowed.repeat_interleave(len(q) // len(allowed), 0)  # B rows
+                allowed = fold_beams_into_queries(allowed.expand(-1, -1, q.shape[2], -1), len(k))
             q = fold_beams_into_queries(q, len(k))  # (S, H, B/S Tq, Dh)
         y = attend(
             q,
@@ -421,7 +423,7 @@ class Attention(nn.Module):
             scale=self.scale,
             dropout_p=self.dropout if self.training else 0.0,
             normalize=self.normalize,
-        )  # (B, H, Tq, Dv)
+        )  # (B, H, Tq, Dv), or (S, H, B/S Tq, Dv) with shared memory
         if shared:
             y = y.unflatten(2, (-1, x.shape[1])).transpose(1, 2).flatten(0, 1)  # (B, H, Tq, Dv)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, Tq, D)
@@ -473,7 +475,9 @@ class Attention(nn.Module):
 
     def _normalized_heads(self, x: Tensor, n_heads: int, norm: nn.Module) -> Tensor:
         heads = split_heads(x if self.norm_by_head else norm(x), n_heads)
-        return (norm(heads) if self.norm_by_head else heads).to(x.dtype)  # autocast norms in fp32
+        return (norm(heads) if self.norm_by_head else heads).to(
+            x.dtype
+        )  # autocast computes norms in fp32
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:

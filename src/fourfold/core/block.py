@@ -157,7 +157,9 @@ class Block(nn.Module):
             memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask as returned by `lower_mask`.
             bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
-            cache: Keys and values of earlier tokens and of the memory; extended in place.
+            cache: Keys and values of earlier tokens and of the memory, to which those of x are
+                appended in place. `KVCache.advance` must already have counted the tokens x (see
+                `mask_and_positions`).
             rotation: Rotary positions of x in self-attention; None means no rotary positions.
 
         Returns:
@@ -182,8 +184,8 @@ class Block(nn.Module):
     def _branch(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
         """Compute what the sub-layer `name` adds to the residual stream x (B, T, D)."""
         norm = getattr(self, f"{name}_norm")
-        is_first = self.norm_placement in ("pre", "sandwich")
-        y = getattr(self, name)(norm(x) if is_first else x, *inputs, **options)
+        has_norm_first = self.norm_placement in ("pre", "sandwich")
+        y = getattr(self, name)(norm(x) if has_norm_first else x, *inputs, **options)
         if self.norm_placement == "inside":
             y = norm(y)
         elif self.norm_placement == "sandwich":
@@ -255,7 +257,9 @@ class Stack(nn.Module):
             memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask.
             bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
-            cache: Keys and values of earlier tokens and of the memory; extended in place.
+            cache: Keys and values of earlier tokens and of the memory, to which those of x are
+                appended in place. `KVCache.advance` must already have counted the tokens x (see
+                `mask_and_positions`).
             positions: Positions of the tokens x for rotary positions, a slice of length T or a
                 tensor (B, T). None counts the real tokens of each document from 0 (see
                 `count_positions`).

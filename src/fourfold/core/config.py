@@ -33,7 +33,7 @@ ROPE_SCALING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("attention_factor", "beta_fast", "beta_slow", "truncate"),
     ),
 }
-# Fields of `TransformerConfig`, and other fields that must not be None if they are given.
+# Fields of `TransformerConfig`, each with the fields that must also be given if it is given.
 NEEDED = {
     "window_pattern": ("window",),
     "rope_local_theta": ("window", "rope_theta"),
@@ -93,7 +93,7 @@ class TransformerConfig(ModelConfig):
         bias: Learn a bias in matrices and norms.
         qkv_bias: Learn a bias in the projections to queries, keys and values. None means `bias`.
         qk_norm: Normalize queries and keys before rotary positions: none, head (each head by
-            itself; Qwen3, Gemma 3) or all (all heads together; OLMo 2).
+            itself; Qwen3, Gemma 3) or all (all heads together; OLMo 2). The norm is that of `norm`.
         attn_scale: Factor on the attention scores; None means 1 / sqrt(d_head).
         window: Self-attention of each token is restricted to the tokens that are less than `window`
             positions away: `window` tokens in a decoder, 2 * window - 1 in an encoder, including
@@ -117,9 +117,8 @@ class TransformerConfig(ModelConfig):
             al. 2017, section 5.4).
         attn_dropout: Dropout probability of attention weights (BERT, GPT).
         ff_dropout: Dropout probability inside the feed-forward layer (tensor2tensor, ViT).
-        drop_path: Probability of skipping a sub-layer of the last block in training. The
-            probability grows linearly over the blocks, from 0 in the first one (Huang et al. 2016;
-            DeiT).
+        drop_path: Probability of skipping a sub-layer in training. It grows linearly from 0 in the
+            first block to this value in the last one (Huang et al. 2016; DeiT).
 
     Raises:
         InputError: A field has a value outside its choices or its range.

@@ -129,7 +129,10 @@ class KVCache:
         self.length += ids.shape[1]
 
     def n_keys(self, n_new: int, window: int | None = None) -> int:
-        """Return the number of keys that a layer with a window gets for the last `n_new` tokens."""
+        """Return the number of keys that a layer gets for the last `n_new` tokens.
+
+        This cache keeps the keys of all tokens. A subclass may drop those outside of the window.
+        """
         return self.length
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
@@ -145,7 +148,7 @@ class KVCache:
         """
         memory = self.layers[0].memory if self.layers else None
         kept = rows if sources is None else sources
-        # None saves a copy of the keys and values of cross-attention.
+        # None avoids a copy of the keys and values of cross-attention.
         moved = None if memory is not None and is_identity(kept, len(memory[0])) else kept
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
         self.documents = None if self.documents is None else self.documents.index_select(0, rows)

@@ -165,7 +165,8 @@ def describe_bf16(device: object = "cpu") -> str:
     speedup = bf16_speedup(device)
     if str(device).startswith("cuda"):
         return f"this GPU {'multiplies' if speedup else 'does not multiply'} bf16 natively"
-    return f"this CPU multiplies bf16 matrices {speedup:.2g} times as fast as fp32 matrices"
+    measured = f"this CPU multiplies bf16 matrices {speedup:.2g} times as fast as fp32 matrices"
+    return measured if str(device) == "cpu" else f"bf16 on {device} is taken to be slow"
 
 
 def slow_precision(precision: str, device: object, option: str) -> str | None:

@@ -1,9 +1,11 @@
 """Rotary positions: queries and keys are rotated by angles that grow with the position.
 
 After the rotation, the score of a query and a key depends on the difference of their positions only
-(Su et al. 2021, "RoFormer"). Channels i and i + Dh/2 of a head form a pair that is rotated, as in
-transformers. In checkpoints with the pairs 2i and 2i + 1, the rows of the query and key matrices
-are in another order. Shapes: B batch, H heads, T tokens, Dh head width.
+(Su et al. 2021, "RoFormer"). Channels i and i + Dh/2 of a head form a pair that is rotated (the
+"half" layout of Hugging Face's transformers library). In checkpoints with the pairs 2i and 2i + 1,
+the rows of the query and key matrices are in another order.
+
+Shapes: B batch, H heads, T tokens, Dh head width.
 """
 
 import math
@@ -93,7 +95,7 @@ def frequencies(
         >>> frequencies(4, 10_000.0, {"rope_type": "linear", "factor": 2.0})[0]
         tensor([0.5000, 0.0050])
     """
-    # In units of 2 pi.
+    # The unit is tokens per radian.
     wavelengths = theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     rates = 1.0 / wavelengths
     if scaling is None:

@@ -210,12 +210,12 @@ def products_are_faster(q: Tensor, k_len: int, dropout_p: float) -> bool:
     """
     if q.device.type != "cpu":
         return False
-    low = q.dtype == torch.bfloat16
+    is_bf16 = q.dtype == torch.bfloat16
     if torch.is_grad_enabled() and q.requires_grad:
-        return low or dropout_p > 0.0
+        return is_bf16 or dropout_p > 0.0
     if q.shape[2] > 8:
-        return low and math.prod(q.shape[:3]) * k_len >= 2**15
-    return q.shape[0] > 1 and q.shape[2] <= (8 if low and k_len <= 32 else 1)
+        return is_bf16 and math.prod(q.shape[:3]) * k_len >= 2**15
+    return q.shape[0] > 1 and q.shape[2] <= (8 if is_bf16 and k_len <= 32 else 1)
 
 
 def window_is_faster(window: int | None, keys: Tensor | None, q_len: int, k_len: int) -> bool:

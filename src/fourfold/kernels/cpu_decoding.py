@@ -124,8 +124,8 @@ class PackedWeights:
     A strip is a copy of adjacent columns of the transposed matrix, in the memory order that is
     fastest for decoding (see `ColumnStrips`). A matrix is copied at its second use in the context,
     since a copy takes longer than one product. Each context has its own instance of this class, and
-    copies the matrix again, because the values may have changed. The memory of the strips is allocated once, and is kept until the matrix is
-    deleted.
+    copies the matrix again, because the values may have changed. The memory of the strips is
+    allocated once, and is kept until the matrix is deleted.
     """
 
     def __init__(self) -> None:
