@@ -222,7 +222,7 @@ class TintedDocument(NamedTuple):
 
 
 class TintedText(NamedTuple):
-    """HTML page that colors words and sentences by attention (Yang et al. 2016, section 3.4).
+    """HTML page that colors words and sentences by attention (Yang et al. 2016, section 3.6).
 
     A red cell shows the weight p_s of each sentence. The words are on a blue background, whose
     opacity is proportional to sqrt(p_s) p_w for the weight p_w of the word. With this square root,

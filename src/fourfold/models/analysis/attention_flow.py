@@ -112,7 +112,7 @@ def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> I
 def relevance(
     model: nn.Module, forward: Callable[[], Tensor], paths: Sequence[str] | None = None
 ) -> Tensor:
-    """Compute gradient-weighted attention (Chefer et al. 2021, section 3.1) of self-attention.
+    """Compute gradient-weighted attention (Chefer et al. 2021) of self-attention.
 
     The relevance R (T, T) of a sequence starts as the identity. Each layer adds M R to R, where M
     is the mean over heads of max(0, A * dy/dA), A are the attention weights of the layer, and y is

@@ -131,7 +131,7 @@ class CLIP(Model):
         self.image_norm = norm_from_config(tower)
         self.image_stack = Stack(tower)
         self.image_projection = nn.Linear(tower.d_model, config.d_embed, bias=False)
-        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # section 2.4
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # section 2.5
         self._initialize()
 
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:

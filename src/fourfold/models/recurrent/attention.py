@@ -29,16 +29,16 @@ class RecurrentAttention(nn.Module):
 
     No map has a bias. The scores are:
 
-    - dot: q^T h_s (Luong 2015, eq. 8). The scores are not divided by sqrt(Q).
+    - dot: q^T h_s (Luong 2015, section 3.1). The scores are not divided by sqrt(Q).
     - scaled: q^T h_s / sqrt(Q) (Vaswani et al. 2017, eq. 1). The `scaled_luong` of tensorflow/nmt
       is a learned factor instead.
-    - general: q^T W_a h_s (Luong 2015, eq. 8).
+    - general: q^T W_a h_s (Luong 2015, section 3.1).
     - additive: v_a^T tanh(W_a q + U_a h_s) (Bahdanau 2015, section A.1.2). The `mlp` score of
       OpenNMT-py adds a bias.
-    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, eq. 8). This is the score `additive`: W_a and U_a
-      are the two halves of W. In the released Matlab code, A is M and the source half U_a is a
-      fixed identity matrix: v_a^T tanh(W_a q + h_s).
-    - location: entry s of W_a q (Luong 2015, eq. 9). W_a has `max_source_len` rows, of which
+    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, section 3.1). This is the score `additive`: W_a
+      and U_a are the two halves of W. In the released Matlab code, A is M and the source half U_a
+      is a fixed identity matrix: v_a^T tanh(W_a q + h_s).
+    - location: entry s of W_a q (Luong 2015, eq. 8). W_a has `max_source_len` rows, of which
       shorter sources use the first. The released code does not have this score.
 
     The weights are:

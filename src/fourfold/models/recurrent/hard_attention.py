@@ -35,7 +35,7 @@ def reinforce_term(
     """Compute a term with the value 0 that adds the REINFORCE gradient to the loss of a draw.
 
     The objective is the expectation of -log p(y | drawn positions), an upper bound of -log p(y) (Xu
-    et al. 2015, eqs. 10 to 12), minus `entropy_weight` times the entropy of alpha. For one draw,
+    et al. 2015, section 4.1), minus `entropy_weight` times the entropy of alpha. For one draw,
     the gradient of the sum of `nll` plus this term is an unbiased estimate of the gradient of the
     objective. The gradient of this term is
 
@@ -58,8 +58,8 @@ def reinforce_term(
         counts: (B, T) bool, True = real target token, False = padding.
         baseline: Moving average of the loss of a token in earlier batches. The baseline does not
             depend on the drawn positions, so it does not change the mean of the gradient.
-        reward_weight: Factor lambda_r on the REINFORCE term (eq. 12); 1 is unbiased.
-        entropy_weight: Factor lambda_e on the entropy (eq. 12).
+        reward_weight: Factor lambda_r on the REINFORCE term (section 4.1); 1 is unbiased.
+        entropy_weight: Factor lambda_e on the entropy (section 4.1).
 
     Returns:
         A scalar tensor with the value 0 and the gradient above.
@@ -79,7 +79,7 @@ def marginal_cross_entropy(
 
     p(y | j) is the output distribution for attention to source position j only. The loss averages
     the output distributions of all source positions, not their contexts (Wu, Shapiro and Cotterell
-    2018, eq. 4). The loss needs neither random draws nor a baseline. The decoder states must not
+    2018). The loss needs neither random draws nor a baseline. The decoder states must not
     depend on the attended positions. This excludes input feeding and a context in the recurrence.
 
     The logits are computed for one slice of the N S pairs of target and position at a time, so

@@ -27,8 +27,8 @@ class HardAttention:
     token, which checkpoints store.
 
     Attributes:
-        reward_weight: Factor lambda_r on the REINFORCE term of the loss (eq. 12); 1 is unbiased.
-        entropy_weight: Factor lambda_e on the entropy of the attention weights (eq. 12).
+        reward_weight: Factor lambda_r (section 4.1) on the REINFORCE term; 1 is unbiased.
+        entropy_weight: Factor lambda_e (section 4.1) on the entropy of the attention weights.
     """
 
     reward_weight: float
