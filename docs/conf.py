@@ -22,6 +22,11 @@ os.environ.update(
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm misses widgets in a kernel
 os.environ["PYTHONPATH"] = str(ROOT / "src")
+# A profile of their own: no settings of the user, and no warning about a socket of this machine.
+profile = ROOT / "build" / "docs" / "ipython" / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40  # errors\n")
+os.environ["IPYTHONDIR"] = str(profile.parent)
 
 
 def package_digest() -> str:
