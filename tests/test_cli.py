@@ -48,6 +48,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["tranlsate"], "'tranlsate' is not a command; did you mean 'translate'?"),
         (["xyz"], "'xyz' is not a command; `fourfold --help` lists the commands"),
         (["translate"], "--checkpoint must be given"),
+        *(
+            (
+                [x, "--checkpont=x"],
+                f"--checkpont is not an option of `fourfold {x}`; did you mean {y}",
+            )
+            for names, y in (
+                (("translate", "generate", "fill", "classify", "caption"), "--checkpoint?"),
+                (("look", "export"), "CHECKPOINT without an option name?"),
+            )
+            for x in names
+        ),
+        (["generate", "--only_new"], "--checkpoint must be given"),
         (["translate", "--checkpoint", "x", "--bem", "2"], "--bem is not an option of"),
         (["fill", "--checkpoint", "x", "--top", "2"], "--top is not an option of"),
         (["generate", "--checkpoint", "x", "--beam", "0"], "--beam must be at least 1, got 0"),

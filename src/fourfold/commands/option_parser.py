@@ -21,6 +21,7 @@ class OptionParser(ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
+        self._names: list[str] = []  # of the given options
 
     def add_allow_class(self) -> None:
         """Add the option `--allow_class`.
@@ -49,6 +50,7 @@ class OptionParser(ArgumentParser):
         for argument in args:
             name, equals, value = argument.partition("=")
             known.append(spellings.get(name.replace("_", "-"), name) + equals + value)
+        self._names = [x.partition("=")[0] for x in known if x.startswith("--")]
         return super().parse_known_args(known, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -56,10 +58,25 @@ class OptionParser(ArgumentParser):
         if match := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
             raise InputError(match[2], option=f"{match[1]}:")
         if match := re.match(r"the following arguments are required: (.*)", message):
+            for name in self._names:  # the missing option may be misspelt
+                if hint := self._suggest(name):
+                    raise InputError(f"is not an option of `{self.prog}`{hint}", option=name)
             raise InputError("must be given", option=match[1])
         if match := re.match(r"unrecognized arguments: (.*)", message):
-            unknown = match[1].split()[0].partition("=")[0]
-            close = get_close_matches(unknown, self._option_string_actions, n=1, cutoff=0.75)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise InputError(f"is not an option of `{self.prog}`{hint}", option=unknown)
+            name = match[1].split()[0].partition("=")[0]
+            raise InputError(f"is not an option of `{self.prog}`{self._suggest(name)}", option=name)
         raise InputError(message, option=self.prog)
+
+    def _suggest(self, name: str) -> str:
+        """Return "; did you mean ...?" for an unknown option that is similar to a known argument.
+
+        The result is "" for a known option, and if no argument is similar.
+        """
+        if name in (options := self._option_string_actions):
+            return ""
+        names = dict(zip(options, options, strict=True))
+        for action in self._get_positional_actions():
+            shown = str(action.metavar or action.dest)
+            names.setdefault(f"--{shown.lower()}", f"{shown} without an option name")
+        close = get_close_matches(name, names, n=1, cutoff=0.75)
+        return f"; did you mean {names[close[0]]}?" if close else ""
