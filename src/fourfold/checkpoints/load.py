@@ -95,29 +95,14 @@ def set_attributes(source: SourceModel) -> Model:
     """Set `tokenizer`, `generation_defaults` and `artifacts` of a model, and return the model.
 
     Args:
-        source: The model, and the values that were stored with it.
+        source: The model, and the values that were stored with it. Special tokens that are missing
+            in its defaults of generation are taken from the tokenizer.
     """
-    set_inference_attributes(source.model, source.tokenizer, source.artifacts, source.defaults)
-    return source.model
-
-
-def set_inference_attributes(
-    model: Model,
-    tokenizer: str | None,
-    artifacts: Mapping[str, Any],
-    defaults: GenerationDefaults,
-) -> None:
-    """Set the attributes `tokenizer`, `generation_defaults` and `artifacts` of a model.
-
-    Args:
-        model: The model.
-        tokenizer: The tokenizer in the format of a `tokenizer.json`, or None.
-        artifacts: Values that inference needs, such as `class_names`.
-        defaults: Defaults of generation, in which missing special tokens are filled in.
-    """
-    model.tokenizer = Tokenizer.from_str(tokenizer) if tokenizer else None
-    model.generation_defaults = _with_special_tokens(defaults, model)
-    model.artifacts = dict(artifacts)
+    model = source.model
+    model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
+    model.generation_defaults = _with_special_tokens(source.defaults, model)
+    model.artifacts = dict(source.artifacts)
+    return model
 
 
 def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:

@@ -18,12 +18,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
-from fourfold.checkpoints.load import generation_defaults, set_inference_attributes
+from fourfold.checkpoints.load import generation_defaults, set_attributes
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.explorer.document import Settings, make_view
 from fourfold.explorer.write import first_examples, make_page
 from fourfold.generation.step import decoding_mode
+from fourfold.hub.directory import SourceModel
 from fourfold.loggers.wandb_logger import WandbRunLogger
 from fourfold.models.analysis.attention_maps import LayerAttention, visit_attention
 from fourfold.models.analysis.attention_statistics import LABELS, head_label, head_statistics
@@ -132,7 +133,8 @@ class AttentionProbe(Callback):
         model, artifacts = module.model, module.artifacts
         before = model.tokenizer, model.artifacts, model.generation_defaults
         defaults = generation_defaults(module.init_args())
-        set_inference_attributes(model, artifacts.get("tokenizer"), artifacts, defaults)
+        tokenizer = artifacts.get("tokenizer")
+        set_attributes(SourceModel(Path(), model, "", (), tokenizer, artifacts, defaults))
         folder = Path(trainer.default_root_dir, "val")
         settings = Settings(checkpoint=f"step {trainer.global_step}")
         try:
