@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -59,13 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `fourfold COMMAND ...` and return its exit code.
 
     The current directory becomes importable, as with `python -m`, so that configs can name classes
-    of the user's own modules.
+    of the user's own modules. Warnings are printed in one line, without the line of the code.
 
     Args:
         argv: Arguments without the program's name; None means `sys.argv[1:]`.
     """
     if "" not in sys.path and os.getcwd() not in sys.path and not sys.flags.safe_path:
         sys.path.append(os.getcwd())
+    warnings.formatwarning = _one_line_warning
     return run_main(_run, sys.argv[1:] if argv is None else argv)
 
 
@@ -143,6 +145,10 @@ def _run(argv: list[str]) -> int:
     gc.freeze()
     atexit.register(gc.unfreeze)  # triton reports objects that are frozen at exit as leaks
     return int(module.main(argv if name in (TRAIN, INFER, CONVERT) else arguments))
+
+
+def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:
+    return f"fourfold: warning: {' '.join(str(message).split())}\n"
 
 
 def one_line_message(error: Exception) -> str:

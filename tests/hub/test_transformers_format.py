@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -32,7 +33,7 @@ from fourfold.models import (
 )
 from fourfold.models.encoder_decoder import EncoderDecoderConfig
 from fourfold.tasks import SigmoidContrastiveLearning
-from tests.fixtures.hf_models import MODELS, make_model, padding_mask, random_ids, to_fp64
+from tests.fixtures.hf_models import DINOV3, MODELS, make_model, padding_mask, random_ids, to_fp64
 
 LENGTHS = {"short": [1, 1], "padded": [5, 11, 8], "longest": [23, 20]}
 # Relative to the largest value.
@@ -260,6 +261,26 @@ def mapped_gradients(hf_model: Any, model: nn.Module, folder: Path) -> dict[str,
         for p, value in zip(hf_model.parameters(), values, strict=True):
             p.copy_(value)
     return {key: mapped[key] for key in gradients(model)}
+
+
+@pytest.mark.parametrize("name", [*MODELS, "dinov3"])
+def test_only_keys_that_may_be_relevant_and_are_ignored_are_listed(
+    name: str, tmp_path: Path
+) -> None:
+    theirs = hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**DINOV3)) if name == "dinov3" else MODELS[name]()
+    theirs.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fourfold.load(tmp_path)
+    file = tmp_path / "config.json"
+    config = text_files.read_json(file) | {"attention_chunk_size": 8, "pruned_heads": {}}
+    unread = "attention_chunk_size"
+    if "text_config" in config:
+        config["text_config"]["new_norm"] = False
+        unread += ", text_config.new_norm"
+    directory.write_json(file, config)
+    with pytest.warns(UserWarning, match=rf"config\.json: keys that are ignored.*: {unread}$"):
+        fourfold.load(tmp_path)
 
 
 def test_gpt1_supports_fewer_activations(tmp_path: Path) -> None:

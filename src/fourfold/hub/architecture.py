@@ -4,7 +4,9 @@ An `Architecture` combines a table of config fields (`Field`) with a table of te
 (`KeyMap`). Both tables are used for import and for export.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
@@ -35,6 +37,58 @@ HF_ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+
+# Sections of config.json of a model with two encoders.
+SECTIONS = ("text_config", "vision_config")
+# Keys of config.json that do not change the outputs of a model, unless an architecture reads them:
+# names, data types, special tokens, generation, dropout, initialization, pre-training, memory,
+# further outputs, heads that are no part of the model, and keys that transformers ignores, too.
+IRRELEVANT = re.compile(
+    r"_.*|architectures|model_type|transformers(_version|\.js_config)|(torch_)?dtype|use_bfloat16"
+    r"|id2label|label2id|num_labels|problem_type|finetuning_task|task_specific_params|prefix"
+    r"|(pad|[be]os|cls|sep|mask|unk|forced_[be]os|decoder_start)_token(_id)?|bad_words_ids"
+    r"|(begin_)?suppress_tokens|do_sample|early_stopping|(max|min)_length|num_(return_sequences"
+    r"|beams|beam_groups)|temperature|top_[kp]|typical_p|(length|repetition|diversity)_penalty"
+    r"|(encoder_)?no_repeat_ngram_size|remove_invalid_values|exponential_decay_length_penalty"
+    r"|output_(past|attentions|hidden_states|scores)|return_dict\w*|use_cache|cache_implementation"
+    r"|\w*dropout\w*|\w+_layerdrop|init_std|initializer_\w+|\w+_init_value|sinusoidal_pos_embds"
+    r"|apply_layernorm|reshape_hidden_states|out_features|out_indices|stage_names|encoder_stride"
+    r"|use_mask_token|pos_embed_(jitter|rescale|shift)|sparse_pred\w+|gradient_checkpointing"
+    r"|chunk_size_feed_forward|torchscript|tf_legacy_loss|pretraining_tp|reorder_and_upcast_attn"
+    r"|deterministic_flash_attn|repad_logits_with_grad|reference_compile|tie_encoder_decoder"
+    r"|(pooler|summary)_\w+|classifier_pooling|is_(encoder_)?decoder|(add_)?cross_attention\w*"
+    r"|dense_act_fn|is_gated_act|directionality|n_(ctx|positions)|use_mrope|is_llama_config|tie_weights_"
+    r"|hidden_act|layer_norm_eps|num_hidden_layers|normalize_(before|embedding)|classif_dropout"
+    r"|add_(bias_logits|final_layer_norm)|(extra_pos|static_position)_embeddings|save_step"
+    r"|force_bos_token_to_be_generated|position_embedding_type|tie_word_embeddings|tokenizer_class"
+)
+
+
+class _Recorder(dict[str, Any]):
+    """Content of config.json that records which keys are read, also those of its sections."""
+
+    def __init__(self, content: Json) -> None:
+        sections = {name: content[name] for name in SECTIONS if isinstance(content.get(name), dict)}
+        super().__init__({**content, **{name: _Recorder(x) for name, x in sections.items()}})
+        self.read = set[str]()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def unread(self, prefix: str = "") -> list[str]:
+        """Return the keys, each after `prefix`, that may be relevant and were not read."""
+        found = []
+        for key, value in self.items():
+            if isinstance(value, _Recorder):
+                found += value.unread(f"{prefix}{key}.")
+            elif key not in self.read and value not in (None, {}, []):
+                found += [] if IRRELEVANT.fullmatch(key) else [prefix + key]
+        return found
 
 
 def get_key(config: Json, key: str, default: Any = None) -> Any:
@@ -224,6 +278,19 @@ class Architecture:
             raise InputError(message, option=self.config_class.__name__) from error
         require_sizes(native)
         return native
+
+    def unread_keys(self, config: Json, names: Collection[str]) -> list[str]:
+        """List the keys of a config.json that may change the outputs and that fourfold ignores.
+
+        Args:
+            config: Content of config.json.
+            names: Names of the tensors in the checkpoint.
+        """
+        recorder, known = _Recorder(config), dict[str, Any]()
+        native = self.read_config(recorder, names)
+        with suppress(InputError):  # keys that are read only for some values of other keys
+            known = self.extra_config(native)
+        return [key for key in recorder.unread() if key not in known]
 
     def write_config(self, config: Any) -> dict[str, Any]:
         """Convert a config of fourfold to the content of config.json, a dict.

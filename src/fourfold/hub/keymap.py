@@ -303,10 +303,10 @@ def _check_complete(
         InputError: A native name is missing, a shape is wrong, or `unknown` is not empty.
     """
     missing = [f"{n} {tuple(x.shape)}" for n, x in expected.items() if n not in native]
-    problems = [f"no tensor for {_listed(missing)}"] if missing else []
+    problems = [f"no tensor for {listed(missing)}"] if missing else []
     if unknown:
         surplus = f"{len(unknown)} tensors that do not belong to this architecture"
-        problems.append(f"{surplus}: {_listed(unknown)}")
+        problems.append(f"{surplus}: {listed(unknown)}")
     if problems:
         raise InputError(f"have {' and '.join(problems)}", option="weights")
     for name, tensor in expected.items():
@@ -315,7 +315,7 @@ def _check_complete(
             raise InputError(f"has shape {shapes}", option=f"tensor for {name}")
 
 
-def _listed(names: Collection[str]) -> str:
+def listed(names: Collection[str]) -> str:
     """Return the first names of a collection, and the number of the other names."""
     shown = ", ".join(name[:80] for name in islice(names, _MAX_LISTED))
     rest = len(names) - _MAX_LISTED

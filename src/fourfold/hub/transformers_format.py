@@ -1,6 +1,7 @@
 """Import of models from transformers directories, and export to transformers directories."""
 
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +31,7 @@ from fourfold.hub.directory import (
     write_directory,
     write_json,
 )
+from fourfold.hub.keymap import listed
 from fourfold.models import EncoderDecoder
 from fourfold.models.base import Model, on_meta
 from fourfold.text_files import read_json
@@ -89,6 +91,7 @@ class SourceCheckpoint:
 def read_model(path: Path) -> Model:
     """Read the model of a transformers directory, in fp32 on the CPU and in eval mode.
 
+    A warning lists the keys of config.json that are ignored although they may be relevant.
     `model.source` is set to a `SourceCheckpoint`. For an image model, `model.heads` contains only
     the classification heads whose tensors are in the directory.
 
@@ -115,6 +118,9 @@ def read_model(path: Path) -> Model:
         options = architecture.model_options(tensors.keys())
         build = partial(architecture.model_class, native_config, **options)
         model: Any = build_on_meta(build, native_config, tensors)
+    if unread := architecture.unread_keys(config, tensors.keys()):
+        message = "keys that are ignored, although they may change the outputs of the model:"
+        warnings.warn(f"{path / CONFIG_FILE}: {message} {listed(unread)}", stacklevel=1)
     with errors_in(path):
         native, unmapped = architecture.keymap.to_native(tensors, model.state_dict())
         if next(model.buffers(), None) is None:

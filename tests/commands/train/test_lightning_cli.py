@@ -710,8 +710,8 @@ def test_gpu_in_a_config_file_is_named_if_there_is_none(
 
 def test_warnings_are_one_line_without_a_file() -> None:
     code = (
-        "import warnings\nfrom fourfold.commands.train.lightning_cli import limit_warnings\n"
-        "limit_warnings()\nwarnings.warn('first\\n second')"
+        "import warnings\nfrom fourfold.cli import main\n"
+        "main(['--version'])\nwarnings.warn('first\\n second')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == "fourfold: warning: first second\n"

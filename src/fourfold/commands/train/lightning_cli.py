@@ -364,18 +364,12 @@ def limit_warnings() -> None:
     """Set the log level of Lightning to WARNING, and ignore some warnings in the whole process.
 
     The ignored warnings are irrelevant for users of fourfold. They are Lightning's
-    `PossibleUserWarning` and all warnings with a message that matches `IGNORED_WARNINGS`. Other
-    warnings are printed in one line, without the file and the line of the code.
+    `PossibleUserWarning` and all warnings with a message that matches `IGNORED_WARNINGS`.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.formatwarning = _one_line_warning
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
     warnings.filterwarnings("ignore", message="|".join(IGNORED_WARNINGS))
-
-
-def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:
-    return f"fourfold: warning: {' '.join(str(message).split())}\n"
 
 
 def run(command: str, options: list[str]) -> int:
