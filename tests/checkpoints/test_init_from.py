@@ -12,7 +12,7 @@ from lightning import Trainer
 import fourfold
 from fourfold.checkpoints.init_from import initialize_from, read_source, shared_vocabulary
 from fourfold.errors import InputError
-from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig, ViT
+from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig, ViT, ViTConfig
 from fourfold.tasks import SequenceClassification, Translation
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -247,6 +247,25 @@ def test_incompatible_and_missing_sources_are_rejected(
         wrong = type(task)(replace(task.config, **change), SGD, FLAT, init_from=path)
         with pytest.raises(InputError, match=message):
             fitted(wrong, data, tmp_path)
+
+
+def test_source_with_other_inputs_is_rejected(
+    pretrained: Path, texts: Path, tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
+    shape = {**sizes, "positions": "learned", "norm_placement": "post", "norm_eps": 1e-12}
+    vit = ViT(ViTConfig(**shape, image_size=8, patch_size=4, n_classes=3))
+    fourfold.save(vit, tmp_path / "vit")
+    with pytest.raises(
+        InputError, match=r"a\.ckpt: init_from .* patch embeddings of a ViT, got a M"
+    ):
+        initialize_from(vit, str(pretrained), None, "bicubic")
+    task, data = sequences(texts)
+    task = type(task)(
+        replace(task.config, norm_eps=1e-12), SGD, FLAT, init_from=str(tmp_path / "vit")
+    )
+    with pytest.raises(InputError, match=r"vit: init_from must be a model with the token embedd"):
+        fitted(task, data, tmp_path)
 
 
 def test_encoder_decoder_is_initialized_from_two_models(

@@ -196,16 +196,20 @@ def test_fewer_layers_take_the_lowest_layers() -> None:
     assert torch.equal(first, source.stack.blocks[0].attn.q.weight)
 
 
-def test_models_without_common_tensors_raise() -> None:
+def test_models_with_other_inputs_are_rejected() -> None:
+    """Their blocks are the same, but trained on patches instead of tokens."""
     image = ViT(ViTConfig(**SHAPE, image_size=8, patch_size=4, n_classes=2, norm_eps=1e-5))
     text = CausalLM(CausalLMConfig(**{**TEXT, "n_layers": 2}, activation="gelu"))
-    report = transfer(text, image)  # the same blocks: a trunk of one in the other
-    loaded = names(report.loaded)
-    assert len(loaded) == 2 + 2 * 16  # final norm and two blocks
-    assert all(name.startswith("stack.") for name in loaded)
+    for target, source, kind in ((text, image, "token"), (image, text, "patch")):
+        before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+        families = [type(model).__name__ for model in (target, source)]
+        message = kind + " embeddings of a {}, got a {}".format(*families)
+        with pytest.raises(InputError, match=rf"^init_from must be a model with the {message}$"):
+            transfer(target, source)
+        assert all(torch.equal(x, before[name]) for name, x in target.state_dict().items())
     nothing = nn.Sequential()
     nothing.config = text.config  # type: ignore[assignment]
-    with pytest.raises(InputError, match="source must have tensors in common"):
+    with pytest.raises(InputError, match="token embeddings of a CausalLM, got a Sequential"):
         transfer(text, nothing)
 
 

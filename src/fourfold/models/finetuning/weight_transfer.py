@@ -36,6 +36,8 @@ LAYER_FIELDS = (
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")
 # Endings of the names of tensors of which the first rows are copied if the lengths differ.
 EXTENDABLE = ("positions.weight", "segments.weight", "embed.prefix")
+# Names of the tensors that embed tokens or patches.
+EMBEDDING = re.compile(r"(\w+_)?embed\.")
 LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 Line = tuple[str, tuple[int, ...], str]  # name, shape, description of a change or ""
 
@@ -103,7 +105,8 @@ def transfer(
         Lists of the tensors that were copied, resized, left at their initial values or unused.
 
     Raises:
-        InputError: The layers differ in width, norm, activation or number of heads, or no tensor
+        InputError: The layers differ in width, norm, activation or number of heads; or no embedding
+            matches, for example because the source reads tokens and the target images; or no tensor
             matches.
     """
     _check_same_layers(source.config, target.config, role)
@@ -117,6 +120,13 @@ def transfer(
     grids = {_rename(name, prefixes) for name in _grids(source)}
     differing = grids ^ _grids(target)  # image positions in one of the models only
     wanted = target.state_dict()
+    embeddings = {n for n in wanted if EMBEDDING.match(n) and _rename(n, prefixes) == n}
+    # Blocks of a model with other inputs, such as tokens instead of patches, are of no use.
+    if (embeddings or wanted.keys()).isdisjoint(available.keys() - differing):
+        has_patches = any(".patches." in name for name in embeddings)
+        part = ("patch" if has_patches else "token") + " embeddings" if embeddings else "tensors"
+        message = f"must be a model with the {part} of a {type(target).__name__}"
+        raise InputError(f"{message}, got a {type(source).__name__}", option="init_from")
     folded = _fold_segment(available, wanted)
     report = TransferReport()
     for name, old in wanted.items():
@@ -139,12 +149,6 @@ def transfer(
         for name, tensor in stored.items()
         if _rename(name, prefixes) not in used
     ]
-    if not used:
-        raise InputError(
-            f"must have tensors in common with a {type(target).__name__},"
-            f" got a {type(source).__name__}",
-            option="source",
-        )
     return report
 
 
