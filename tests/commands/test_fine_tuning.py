@@ -17,6 +17,7 @@ import yaml
 from tokenizers import decoders, models, pre_tokenizers
 
 import fourfold
+from fourfold.models import ViT, ViTConfig
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -167,7 +168,13 @@ def test_another_shape_than_the_sources_is_one_sentence(
     run: Run, configs: dict[str, Path], pretrained: Path, here: Path
 ) -> None:
     call = ["fit", "--config", configs["classes"], "--run_dir", here / "r"]
+    sizes: dict[str, Any] = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "image_size": 8}
+    fourfold.save(ViT(ViTConfig(**sizes, patch_size=4, n_classes=2)), here / "images")
     for options, message in (
+        (
+            ["--model.init_from", here / "images"],
+            "images: model.init_from must be a model that reads texts, got a ViT",
+        ),
         (
             ["--model.init_from", pretrained, "--model.config.n_heads", 4],
             "n_heads of the source must be that of the model, 4, got 2",

@@ -10,6 +10,7 @@ from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.init_from import read_source
 from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.tokenization import pretrained
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -28,6 +29,8 @@ TASK_FIELDS = (
     "lstm_layers",
     "init",
 )
+# Fields of configs that tell what a model reads.
+INPUT_FIELDS = {"image_size": "images", "vocab_size": "texts"}
 
 
 def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> None:
@@ -44,7 +47,8 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
         run: Directory of the run; None if nothing may be read from it or written to it.
 
     Raises:
-        InputError: The model in `model.init_from` cannot be read.
+        InputError: The model in `model.init_from` cannot be read, or it reads texts although the
+            config is that of an image model, or the other way round.
     """
     model = config["model"]["init_args"]
     path = model.get("init_from")
@@ -55,8 +59,12 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     shape = recorded.get("config") or vars(read_source(path, classes).model.config)
     model_config = model["config"]
     given_config = given.get("model.init_args.config", {})
+    _check_inputs(shape, model_config, path, classes)
+    # Fields with another meaning in an encoder-decoder than in other models.
+    differ = ("n_decoder_layers" in shape) != ("n_decoder_layers" in model_config)
+    kept = (*TASK_FIELDS, "embed_scale", "tie_embeddings") if differ else TASK_FIELDS
     for name in model_config.keys():  # noqa: SIM118  (a jsonargparse namespace)
-        if name in shape and name not in given_config and name not in TASK_FIELDS:
+        if name in shape and name not in given_config and name not in kept:
             model_config[name] = shape[name]
     if "n_classes" in model_config and "n_classes" not in given_config:
         model_config["n_classes"] = None  # filled in by the data
@@ -72,6 +80,25 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     else:
         for name, value in _source_tokenizer(path, run, classes).items():
             data["tokenizer"][name] = value
+
+
+def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...]) -> None:
+    """Raise InputError if one of two models reads images, and the other one reads texts only.
+
+    A model of images and texts fits both, and so does a model with a config `encoder` of its own.
+
+    Args:
+        source: Config of the source model by field.
+        target: Config of the model by field.
+        path: Value of `model.init_from`.
+        classes: Import paths of the user's classes that the checkpoint may name.
+    """
+    names = [name for name in INPUT_FIELDS if name in target]
+    if names and "encoder" not in target and not any(name in source for name in names):
+        allowed = " or ".join(INPUT_FIELDS[name] for name in names)
+        family = type(read_source(path, classes).model).__name__
+        message = f"must be a model that reads {allowed}, got a {family}"
+        raise InputError(message, option="model.init_from", file=path)
 
 
 def _warn_of_new_tokenizer(path: str, classes: tuple[str, ...]) -> None:
