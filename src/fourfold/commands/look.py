@@ -40,13 +40,7 @@ def make_parser() -> OptionParser:
     )
     add("--compare", metavar="OTHER", help="second checkpoint of the same family and tokens")
     add("--layers", metavar="L,...", help="layers, such as 0,3,last (default: all that fit)")
-    add(
-        "--rows",
-        type=int,
-        default=8,
-        metavar="N",
-        help="rows of the test data (%(default)s)",
-    )
+    add("--rows", type=int, default=8, metavar="N", help="rows of the test data (%(default)s)")
     add("--out", default="look.html", metavar="FILE", help="file to write (%(default)s)")
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--precision", type=int, default=8, choices=(8, 16), help="bits of a weight (%(default)s)")

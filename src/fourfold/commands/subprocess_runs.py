@@ -21,10 +21,7 @@ POLL_SECONDS = 0.2  # interval between two attempts to get a lock
 
 
 def run(
-    command: str,
-    options: Sequence[str],
-    environment: dict[str, str],
-    limit: float | None = None,
+    command: str, options: Sequence[str], environment: dict[str, str], limit: float | None = None
 ) -> int:
     """Run `fourfold COMMAND OPTIONS` in a subprocess and return its exit code.
 

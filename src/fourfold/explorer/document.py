@@ -14,12 +14,7 @@ from typing import Any, NamedTuple
 from fourfold.checkpoints.digests import compute_digests
 from fourfold.environment import commit
 from fourfold.errors import InputError
-from fourfold.explorer.image_views import (
-    CaptionView,
-    ImageTextView,
-    ImageView,
-    MaskedImageView,
-)
+from fourfold.explorer.image_views import CaptionView, ImageTextView, ImageView, MaskedImageView
 from fourfold.explorer.inputs import Example
 from fourfold.explorer.maps import Collector, Layers, MapWriter
 from fourfold.explorer.text_views import (

@@ -76,8 +76,7 @@ SPLIT_QKV_T = TensorOp(
 )
 # The matrices `up` and `gate` of a gated layer in one matrix (2 * d_ff, in).
 SPLIT_GATED = TensorOp(
-    lambda x: tuple(half.clone() for half in x.chunk(2)),
-    lambda up, gate: (torch.cat([up, gate]),),
+    lambda x: tuple(half.clone() for half in x.chunk(2)), lambda up, gate: (torch.cat([up, gate]),)
 )
 # Classes in reverse order.
 FLIP_CLASSES = TensorOp(lambda x: (x.flip(0),), lambda x: (x.flip(0),))

@@ -15,12 +15,7 @@ from torch import Tensor
 from fourfold.core.validation import check_stored
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, check_allowed, differing_fields, get_key, norm_eps_note
-from fourfold.hub.directory import (
-    CONFIG_FILE,
-    build_on_meta,
-    tensor_shape,
-    write_directory,
-)
+from fourfold.hub.directory import CONFIG_FILE, build_on_meta, tensor_shape, write_directory
 from fourfold.hub.keymap import (
     CLASS_AND_REGISTERS,
     PREFIX_TOKENS,

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
-from fourfold.core.config import (
-    Activation,
-    Init,
-    NormPlacement,
-    TextPositions,
-    TransformerConfig,
-)
+from fourfold.core.config import Activation, Init, NormPlacement, TextPositions, TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
 from fourfold.core.validation import check_range

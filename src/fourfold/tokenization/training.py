@@ -10,13 +10,7 @@ from typing import Literal
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from fourfold.core.validation import (
-    MAX_SIZE,
-    POSITIVE,
-    check_choice,
-    check_positive,
-    check_range,
-)
+from fourfold.core.validation import MAX_SIZE, POSITIVE, check_choice, check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer, split_for_workers
 

@@ -207,11 +207,7 @@ class WordTagger(TextProcessor):
 
 @torch.inference_mode()
 def classify(
-    model: Model,
-    inputs: Sequence[Any],
-    *,
-    batch_size: int = 64,
-    truncate: bool = False,
+    model: Model, inputs: Sequence[Any], *, batch_size: int = 64, truncate: bool = False
 ) -> Tensor:
     """Classify texts or images as `fourfold classify` does, with the inputs of the training.
 

@@ -115,10 +115,7 @@ CLIP = Architecture(
     config_class=CLIPConfig,
     fields=_FIELDS,
     implied={"norm_placement": "pre", "dropout": 0.0},
-    required={
-        TEXT + "model_type": "clip_text_model",
-        VISION + "model_type": "clip_vision_model",
-    },
+    required={TEXT + "model_type": "clip_text_model", VISION + "model_type": "clip_vision_model"},
     infer=_check_duplicate_sections,
     # Classes of a single tower read the width of the shared space from their own section.
     extra_config=lambda config: {

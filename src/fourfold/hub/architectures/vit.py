@@ -59,12 +59,7 @@ VIT = Architecture(
         # None follows the native field `bias`, which is true.
         Field("qkv_bias", ("qkv_bias",), True, lambda value: None if value is True else value),
     ),
-    implied={
-        "norm_placement": "pre",
-        "positions": "learned",
-        "pool": "cls",
-        "distillation": False,
-    },
+    implied={"norm_placement": "pre", "positions": "learned", "pool": "cls", "distillation": False},
     infer=infer_n_classes,
     base_model_prefix="vit.",
     keymap=_keymap("vit.", ("cls_token",), ("classifier",)),

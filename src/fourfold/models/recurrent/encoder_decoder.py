@@ -19,13 +19,7 @@ from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.models.init import initialize
 from fourfold.models.output_heads import VocabularyHead
-from fourfold.models.recurrent.cells import (
-    RecurrentCache,
-    RecurrentStack,
-    State,
-    flip,
-    real_tokens,
-)
+from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack, State, flip, real_tokens
 from fourfold.models.recurrent.decoder import (
     RecurrentDecoder,
     RecurrentDecoderConfig,

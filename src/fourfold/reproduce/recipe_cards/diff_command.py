@@ -42,13 +42,7 @@ TASK_OF_CLASS = {
     "QuestionAnswering": "downstream",
 }
 # Convention of weight decay (`weight_decay_form` of a card) of each optimizer.
-DECAY_FORMS = {
-    "adamw": "times_lr",
-    "muon": "times_lr",
-    "adam": "l2",
-    "adadelta": "l2",
-    "sgd": "l2",
-}
+DECAY_FORMS = {"adamw": "times_lr", "muon": "times_lr", "adam": "l2", "adadelta": "l2", "sgd": "l2"}
 
 
 DESCRIPTION = """\
