@@ -18,9 +18,11 @@ from fourfold.explorer.image_views import darken
 from fourfold.explorer.inputs import Example, token_texts
 from fourfold.explorer.page import unpack
 from fourfold.generation.defaults import GenerationDefaults
-from fourfold.models import LadderLMConfig
+from fourfold.models import LadderLMConfig, SigLIPConfig
+from fourfold.models.analysis.attention_flow import relevance
+from fourfold.models.analysis.attention_maps import attention_layers
 from fourfold.models.analysis.attention_statistics import token_distances
-from fourfold.tasks import LadderLanguageModeling
+from fourfold.tasks import LadderLanguageModeling, SigmoidContrastiveLearning
 from fourfold.tokenization.tokenizer import Tokenizer
 from tests.fixtures import tiny_tasks
 
@@ -30,6 +32,13 @@ def ladder(texts: Path) -> Any:
     task, data = tiny_tasks.causal(texts)
     config = LadderLMConfig(**vars(task.config), rung="scaled")
     return LadderLanguageModeling(config, tiny_tasks.SGD, tiny_tasks.FLAT), data
+
+
+def siglip(texts: Path) -> Any:
+    """Return a SigLIP, whose patches a learned query pools, and the data."""
+    task, data = tiny_tasks.image_and_text(texts)
+    config = SigLIPConfig(**{**vars(task.config), "d_embed": 16})
+    return SigmoidContrastiveLearning(config, tiny_tasks.SGD, tiny_tasks.FLAT), data
 
 
 FAMILIES: dict[str, Callable[..., Any]] = {
@@ -49,11 +58,17 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "ladder": ladder,
     "masked_image": tiny_tasks.masked_images,
     "image_text": tiny_tasks.image_and_text,
+    "siglip": siglip,
 }
 # Names of the maps on the page, by the kinds of attention of the model, where they differ.
 PAGE_NAMES = {
     "masked_image": {"self": "encoder", "decoder_stack": "decoder"},
     "image_text": {"image_stack": "image", "text_stack": "text"},
+    "siglip": {
+        "image_stack": "image",
+        "text_stack": "text",
+        "self": "pooling by the learned query",
+    },
 }
 SETTINGS = Settings(generate=4)
 
@@ -352,6 +367,33 @@ def test_classes_of_an_image_are_the_texts_of_the_page(loaded: Any) -> None:
         assert "relevance" in {entry["name"] for entry in row["maps"]}
     page = fourfold.look(model, ["a bold one", "a three"])
     assert [row["image"] for row in page.document["rows"]] == [None, None]
+
+
+def test_siglip_shows_the_relevance_for_its_learned_query(loaded: Any) -> None:
+    model, examples = loaded("siglip")
+    found, _ = build_document(model, examples, SETTINGS)
+    layers = attention_layers(model)
+    stack = [path for path, (name, _) in layers.items() if name == "image_stack"]
+    for row, example in zip(found["rows"], examples, strict=True):
+        assert len(row["tokens"]["tokens"]) == model.config.max_len > len(example.ids)
+        assert row["tokens"]["patches"][0] == "row 0, column 0"
+        image = example.image[None]
+        ids = [torch.tensor([each.ids]) for each in examples]
+        p = [model(image, text).sigmoid().item() for text in ids]
+        assert [x for _, x in row["classes"]] == pytest.approx(sorted(p, reverse=True), rel=1e-3)
+        own = next(text for text, each in zip(ids, examples, strict=True) if each is example)
+
+        def forward(image: Any = image, own: Any = own) -> Any:
+            return model(image, own)[:, 0]
+
+        pool = relevance(model, forward, ["image_pool.attn"])
+        expected = relevance(model, forward, [*stack, "image_pool.attn"])
+        torch.testing.assert_close(pool @ relevance(model, forward, stack), expected)
+        entry = next(entry for entry in row["maps"] if entry["name"] == "relevance")
+        assert entry["shape"] == [1, 4]
+        assert entry["range"] == [0.0, pytest.approx(float(expected.max()))]
+    page = fourfold.look(model, ["a bold one"])
+    assert "a bold one" in page.document["rows"][0]["title"]
 
 
 def test_a_masked_autoencoder_starts_at_a_hidden_patch(loaded: Any) -> None:

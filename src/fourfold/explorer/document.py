@@ -33,7 +33,6 @@ from fourfold.models import (
     MaskedAutoencoder,
     MaskedLM,
     SequenceClassifier,
-    SigLIP,
     TokenClassifier,
     ViT,
 )
@@ -99,7 +98,7 @@ def make_view(model: Model, settings: Settings) -> View:
     view = next((view for parent, view in VIEWS if isinstance(model, parent)), None)
     if isinstance(model, Seq2Seq):
         view = CaptionView if model.accepts_images else TranslationView
-    if view is None or isinstance(model, SigLIP):
+    if view is None:
         problem = f"is a {type(model).__name__}, for which there is no page"
         raise InputError(problem, option="the checkpoint")
     return view(model, settings.truncate, settings.generate)

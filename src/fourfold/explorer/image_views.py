@@ -21,6 +21,7 @@ from fourfold.data.vision.transforms import eval_transform
 from fourfold.explorer.inputs import Example, fit, longest_input, short_title, tokenizer_of
 from fourfold.explorer.maps import Collector, Kind
 from fourfold.explorer.views import Row, View, short_number
+from fourfold.models import SigLIP
 from fourfold.models.analysis.attention_flow import relevance
 from fourfold.models.analysis.attention_maps import Array, attention_layers
 from fourfold.models.analysis.attention_statistics import patch_distances
@@ -105,7 +106,7 @@ class ImageView(View):
 
     def _kind(self, side: int, n_prefix: int, is_first: bool, name: str | None = None) -> Kind:
         """Return the options for the self-attention of an image encoder (see `row`)."""
-        whole = is_first or n_prefix + side * side <= FULL_PATCHES
+        whole = is_first or not n_prefix or n_prefix + side * side <= FULL_PATCHES
         return Kind(
             "patches" if whole else "class",
             "patches",
@@ -169,10 +170,13 @@ class MaskedImageView(ImageView):
 
 
 class ImageTextView(ImageView):
-    """View that runs CLIP on images and texts.
+    """View that runs CLIP or SigLIP on images and texts.
 
     The page shows the attention of the image encoder and of the text encoder. The classes of an
     image are the texts of all examples, with the softmax of their similarities as probabilities.
+    SigLIP has no class token; the page shows the attention of the learned query that pools the
+    patches, and the relevance of the patches for the pooled vector. The probability of a text is
+    the sigmoid of its logit, and a text has the padding to which the encoder attends.
     """
 
     family = "image_text"
@@ -181,8 +185,12 @@ class ImageTextView(ImageView):
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text to an `Example`, an input of the page. `target` is ignored."""
         tokenizer = tokenizer_of(self.model)
-        ids = fit(tokenizer.encode(text), longest_input(self.model), self.truncate, n_special=2)
-        return Example(short_title(text), [tokenizer.bos_id, *ids, tokenizer.eos_id])
+        # The published SigLIPs have no start token.
+        has_start = not (isinstance(self.model, SigLIP) and self.model.source)
+        start = [tokenizer.bos_id] if has_start else []
+        limit = longest_input(self.model)
+        ids = fit(tokenizer.encode(text), limit, self.truncate, n_special=1 + len(start))
+        return Example(short_title(text), [*start, *ids, tokenizer.eos_id])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the images of a `CaptionBatch`, with their captions, to inputs of the page."""
@@ -206,23 +214,29 @@ class ImageTextView(ImageView):
         text if the example has none.
         """
         model: Any = self.model
+        n_prefix, is_siglip = model.config.n_prefix, isinstance(model, SigLIP)
         fields: Row = {"title": example.title, "tokens": {}}
         if example.ids:
-            ids = self.tensor(example.ids)
-            fields |= self.tokens(tokens=example.ids)
+            shown = list(example.ids)
+            if is_siglip:
+                shown += [model.config.pad_id] * (model.config.max_len - len(shown))
+            ids = self.tensor(shown)
+            fields |= self.tokens(tokens=shown)
             kinds = {"text_stack": Kind("tokens", "tokens", name="text", ids=ids[0])}
             collector.collect(model, lambda: model.encode_text(ids), kinds)
         if example.image is None:
             return fields
-        side, images = (
-            model.config.image_size // model.config.patch_size,
-            self._batch(example.image),
-        )
-        kinds = {"image_stack": self._kind(side, 1, is_first, name="image")}
+        side = model.config.image_size // model.config.patch_size
+        images = self._batch(example.image)
+        kinds = {"image_stack": self._kind(side, n_prefix, is_first, name="image")}
+        if is_siglip:
+            kinds["self"] = Kind("class", "patches", "pooling by the learned query", is_self=False)
         collector.collect(model, lambda: model.encode_image(images), kinds)
         collector.maps.sort(key=lambda entry: bool(entry["name"] == "text"))
-        fields["tokens"] |= {"patches": patch_names(side, side, 1), "class": ["[CLS]"]}
-        fields |= {"image": image_entry(example.picture, [side, side], 1), "query": 0}
+        pooled = "learned query" if is_siglip else "[CLS]"
+        fields["tokens"] |= {"patches": patch_names(side, side, n_prefix), "class": [pooled]}
+        fields["image"] = image_entry(example.picture, [side, side], n_prefix)
+        fields["query"] = 0 if n_prefix else None
         if not self.texts:
             return fields
         with torch.no_grad():
@@ -237,8 +251,8 @@ class ImageTextView(ImageView):
 
         paths = [path for path, (name, _) in attention_layers(model).items() if name in kinds]
         title = f"relevance for the text ‘{names[best]}’"
-        _add_relevance(collector, model, forward, 1, title, paths)
-        return fields | {"classes": self.classes(logits, names)}
+        _add_relevance(collector, model, forward, n_prefix, title, paths)
+        return fields | {"classes": self.classes(logits, names, are_independent=is_siglip)}
 
 
 class CaptionView(ImageView):
@@ -394,8 +408,8 @@ def _add_relevance(
         collector: Collector of the maps.
         model: The model.
         forward: Function that returns the output (1,) of the model.
-        n_prefix: Number of tokens before the patches. If it is 0, the mean over all queries
-            replaces the relevance for the class token.
+        n_prefix: Number of tokens before the patches. If it is 0, the mean over all queries, or the
+            relevance for the learned query, replaces the relevance for the class token.
         title: Name of the map on the page.
         paths: Paths of the attention modules; None means all self-attention.
     """

@@ -219,12 +219,16 @@ class View:
         collector.collect(self.model, look, kinds)
         return outputs[0][0], ranks[0][:, 0] if ranks else None
 
-    def classes(self, logits: Tensor, names: Sequence[str] | None = None) -> list[list[Any]]:
+    def classes(
+        self, logits: Tensor, names: Sequence[str] | None = None, *, are_independent: bool = False
+    ) -> list[list[Any]]:
         """Return the field `classes` of the page's data, the most probable classes.
 
         Args:
             logits: Logits (K,).
             names: Name of each class; None means the names of the training data.
+            are_independent: The probability of a class is the sigmoid of its logit, so that the
+                probabilities do not add up to 1.
 
         Returns:
             List of at most `N_CLASSES` (5) pairs [name of the class, probability], the most
@@ -233,7 +237,9 @@ class View:
         if len(logits) < 2:
             return []
         names = names or self.class_names(logits)
-        values, best = logits.detach().float().softmax(-1).topk(min(N_CLASSES, len(logits)))
+        z = logits.detach().float()
+        p = z.sigmoid() if are_independent else z.softmax(-1)
+        values, best = p.topk(min(N_CLASSES, len(logits)))
         return [
             [names[i], short_number(p)] for i, p in zip(best.tolist(), values.tolist(), strict=True)
         ]

@@ -123,10 +123,12 @@ def relevance(
         model: A model whose self-attention is `Attention`, in eval mode.
         forward: Function without arguments that runs the model and returns the output y (B,) of
             each sequence, such as the logit of one class.
-        paths: Paths of the attention modules in order; None means all modules named attn.
+        paths: Paths of the attention modules in order; None means all modules named attn. The last
+            module may be attention pooling by one learned query, as in SigLIP.
 
     Returns:
-        Relevance (B, T, T). Row i is the relevance of each input token for token i.
+        Relevance (B, T, T). Row i is the relevance of each input token for token i. With attention
+        pooling, the relevance (B, 1, T) for the pooled vector.
     """
     if paths is None:
         paths = [path for path in attention_layers(model) if path.endswith("attn")]
@@ -144,6 +146,8 @@ def relevance(
             total = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(len(a), -1, -1)
         if gradient is not None:  # None after the last layer that the output depends on
             positive = (gradient.nan_to_num() * a.nan_to_num()).clamp(min=0).mean(1)
-            total = total + positive @ total
+            # A learned query has no relevance of its own, to which that of the tokens is added.
+            before = total if positive.shape[-2] > 1 or total.shape[-1] == 1 else 0.0
+            total = positive @ total + before
     assert total is not None, "the model has no self-attention"
     return total
