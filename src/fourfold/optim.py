@@ -109,9 +109,7 @@ def hidden_matrices(model: nn.Module) -> list[Tensor]:
 
 
 def parameter_groups(
-    model: nn.Module,
-    config: OptimizerConfig,
-    lr_scales: Mapping[str, float] | None = None,
+    model: nn.Module, config: OptimizerConfig, lr_scales: Mapping[str, float] | None = None
 ) -> list[dict[str, object]]:
     """Group the trainable parameters of a model by learning rate and weight decay.
 

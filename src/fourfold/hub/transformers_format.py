@@ -19,7 +19,7 @@ from fourfold.hub.architectures.gemma import GEMMA2, GEMMA3
 from fourfold.hub.architectures.gpt import GPT1, GPT2
 from fourfold.hub.architectures.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
-from fourfold.hub.architectures.modernbert import MODERNBERT
+from fourfold.hub.architectures.modernbert import MODERNBERT, MODERNBERT_CLASSES
 from fourfold.hub.architectures.siglip import SIGLIP
 from fourfold.hub.architectures.t5 import T5
 from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, VIT
@@ -41,7 +41,7 @@ from fourfold.text_files import read_json
 # is chosen.
 _FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
 _LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA2, GEMMA3)
-_MODERN = (MODERNBERT, SIGLIP, DINOV2, DINOV2_REGISTERS, DINOV3)
+_MODERN = (MODERNBERT_CLASSES, MODERNBERT, SIGLIP, DINOV2, DINOV2_REGISTERS, DINOV3)
 ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_MODERN)
 # Architectures that are not supported, with the reason and the nearest supported one.
 _EXPERTS = "it has a mixture of experts"

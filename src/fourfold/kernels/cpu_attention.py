@@ -18,11 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fourfold.kernels.cpu_decoding import (
-    consecutive_terms,
-    supports_weighted_sums,
-    weighted_sums,
-)
+from fourfold.kernels.cpu_decoding import consecutive_terms, supports_weighted_sums, weighted_sums
 from fourfold.kernels.differentiation import differentiable_once
 from fourfold.kernels.dropout import keep_mask
 

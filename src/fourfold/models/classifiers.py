@@ -42,6 +42,8 @@ class SequenceClassifierConfig(ClassifierConfig):
     Args:
         pool: Hidden state that is classified: first (first token, as in BERT), last (last real
             token, for a causal encoder) or mean (mean of all real tokens, as in sentence encoders).
+        head_norm: Apply the activation and a norm, instead of tanh, after the dense layer of the
+            classifier, which has a bias only if the blocks have biases (ModernBERT).
 
     Example:
         >>> config = SequenceClassifierConfig(vocab_size=100, n_layers=1, n_classes=1, pool="mean")
@@ -52,13 +54,15 @@ class SequenceClassifierConfig(ClassifierConfig):
     """
 
     pool: Literal["first", "last", "mean"] = "first"
+    head_norm: bool = False
 
 
 class SequenceClassifier(EncoderWithHead):
     """Sequence classifier on an encoder (Devlin et al. 2018, section 4.1).
 
     The hidden states of the tokens are pooled into one vector (see `config.pool`). A dense layer
-    with tanh, dropout and a linear layer map this vector to the logits (B, K).
+    with tanh (or see `config.head_norm`), dropout and a linear layer map this vector to the logits
+    (B, K).
 
     Example:
         >>> config = SequenceClassifierConfig(n_layers=1, vocab_size=8000, n_classes=3)
@@ -71,7 +75,8 @@ class SequenceClassifier(EncoderWithHead):
     def __init__(self, config: SequenceClassifierConfig) -> None:
         super().__init__(config)
         assert config.n_classes is not None, "n_classes must be known when a model is built"
-        self.classifier = PooledClassifier(self.width, config.n_classes, config.head_dropout)
+        sizes = self.width, config.n_classes, config.head_dropout
+        self.classifier = PooledClassifier(*sizes, config if config.head_norm else None)
         initialize(self.classifier, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:

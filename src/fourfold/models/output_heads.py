@@ -5,8 +5,11 @@ Shapes: B batch, T tokens, D model width, V vocabulary, K classes.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from fourfold.core.block import norm_from_config
+from fourfold.core.config import TransformerConfig
 from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
@@ -155,20 +158,34 @@ class VocabularyHead(nn.Module):
 class PooledClassifier(nn.Module):
     """BERT's pooler with a classifier, applied to the hidden state of the first token.
 
-    The layers are a dense layer (D, D), tanh, dropout, and a linear layer (D, K).
+    The layers are a dense layer (D, D), tanh, dropout, and a linear layer (D, K). In ModernBERT, an
+    activation and a norm replace tanh.
 
     Args:
         d_model: Model width D.
         n_classes: Number of classes K.
         dropout: Dropout probability of the pooler's output.
+        config: Config with the activation and the norm that replace tanh, and with the option
+            `bias` of the dense layer; None means tanh and a bias.
     """
 
-    def __init__(self, d_model: int, n_classes: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_classes: int,
+        dropout: float = 0.0,
+        config: TransformerConfig | None = None,
+    ) -> None:
         super().__init__()
-        self.pool = nn.Linear(d_model, d_model)
+        self.pool = nn.Linear(d_model, d_model, config is None or config.bias)
+        self.activation = torch.tanh if config is None else ACTIVATIONS[config.activation]
+        self.norm = None if config is None else norm_from_config(config, d_model)
         self.dropout = Dropout(dropout)
         self.classify = nn.Linear(d_model, n_classes)
 
     def forward(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to logits (B, K)."""
-        return self.classify(self.dropout(self.pool(h[:, 0]).tanh()))
+        y = self.activation(self.pool(h[:, 0]))
+        if self.norm is not None:
+            y = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
+        return self.classify(self.dropout(y))

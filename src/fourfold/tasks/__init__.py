@@ -3,9 +3,7 @@
 # The form `import X as X` exports a name to type checkers, as `__all__` does.
 from fourfold.tasks.base import Task as Task
 from fourfold.tasks.baselines import ConvolutionalClassification as ConvolutionalClassification
-from fourfold.tasks.baselines import (
-    ConvolutionalLanguageModeling as ConvolutionalLanguageModeling,
-)
+from fourfold.tasks.baselines import ConvolutionalLanguageModeling as ConvolutionalLanguageModeling
 from fourfold.tasks.baselines import LadderLanguageModeling as LadderLanguageModeling
 from fourfold.tasks.baselines import LadderSequenceClassification as LadderSequenceClassification
 from fourfold.tasks.baselines import RecurrentLanguageModeling as RecurrentLanguageModeling

@@ -27,10 +27,7 @@ from fourfold.models import (
     TextToTextConfig,
 )
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.recurrent.hard_attention import (
-    marginal_cross_entropy,
-    marginal_token_scores,
-)
+from fourfold.models.recurrent.hard_attention import marginal_cross_entropy, marginal_token_scores
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.tasks.seq2seq import Seq2SeqTask

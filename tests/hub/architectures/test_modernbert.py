@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from fourfold.cli import main
 from fourfold.core.attention import attention_backend
 from fourfold.errors import InputError
 from fourfold.hub import directory
+from fourfold.hub.transformers_format import write_model
 from fourfold.models import MaskedLM, MaskedLMConfig, SequenceClassifier, SequenceClassifierConfig
 from fourfold.text_files import read_json
-from tests.fixtures.hf_models import make_model, padding_mask, random_ids
+from tests.fixtures.hf_models import MODERNBERT, make_model, padding_mask, random_ids
 
 NATIVE: dict[str, Any] = {
     "d_model": 36,
@@ -135,6 +137,57 @@ def test_classifier_starts_from_a_directory(tmp_path: Path) -> None:
     ids = random_ids(2, 9)
     expected = hf.AutoModel.from_pretrained(tmp_path)(ids).last_hidden_state
     torch.testing.assert_close(model.encode(ids), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_native_classifier_is_exported(pool: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = SequenceClassifierConfig(**NATIVE, n_classes=3, pool=pool, head_norm=True)
+    model = SequenceClassifier(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    fourfold.save(model, tmp_path)
+    theirs, report = hf.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert type(theirs).__name__ == "ModernBertForSequenceClassification"
+    assert not any(report.values())
+    ids, mask = random_ids(3, 23), padding_mask([23, 9, 14])
+    expected = theirs(input_ids=ids, attention_mask=mask.long()).logits
+    torch.testing.assert_close(model(ids, mask=mask), expected, rtol=1e-5, atol=1e-5)
+    without_dropout = replace(config, dropout=0.0, attn_dropout=0.0)
+    assert fourfold.load(tmp_path).config == without_dropout
+
+
+def test_classifier_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    last = SequenceClassifierConfig(**NATIVE, n_classes=3, pool="last", head_norm=True)
+    with pytest.raises(InputError, match="classifier_pooling must be cls or mean, got last"):
+        write_model(SequenceClassifier(last), tmp_path)
+    tanh = SequenceClassifierConfig(**NATIVE, n_classes=3)
+    with pytest.raises(InputError, match="modernbert does not support head_norm=False"):
+        write_model(SequenceClassifier(tanh), tmp_path)
+    hf.ModernBertForTokenClassification(hf.ModernBertConfig(**MODERNBERT)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"architectures must be .* got .*ForTokenClassification"):
+        fourfold.load(tmp_path)
+
+
+def test_classify_predicts_the_classes_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs, tokenizer = make_model("modernbert-classes"), make_tokenizer()
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    texts = ["one", "a b", "three, fou.", "long text, end."]
+    text = "\n".join(texts).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert main(["classify", "--checkpoint", str(tmp_path), "--top-k", "5"]) == 0
+    for line, given in zip(capsys.readouterr().out.splitlines(), texts, strict=True):
+        inputs = tokenizer(given, return_tensors="pt", return_token_type_ids=False)
+        p, best = theirs(**inputs).logits[0].softmax(-1).sort(descending=True)
+        found = line.split("\t")
+        assert found[::2] == [theirs.config.id2label[i] for i in best.tolist()]
+        assert [float(x) for x in found[1::2]] == pytest.approx(p.tolist(), abs=1e-3)
 
 
 def make_tokenizer() -> Any:

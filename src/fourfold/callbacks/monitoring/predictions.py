@@ -164,10 +164,7 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 
 
 def format_csv(
-    rows: list[int],
-    values: Tensor,
-    names: list[str] | None,
-    origins: Sequence[dict[str, str]] = (),
+    rows: list[int], values: Tensor, names: list[str] | None, origins: Sequence[dict[str, str]] = ()
 ) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 

@@ -80,11 +80,7 @@ class MaskedImageData(ImageData):
     batch_class = MaskedImageBatch
 
     def __init__(
-        self,
-        source: str = "digits",
-        patch_size: int = 16,
-        mask_ratio: float = 0.75,
-        **options: Any,
+        self, source: str = "digits", patch_size: int = 16, mask_ratio: float = 0.75, **options: Any
     ) -> None:
         super().__init__(source, **options)
         check_positive("data.patch_size", patch_size)

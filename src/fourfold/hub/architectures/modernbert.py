@@ -1,11 +1,12 @@
 """ModernBERT (Warner et al. 2024): config fields and tensor names of transformers."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from fourfold.core.validation import check_range, check_type
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, Json, activation_field, field
+from fourfold.hub.architecture import Architecture, Json, activation_field, check_allowed, field
 from fourfold.hub.architectures.rotary import (
     LAYER_TYPES,
     count_layers,
@@ -15,7 +16,8 @@ from fourfold.hub.architectures.rotary import (
     write_two_ropes,
 )
 from fourfold.hub.keymap import QKV, SPLIT_GATED, SPLIT_QKV, Extra, KeyMap, Rule
-from fourfold.models import MaskedLM, MaskedLMConfig
+from fourfold.hub.preprocessing import infer_n_classes, label_entries
+from fourfold.models import MaskedLM, MaskedLMConfig, SequenceClassifier, SequenceClassifierConfig
 
 _BLOCK = "stack.blocks.{i}."
 _LAYER = "model.layers.{i}."
@@ -117,4 +119,38 @@ MODERNBERT = Architecture(
     ),
     export_if=lambda config: config.rope_theta is not None,
     unsaved=("dropout", "attn_dropout"),
+)
+
+
+def _read_classes(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Return the native values of a classifier that several keys of config.json determine."""
+    check_allowed(config, {"classifier_pooling": ("cls", "mean")})
+    pool = "mean" if config.get("classifier_pooling") == "mean" else "first"
+    return {**_read(names, config), **infer_n_classes(names, config), "pool": pool}
+
+
+def _write_classes(config: SequenceClassifierConfig) -> dict[str, Any]:
+    pool = "cls" if config.pool == "first" else config.pool
+    return {**_write(config), **label_entries(config), "classifier_pooling": pool}
+
+
+_CLASS = "ModernBertForSequenceClassification"
+MODERNBERT_CLASSES = replace(
+    MODERNBERT,
+    hf_class=_CLASS,
+    model_class=SequenceClassifier,
+    config_class=SequenceClassifierConfig,
+    fields=(*MODERNBERT.fields, field("head_dropout", "classifier_dropout", default=0.0)),
+    implied={**MODERNBERT.implied, "head_norm": True},
+    # The tensors of a model that classifies tokens have the same names.
+    required={**MODERNBERT.required, "architectures": [_CLASS]},
+    infer=_read_classes,
+    extra_config=_write_classes,
+    keymap=KeyMap(
+        Rule("classifier.pool.{p}", "head.dense.{p}"),
+        Rule("classifier.norm.{p}", "head.norm.{p}"),
+        Rule("classifier.classify.{p}", "classifier.{p}"),
+        *MODERNBERT.keymap.entries,
+    ),
+    distinctive=("classifier.weight", "head.dense.weight"),
 )
