@@ -98,16 +98,14 @@ def transfer(
         tokens: Ids of the n tokens that the vocabularies of both models contain. The first tensor
             (n,) int64 holds the ids in the source's vocabulary, the second tensor those in the
             target's vocabulary. None means that equal ids are equal tokens.
-        interpolation: Interpolation of the position embeddings of images, a name in
-            `vit_positions.INTERPOLATIONS`.
+        interpolation: Interpolation of image positions, a name in `vit_positions.INTERPOLATIONS`.
 
     Returns:
         Lists of the tensors that were copied, resized, left at their initial values or unused.
 
     Raises:
         InputError: The layers differ in width, norm, activation or number of heads; or no embedding
-            matches, for example because the source reads tokens and the target images; or no tensor
-            matches.
+            matches, as between tokens and patches; or no tensor matches.
     """
     _check_same_layers(source.config, target.config, role)
     stored = {**(more or {}), **source.state_dict()}
