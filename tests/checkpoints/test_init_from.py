@@ -12,7 +12,14 @@ from lightning import Trainer
 import fourfold
 from fourfold.checkpoints.init_from import initialize_from, read_source, shared_vocabulary
 from fourfold.errors import InputError
-from fourfold.models import EncoderDecoderConfig, SequenceClassifierConfig, ViT, ViTConfig
+from fourfold.models import (
+    EncoderDecoderConfig,
+    SequenceClassifierConfig,
+    SigLIP,
+    SigLIPConfig,
+    ViT,
+    ViTConfig,
+)
 from fourfold.tasks import SequenceClassification, Translation
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -26,6 +33,9 @@ from tests.fixtures.tiny_tasks import (
     sequences,
     translation,
 )
+
+SMALL = {"d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 16}
+IMAGES = {"image_size": 8, "patch_size": 4, "n_channels": 3}
 
 
 def fitted(task: Any, data: Any, folder: Path, **options: Any) -> Trainer:
@@ -234,6 +244,26 @@ def test_image_models_without_all_heads(kind: str, tmp_path: Path) -> None:
             torch.testing.assert_close(model.heads[0](h[:, 0]), out.logits, rtol=1e-5, atol=1e-5)
         else:
             torch.testing.assert_close(h, out.last_hidden_state, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_image_classifier_starts_from_the_image_encoder_of_siglip(
+    pool: Any, tmp_path: Path
+) -> None:
+    image = {f"image_{name}": size for name, size in SMALL.items()}
+    siglip = SigLIP(
+        SigLIPConfig(**SMALL, **image, **IMAGES, vocab_size=20, max_len=6, d_embed=8)
+    ).eval()
+    fourfold.save(siglip, tmp_path / "siglip")
+    config = siglip.image_classifier().config
+    model = ViT(replace(config, pool=pool, n_classes=3)).eval()
+    report = initialize_from(model, str(tmp_path / "siglip"), None, "bicubic")
+    assert "left out  heads.0.weight (1, 8)" in report
+    assert ("resized   embed.positions.weight" in report) == (pool == "cls")
+    x = torch.rand(2, 3, 8, 8)
+    if pool == "mean":
+        expected = siglip.image_stack(siglip.image_embed(x))
+        torch.testing.assert_close(model.encode(x), expected)
 
 
 def test_incompatible_and_missing_sources_are_rejected(

@@ -14,7 +14,9 @@ from fourfold.checkpoints.word_vectors import copy_vectors, is_vector_file
 from fourfold.errors import InputError, errors_in
 from fourfold.hub.directory import SourceModel
 from fourfold.models.base import Model
+from fourfold.models.contrastive.siglip import SigLIP
 from fourfold.models.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
+from fourfold.models.vit import ViT
 from fourfold.tokenization.tokenizer import Tokenizer
 
 # Path of one source model, or {"encoder": path, "decoder": path}.
@@ -22,7 +24,9 @@ InitFrom = str | dict[str, str] | None
 
 
 @lru_cache(maxsize=1)  # several callers read the same model one after another
-def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> SourceModel:
+def read_source(
+    path: str | Path, classes: tuple[type[Any] | str, ...] = (), images_only: bool = False
+) -> SourceModel:
     """Read the model whose weights initialize another model.
 
     An image model of another library may lack its classification heads. The last result is
@@ -31,6 +35,7 @@ def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> 
     Args:
         path: A path, or a name on the Hugging Face Hub, that `fourfold.load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
+        images_only: Return the image encoder of a SigLIP, as a ViT with `pool="mean"`.
 
     Returns:
         The model, in fp32 on the CPU, with its tokenizer and its artifacts.
@@ -39,7 +44,10 @@ def read_source(path: str | Path, classes: tuple[type[Any] | str, ...] = ()) -> 
         InputError: There is no such model; the file is corrupted; the architecture is unknown; or
             the checkpoint names a class that is neither part of fourfold nor in `classes`.
     """
-    return read_model(path, classes=classes, allow_missing_heads=True)
+    source = read_model(path, classes=classes, allow_missing_heads=True)
+    if images_only and isinstance(source.model, SigLIP):
+        source = replace(source, model=source.model.image_classifier())
+    return source
 
 
 def initialize_from(
@@ -85,7 +93,7 @@ def initialize_from(
     for role, path in init_from.items():
         if is_vector_file(path):
             continue
-        source = read_source(path, classes)
+        source = read_source(path, classes, isinstance(model, ViT))
         lines += _describe(path, source, tokenizer)
         role = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
         _check_role(role)

@@ -25,11 +25,7 @@ from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
 from fourfold.core.rotary import Rotation, rotate
 from fourfold.core.validation import check_choice
-from fourfold.kernels.cpu_attention import (
-    attend_by_products,
-    products_are_faster,
-    window_is_faster,
-)
+from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster, window_is_faster
 from fourfold.kernels.cpu_decoding import Linear
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
@@ -453,11 +449,7 @@ class Attention(nn.Module):
         return q if rotation is None else rotate(q, rotation)
 
     def _keys_values(
-        self,
-        x: Tensor,
-        memory: Tensor | None,
-        cache: LayerCache | None,
-        rotation: Rotation | None,
+        self, x: Tensor, memory: Tensor | None, cache: LayerCache | None, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor]:
         if memory is not None and cache is not None and cache.memory is not None:
             return cache.memory

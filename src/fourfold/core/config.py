@@ -9,13 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fourfold.core.validation import (
-    check_choice,
-    check_fields,
-    check_range,
-    check_type,
-    quote,
-)
+from fourfold.core.validation import check_choice, check_fields, check_range, check_type, quote
 from fourfold.errors import InputError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
@@ -28,10 +22,7 @@ _LENGTH = "original_max_position_embeddings"
 ROPE_SCALING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": (("factor",), ()),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", _LENGTH), ()),
-    "yarn": (
-        ("factor", _LENGTH),
-        ("attention_factor", "beta_fast", "beta_slow", "truncate"),
-    ),
+    "yarn": (("factor", _LENGTH), ("attention_factor", "beta_fast", "beta_slow", "truncate")),
 }
 # Fields of `TransformerConfig`, each with the fields that must also be given if it is given.
 NEEDED = {

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.explorer.document import Settings, make_view
 from fourfold.models import SigLIP, SigLIPConfig
 from fourfold.models.analysis.flops import image_tokens, parameters
 from tests.fixtures.tiny_models import assert_same
@@ -91,8 +90,3 @@ def test_counts() -> None:
 def test_width_of_the_embeddings_is_that_of_the_image_encoder() -> None:
     with pytest.raises(InputError, match=r"d_embed must equal image_d_model \(16\), got 7"):
         replace(TINY, d_embed=7)
-
-
-def test_there_is_no_page_of_attention() -> None:
-    with pytest.raises(InputError, match="is a SigLIP, for which there is no page"):
-        make_view(build(), Settings())

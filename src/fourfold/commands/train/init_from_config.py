@@ -56,8 +56,10 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     if not isinstance(path, str) or is_vector_file(path):
         return
     recorded = _recorded_model(run, path) if run else {}
-    shape = recorded.get("config") or vars(read_source(path, classes).model.config)
     model_config = model["config"]
+    images_only = "image_size" in model_config and "vocab_size" not in model_config
+    source = recorded.get("config")
+    shape = source or vars(read_source(path, classes, images_only).model.config)
     given_config = given.get("model.init_args.config", {})
     _check_inputs(shape, model_config, path, classes)
     # Fields with another meaning in an encoder-decoder than in other models.

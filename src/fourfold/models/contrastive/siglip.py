@@ -18,6 +18,7 @@ from fourfold.core.feed_forward import FeedForward
 from fourfold.errors import InputError
 from fourfold.models.contrastive.clip import CLIP, CLIPConfig
 from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.models.vit import ViT, ViTConfig
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,15 @@ class SigLIP(CLIP):
         ids = F.pad(ids, (0, n_missing), value=self.config.pad_id)  # (S, max_len)
         x = self.text_stack(self.text_embed(ids, slice(0, ids.shape[1])))  # (S, max_len, D)
         return self.text_projection(x[:, -1])  # (S, E)
+
+    def image_classifier(self) -> ViT:
+        """Return a copy of the image encoder as a ViT with `pool="mean"` and a new head."""
+        tower = vars(self.config.image_tower)
+        sizes = {n: getattr(self.config, n) for n in ("image_size", "patch_size", "n_channels")}
+        vit = ViT(ViTConfig(**tower, **sizes, n_classes=1, pool="mean"))
+        own = {n.removeprefix("image_"): x for n, x in self.state_dict().items()}
+        vit.load_state_dict({n: own.get(n, x) for n, x in vit.state_dict().items()})
+        return vit
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
         """Compute the logits (B, S) of pairs of embeddings, in at least fp32.
