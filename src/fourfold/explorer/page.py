@@ -20,6 +20,17 @@ from fourfold.models.analysis.attention_maps import Array, dequantize, quantize
 CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
 )
+# Parts of a script that remain as they are: strings, templates (nested up to four times) and
+# regular expressions. In the scripts of the page, a space follows each sign of a division.
+STRING = r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """
+TEMPLATE = "(?!)"
+for _ in range(4):
+    TEMPLATE = (
+        rf"""`(?: \\. | \$\{{ (?:{STRING}|{TEMPLATE}|[^`{{}}"'])* \}} | [^`\\$] | \$(?!\{{) )*`"""
+    )
+REGEX = r"(?<=[(,=:!&|?[ ]) / (?![/* ]) (?: \\. | \[(?:\\.|[^\]\\\n])*\] | [^/\\[\n] )+ /"
+GAP = r"(?: \s | //[^\n]* | /\*.*?\*/ )+"
+SCRIPT_PARTS = re.compile(rf"{STRING} | {TEMPLATE} | {REGEX} | (?P<gap>{GAP})", re.X | re.S)
 # Size of the table for browsers without scripts: queries of each input, keys of each query.
 TABLE_QUERIES = 64
 TABLE_KEYS = 3
@@ -87,7 +98,7 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
         The text of the file. Equal arguments give equal texts.
     """
     style, frame = _read("look.css"), _read("look.html")
-    script = _read("pure.js") + _read("look.js").removeprefix('"use strict";\n')
+    script = compact(_read("pure.js") + _read("look.js").removeprefix('"use strict";\n'))
     parts = {
         "title": html.escape(_printable(document["title"])),
         "policy": "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -100,6 +111,31 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
         "maps": base64.b64encode(zlib.compress(maps)).decode(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)
+
+
+def compact(script: str) -> str:
+    """Return a script of the page without comments and without white space that has no effect.
+
+    Strings, templates and regular expressions are returned unchanged. A line break remains unless
+    the character before it or after it excludes that a statement ends there.
+
+    Args:
+        script: Text of the script, without a template that is nested more than four times.
+    """
+
+    def shorten(found: re.Match[str]) -> str:
+        gap = found["gap"]
+        if gap is None:
+            return found[0]
+        before, after = script[: found.start()][-1:], script[found.end() :][:1]
+        if before in "{([,;=:?&|<>*!" or after in ")],;:=?&|<>*}":
+            return ""
+        if "\n" in gap:
+            return "\n"
+        both = before + after
+        return " " if re.fullmatch(r"[\w$]{2}|\+\+|--|/[/*]", both) else ""
+
+    return SCRIPT_PARTS.sub(shorten, script)
 
 
 def _read(name: str) -> str:
