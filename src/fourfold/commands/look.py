@@ -44,6 +44,7 @@ def make_parser() -> OptionParser:
     add("--out", default="look.html", metavar="FILE", help="file to write (%(default)s)")
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--precision", type=int, default=8, choices=(8, 16), help="bits of a weight (%(default)s)")
+    add("--raw", action="store_true", help="do not compress the maps (for browsers before 2023)")
     add("--truncate", action="store_true", help="shorten texts that are too long for the model")
     add("--open", action="store_true", help="open the file in the browser")
     return parser
@@ -101,6 +102,7 @@ def main(argv: Sequence[str]) -> int:
         options.truncate,
         shown_command(argv),
         n_models=len(paths),
+        raw=options.raw,
     )
     page = Page.join([document_of(path, options, settings) for path in paths])
     page.save(out, overwrite=options.overwrite)

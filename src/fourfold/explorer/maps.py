@@ -306,6 +306,7 @@ class Collector:
             word, axis = names[key]
             layers = [layer for layer, *_ in found]
             common = {"title": f"{word} of {name} by layer", "xlabel": "layer", "ylabel": axis}
+            common["map"] = name  # the page shows the curves of the map that is chosen
             means = [_rounded(float(np.mean(heads))) for _, heads, _ in found]
             spread = [(layer, value) for layer, heads, _ in found for value in heads]
             xs, ys = (list(column) for column in zip(*spread, strict=True))

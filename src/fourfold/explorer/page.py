@@ -108,7 +108,7 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
         "table": "".join(_tables(document, maps)),
         # `json.dumps` writes ASCII only, so the file has no line separators or lone surrogates.
         "meta": json.dumps(document, separators=(",", ":")).replace("<", "\\u003c"),
-        "maps": base64.b64encode(zlib.compress(maps)).decode(),
+        "maps": base64.b64encode(maps if document.get("raw") else zlib.compress(maps)).decode(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)
 
