@@ -190,6 +190,26 @@ def test_code_of_the_page_is_small(pages) -> None:
     assert len(pages["vit"][1].inner["script"].encode()) < 51_000
 
 
+PLAIN = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/|\s+|[\w$]+(\.\d+)?|\+\+|--|=>|.")
+
+
+def quoted_end(script: str, i: int) -> int:
+    """Return the index after the string, template or regular expression that begins at `i`."""
+    end = script[i]
+    i += 1
+    while script[i] != end:
+        if script[i] == "[" and end == "/":
+            i = script.index("]", i)
+        if end == "`" and script.startswith("${", i):
+            i, depth = i + 2, 1
+            while depth:
+                depth += {"{": 1, "}": -1}.get(script[i], 0)
+                i = quoted_end(script, i) if script[i] in "`'\"" else i + 1
+        else:
+            i += 2 if script[i] == "\\" else 1
+    return i + 1
+
+
 def scan(script: str) -> list[str]:
     """Return the tokens of a script without comments, one character after the other.
 
@@ -197,34 +217,13 @@ def scan(script: str) -> list[str]:
     "/" begins a regular expression unless a value (a word, a number or a bracket) precedes it.
     """
     found: list[str] = []
-
-    def quoted(i: int) -> int:
-        end = script[i]
-        i += 1
-        while script[i] != end:
-            if script[i] == "[" and end == "/":
-                i = script.index("]", i)
-            if end == "`" and script.startswith("${", i):
-                i, depth = i + 2, 1
-                while depth:
-                    depth += {"{": 1, "}": -1}.get(script[i], 0)
-                    i = quoted(i) if script[i] in "`'\"" else i + 1
-            else:
-                i += 2 if script[i] == "\\" else 1
-        return i + 1
-
     i = 0
     while i < len(script):
-        end = i + 1
-        if script.startswith(("//", "/*"), i):
-            end = script.find("\n", i) if script[i + 1] == "/" else script.index("*/", i) + 2
-        elif script[i] in "`'\"":
-            end = quoted(i)
-        elif script[i] == "/" and not re.fullmatch(r"(?!return$)[\w$.]+|[)\]}]", found[-1]):
-            end = quoted(i)
-        elif word := re.compile(r"[\w$]+(\.\d+)?|\+\+|--|=>").match(script, i):
-            end = word.end()
-        if script[i].strip() and not script.startswith(("//", "/*"), i):
+        plain = PLAIN.match(script, i)
+        assert plain is not None
+        is_regex = plain[0] == "/" and not re.fullmatch(r"(?!return$)[\w$.]+|[)\]}]", found[-1])
+        end = quoted_end(script, i) if is_regex or plain[0] in "`'\"" else plain.end()
+        if script[i].strip() and not plain[0].startswith(("//", "/*")):
             found.append(script[i:end])
         i = end
     return found

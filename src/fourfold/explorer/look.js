@@ -382,7 +382,7 @@ function drawMarks(pen, view, r, c, left, top, size) {
       pen.strokeStyle = pen.fillStyle = "#ffffff";
       pen.lineWidth = 1.5;
       const shift = view.k.groups[0] ? view.k.groups[0][0] : 0;
-      const [low, high] = [-1, 1].map((sign) => x(centre + sign * alignment.window - shift) + size / 2);
+      const [low, high] = [-1, 1].map((sign) => x(Math.floor(centre) + sign * alignment.window - shift) + size / 2);
       const end = `${y(t) + size / 4}v${size / 2}`;
       pen.stroke(new Path2D(`M${low} ${end}M${high} ${end}M${low} ${y(t) + size / 2}H${high}`));
       pen.beginPath();
@@ -695,9 +695,9 @@ function bars(items, act = null) {
 /** Plot of one or several series with the same title; `log`: logarithmic y axis that begins with 1 at the top. */
 function plot(...series) {
   const width = 340, height = 190, [first] = series, all = series.flatMap((one) => one.y), xs = series.flatMap((one) => one.x);
-  const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1e-9), high = Math.max(...all, first.log ? 10 : 1e-9);
+  const x0 = Math.min(...xs), x1 = Math.max(...xs), high = Math.max(...all, first.log ? 10 : 1e-9);
   const low = Math.min(0, ...all);
-  const x = (value) => 50 + (width - 64) * (value - x0) / (x1 - x0);
+  const x = (value) => 50 + (width - 64) * (value - x0) / (x1 - x0 || 1);
   const y = (value) => (first.log ? 12 + 130 * Math.log(Math.max(1, value)) / Math.log(high) : 142 - 130 * (value - low) / (high - low || 1));
   const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${first.title}: ${all.slice(0, 40).map(digits).join(", ")}` });

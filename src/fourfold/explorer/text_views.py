@@ -142,7 +142,8 @@ class MaskedView(View):
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         """Run the model on a text, and return the data for the page.
 
-        The field `steps` holds the distribution that the model predicts at each masked position.
+        The field `steps` holds the distribution that the model predicts at each masked position. It
+        is missing if the model has no vocabulary head.
         """
         ids, tokenizer = list(example.ids), tokenizer_of(self.model)
         positions = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
@@ -153,6 +154,12 @@ class MaskedView(View):
         options = {}
         if example.segments is not None:
             options["segments"] = self.tensor(example.segments)
+        fields = {"title": example.title, "segments": example.segments}
+        if not self.model.config.head:  # an encoder, such as that of sentence embeddings
+            collector.collect(
+                self.model, lambda: self.model.encode(batch, **options), {"self": kind}
+            )
+            return {**self.tokens(tokens=ids), **fields}
         with torch.no_grad():
             guess = self.model(batch, **options)[0].argmax(-1).tolist()
         chosen = [
@@ -166,8 +173,7 @@ class MaskedView(View):
         for step in steps:
             if step["token"] in example.truth:
                 step["truth"] = step["chosen"]
-        fields = {"title": example.title, "steps": steps, "segments": example.segments}
-        return {**self.tokens(tokens=ids), **fields}
+        return {**self.tokens(tokens=ids), **fields, "steps": steps}
 
 
 class TranslationView(View):
