@@ -514,18 +514,18 @@ function drawGate(view) {
 
 /** Vertical bars over steps; the chosen one has another colour. */
 function barChart(values, now, title, click) {
-  const width = 340, height = 96, step = (width - 40) / values.length, base = 78, limit = Math.max(...values, 1e-9);
+  const width = 340, height = 96, step = (width - 46) / values.length, base = 78, limit = Math.max(...values, 1e-9);
   const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${values.length} bars from 0 to ${digits(limit)}; now: ${values.length ? title(now) : ""}` });
   values.forEach((value, i) => {
-    const tall = Math.max(1, 70 * value / limit), x = 36 + i * step;
+    const tall = Math.max(1, 70 * value / limit), x = 42 + i * step;
     const bar = makeSvg("rect", { x, y: base - tall, width: Math.max(0.8, step - 1), height: tall, class: i === now ? "now" : "bar" });
     const hit = makeSvg("rect", { x, y: 0, width: step, height: base, fill: "transparent", class: "hit" }, makeSvg("title", {}, title(i)));
     on(hit, "click", () => click(i));
     svg.append(bar, hit);
   });
-  svg.append(makeSvg("path", { d: `M35 6V${base}H${width - 4}`, class: "axis" }),
-    note(31, 14, digits(limit), END), note(31, base, "0", END), note(36, 93, "1"), note(width - 4, 93, String(values.length), END));
+  svg.append(makeSvg("path", { d: `M41 6V${base}H${width - 4}`, class: "axis" }),
+    note(37, 14, digits(limit), END), note(37, base, "0", END), note(42, 93, "1"), note(width - 4, 93, String(values.length), END));
   return svg;
 }
 

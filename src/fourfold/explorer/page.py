@@ -25,9 +25,8 @@ CONTROL = re.compile(
 STRING = r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """
 TEMPLATE = "(?!)"
 for _ in range(4):
-    TEMPLATE = (
-        rf"""`(?: \\. | \$\{{ (?:{STRING}|{TEMPLATE}|[^`{{}}"'])* \}} | [^`\\$] | \$(?!\{{) )*`"""
-    )
+    INNER = rf"\$\{{ (?:{STRING}|{TEMPLATE}|[^`{{}}\"'])* \}}"
+    TEMPLATE = rf"`(?: \\. | {INNER} | [^`\\$] | \$(?!\{{) )*`"
 REGEX = r"(?<=[(,=:!&|?[ ]) / (?![/* ]) (?: \\. | \[(?:\\.|[^\]\\\n])*\] | [^/\\[\n] )+ /"
 GAP = r"(?: \s | //[^\n]* | /\*.*?\*/ )+"
 SCRIPT_PARTS = re.compile(rf"{STRING} | {TEMPLATE} | {REGEX} | (?P<gap>{GAP})", re.X | re.S)
@@ -72,17 +71,15 @@ def unpack(entry: dict[str, Any], maps: bytes, precision: int = 8) -> Array:
         precision: Bits of a stored weight, 8 or 16.
     """
     rows, columns = entry["shape"]
-    cells = np.tril_indices(rows, m=columns) if entry.get("triangle") else None
-    count = rows * columns if cells is None else len(cells[0])
+    last = 0 if entry.get("triangle") else columns  # diagonal that is stored last
+    cells = np.tril_indices(rows, last, columns)
     size = precision // 8
     kind = np.uint8 if precision == 8 else np.dtype("<f2")
-    stored = np.frombuffer(maps, kind, count, entry["offset"] * size)
+    stored = np.frombuffer(maps, kind, len(cells[0]), entry["offset"] * size)
     weights = dequantize(stored) if precision == 8 else stored.astype(np.float32)
     low, high = entry.get("range") or (0, 1)
     result = np.zeros((rows, columns), np.float32)
-    result[cells if cells is not None else ...] = (low + (high - low) * weights).reshape(
-        -1 if cells is not None else (rows, columns)
-    )
+    result[cells] = low + (high - low) * weights
     return result
 
 
@@ -203,11 +200,10 @@ def _summary_map(row: dict[str, Any]) -> dict[str, Any] | None:
     heads is preferred to a single head, and then the last layer to other layers. The result is None
     if the row has no maps.
     """
-    order = ["alpha", "cross", "rollout"]
+    order = {"alpha": 0, "cross": 1, "rollout": 2}
 
     def rank(entry: dict[str, Any]) -> tuple[int, bool, int]:
-        name = entry["name"]
-        place = order.index(name) if name in order else len(order)
+        place = order.get(entry["name"], len(order))
         return place, entry["head"] is not None, -(entry["layer"] or 0)
 
     return min((entry for entry in row["maps"] if not entry["model"]), key=rank, default=None)

@@ -151,9 +151,8 @@ class MaskedView(View):
         batch = self.tensor(ids)
         ends = batch[0] == tokenizer.eos_id
         kind = Kind("tokens", "tokens", ids=batch[0], separators=ends, rollout="rollout")
-        options = {}
-        if example.segments is not None:
-            options["segments"] = self.tensor(example.segments)
+        segments = example.segments
+        options = {} if segments is None else {"segments": self.tensor(segments)}
         fields = {"title": example.title, "segments": example.segments}
         if not self.model.config.head:  # an encoder, such as that of sentence embeddings
             collector.collect(
