@@ -129,13 +129,10 @@ def build_document(
     view = make_view(model, settings)
     compared = None if other is None else make_view(other, settings)
     if compared is not None and type(compared) is not type(view):
-        raise InputError(
-            f"must be a model of the family {view.family}, got {compared.family}",
-            option="--compare",
-        )
-    for each in (view, compared):
-        if each is not None:
-            each.prepare(examples)
+        problem = f"must be a model of the family {view.family}, got {compared.family}"
+        raise InputError(problem, option="--compare")
+    for each in filter(None, (view, compared)):
+        each.prepare(examples)
     writer, notices, rows = MapWriter(settings.precision), [], []
     budget = min(ROW_BYTES, FILE_BYTES // max(1, settings.n_models * len(examples)))
     for number, given in enumerate(examples):

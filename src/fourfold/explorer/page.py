@@ -28,8 +28,8 @@ for _ in range(4):
     INNER = rf"\$\{{ (?:{STRING}|{TEMPLATE}|[^`{{}}\"'])* \}}"
     TEMPLATE = rf"`(?: \\. | {INNER} | [^`\\$] | \$(?!\{{) )*`"
 REGEX = r"(?<=[(,=:!&|?[ ]) / (?![/* ]) (?: \\. | \[(?:\\.|[^\]\\\n])*\] | [^/\\[\n] )+ /"
-GAP = r"(?: \s | //[^\n]* | /\*.*?\*/ )+"
-SCRIPT_PARTS = re.compile(rf"{STRING} | {TEMPLATE} | {REGEX} | (?P<gap>{GAP})", re.X | re.S)
+GAP = r"(?P<gap> (?: \s | //[^\n]* | /\*.*?\*/ )+ )"
+SCRIPT_PARTS = re.compile("|".join([STRING, TEMPLATE, REGEX, GAP]), re.X | re.S)
 # Size of the table for browsers without scripts: queries of each input, keys of each query.
 TABLE_QUERIES = 64
 TABLE_KEYS = 3
@@ -73,9 +73,8 @@ def unpack(entry: dict[str, Any], maps: bytes, precision: int = 8) -> Array:
     rows, columns = entry["shape"]
     last = 0 if entry.get("triangle") else columns  # diagonal that is stored last
     cells = np.tril_indices(rows, last, columns)
-    size = precision // 8
-    kind = np.uint8 if precision == 8 else np.dtype("<f2")
-    stored = np.frombuffer(maps, kind, len(cells[0]), entry["offset"] * size)
+    kind = np.dtype("u1" if precision == 8 else "<f2")
+    stored = np.frombuffer(maps, kind, len(cells[0]), entry["offset"] * kind.itemsize)
     weights = dequantize(stored) if precision == 8 else stored.astype(np.float32)
     low, high = entry.get("range") or (0, 1)
     result = np.zeros((rows, columns), np.float32)
@@ -121,16 +120,13 @@ def compact(script: str) -> str:
     """
 
     def shorten(found: re.Match[str]) -> str:
-        gap = found["gap"]
+        gap, before, after = found["gap"], script[: found.start()][-1:], script[found.end() :][:1]
         if gap is None:
             return found[0]
-        before, after = script[: found.start()][-1:], script[found.end() :][:1]
         if before in "{([,;=:?&|<>*!" or after in ")],;:=?&|<>*}":
             return ""
-        if "\n" in gap:
-            return "\n"
-        both = before + after
-        return " " if re.fullmatch(r"[\w$]{2}|\+\+|--|/[/*]", both) else ""
+        is_needed = re.fullmatch(r"[\w$]{2}|\+\+|--|/[/*]", before + after)
+        return "\n" if "\n" in gap else " " if is_needed else ""
 
     return SCRIPT_PARTS.sub(shorten, script)
 
@@ -169,8 +165,7 @@ def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
         "<p>This browser runs no scripts; the largest weights of one map are in these tables.</p>"
     ]
     for row in document["rows"]:
-        entry = _summary_map(row)
-        if entry is None:
+        if (entry := _summary_map(row)) is None:
             continue
         weights = unpack(entry, maps, document["precision"])
         queries, keys = (row["tokens"][entry[side]] for side in ("queries", "keys"))

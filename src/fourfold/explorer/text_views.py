@@ -161,14 +161,12 @@ class MaskedView(View):
             return {**self.tokens(tokens=ids), **fields}
         with torch.no_grad():
             guess = self.model(batch, **options)[0].argmax(-1).tolist()
-        chosen = [
-            example.truth.get(i, guess[i]) if i in positions else t for i, t in enumerate(ids)
-        ]
+        guess = [example.truth.get(i, token) for i, token in enumerate(guess)]
+        chosen = [guess[i] if i in positions else token for i, token in enumerate(ids)]
         wanted = self.tensor(chosen)
         logits, ranks = self.run(collector, {"self": kind}, wanted, batch, **options)
-        steps = self.steps(
-            logits, chosen, {i: i for i in positions}, ranks, "masked", list="tokens"
-        )
+        places = {i: i for i in positions}
+        steps = self.steps(logits, chosen, places, ranks, "masked", list="tokens")
         for step in steps:
             if step["token"] in example.truth:
                 step["truth"] = step["chosen"]
