@@ -1,8 +1,10 @@
 """`fourfold look`: rows of the test data, texts and images, and errors in one line."""
 
+import base64
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,12 @@ def read_document(file: Path) -> dict[str, Any]:
     return found
 
 
+def read_maps(file: Path) -> bytes:
+    """Return the stored maps of a page, without unpacking them."""
+    (text,) = re.findall(r'id="maps">(.*?)</script>', file.read_text(encoding="utf-8"), re.DOTALL)
+    return base64.b64decode(text)
+
+
 def test_the_page_of_a_run_shows_rows_of_its_test_data(
     trained: Callable[[str], Path], run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -43,7 +51,12 @@ def test_the_page_of_a_run_shows_rows_of_its_test_data(
     broken.write_text("no image")
     arguments = ("look", folder, "--overwrite", "--out", out, "--image", tmp_path / "grey.png")
     assert run(*arguments).code == 0
-    assert [row["title"] for row in read_document(out)["rows"]] == ["grey.png"]
+    found = read_document(out)
+    assert [row["title"] for row in found["rows"]] == ["grey.png"]
+    packed = read_maps(out)
+    assert run(*arguments, "--raw").code == 0
+    assert (found["raw"], read_document(out)["raw"]) == (False, True)
+    assert read_maps(out) == zlib.decompress(packed)
     before = out.read_bytes()
     for wrong, problem in ((broken, "broken.png"), (tmp_path / "none.png", "none.png")):
         result = run(*arguments, wrong)

@@ -356,6 +356,57 @@ def test_caption_word_shows_its_patches(visit) -> None:
     assert page.inner_text("#gate li.chosen").split() == ["red", "0.8"]
 
 
+def test_word_of_the_gate_list_is_chosen_by_pointer_and_keyboard(visit) -> None:
+    page = visit(SAMPLES["captioning"]())
+    page.click("#gate button:text-is('red')")
+    assert "q=1" in page.url
+    assert "‘red’ attends to" in live(page)
+    page.keyboard.press("ArrowDown")  # the focus stays in the list
+    page.keyboard.press("ArrowDown")
+    assert "q=3" in page.url
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.inner_text("#gate li.chosen").split() == ["boat", "0.9"]
+    assert page.evaluate("document.activeElement.textContent") == "boat"
+    assert page.locator("#gate [aria-current=true]").all_inner_texts() == ["boat"]
+
+
+def test_lines_of_a_word_appear_under_the_pointer(visit) -> None:
+    made = SAMPLES["translation"]()
+    page = visit(made, "#layer=1&head=0&q=0")
+    weights = shown(made, name="cross", layer=1, head=0)
+    ends = """(all) => all.map((one) => one.getAttribute("d").split(/[MC ]/).filter(Boolean))
+        .map((d) => [d[1], d.at(-1)].map((y) => (y - 41) / 22))"""
+    for list_, name, at, cells in (
+        ("target", "house", 1, [[1, s] for s in range(6) if weights[1, s] > 0.004 * weights.max()]),
+        ("source", "Haus", 1, [[t, 1] for t in range(6) if weights[t, 1] > 0.004 * weights.max()]),
+    ):
+        assert made[0]["rows"][0]["tokens"][list_][at] == name
+        page.hover(f"#lines text:text-is('{name}')")
+        assert sorted(page.locator("#lines .hover").evaluate_all(ends)) == cells
+        assert "q=" not in page.url.replace("q=0", "")
+    page.hover("#h-lines")
+    assert page.locator("#lines .hover").count() == 0
+    assert page.locator("#lines .query").count() > 1
+
+
+def test_plots_follow_the_chosen_map_and_a_position_says_what_it_counts(visit) -> None:
+    made = SAMPLES["translation"]()
+    row = made[0]["rows"][0]
+    row["curves"] = [
+        {"title": f"Entropy of {name}", "x": [0, 1], "y": [1, 2], "map": name, "label": "mean"}
+        for name in ("cross", "encoder")
+    ]
+    page = visit(made)
+    assert page.locator("#curves h3").all_inner_texts() == ["Entropy of cross"]
+    page.select_option("#map", "encoder")
+    assert page.locator("#curves h3").all_inner_texts() == ["Entropy of encoder"]
+    assert page.locator("#top th").all_inner_texts()[2] == "position"
+    page = visit(SAMPLES["vit"]())
+    assert page.locator("#top th").all_inner_texts()[2] == "position ([CLS] is 0)"
+    assert page.locator("#curves h3").all_inner_texts() == ["Mean distance"]
+
+
 def test_document_tints_the_words(visit) -> None:
     page = visit(SAMPLES["document"]())
     tints = page.locator("#document span").evaluate_all(
@@ -433,6 +484,25 @@ def test_damaged_maps_are_reported(chromium, tmp_path: Path) -> None:
     page.goto(file.as_uri())
     page.wait_for_selector("#error:visible")
     assert "could not be drawn" in page.inner_text("#error")
+    page.close()
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_raw_maps_need_no_decompression(chromium, tmp_path: Path, raw: bool) -> None:
+    source, data, arrays = SAMPLES["causal_lm"]()
+    file = tmp_path / "raw.html"
+    file.write_text(assemble({**source, "raw": raw}, data), encoding="utf-8")
+    page = chromium.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto(f"{file.as_uri()}#map=self&layer=1&head=1")
+    page.wait_for_selector("html[data-ready], #error:visible", state="attached")
+    error = page.text_content("#error")
+    assert (error == "") is raw
+    if raw:
+        found = np.reshape(page.evaluate("[...page.view.data]"), (12, 12))
+        np.testing.assert_allclose(found, arrays[5], atol=0.004)
+    else:
+        assert "or write the page with --raw" in error
     page.close()
 
 

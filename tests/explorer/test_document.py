@@ -22,7 +22,11 @@ from fourfold.models import LadderLMConfig, SigLIPConfig
 from fourfold.models.analysis.attention_flow import relevance
 from fourfold.models.analysis.attention_maps import attention_layers
 from fourfold.models.analysis.attention_statistics import token_distances
-from fourfold.tasks import LadderLanguageModeling, SigmoidContrastiveLearning
+from fourfold.tasks import (
+    LadderLanguageModeling,
+    RecurrentTranslation,
+    SigmoidContrastiveLearning,
+)
 from fourfold.tokenization.tokenizer import Tokenizer
 from tests.fixtures import tiny_tasks
 
@@ -41,6 +45,13 @@ def siglip(texts: Path) -> Any:
     return SigmoidContrastiveLearning(config, tiny_tasks.SGD, tiny_tasks.FLAT), data
 
 
+def local(texts: Path) -> Any:
+    """Return a recurrent encoder-decoder with predicted windows, and the data."""
+    task, data = tiny_tasks.recurrent(texts)
+    config = replace(task.config, attn_weights="local_p", attn_window=1)
+    return RecurrentTranslation(config, tiny_tasks.SGD, tiny_tasks.FLAT), data
+
+
 FAMILIES: dict[str, Callable[..., Any]] = {
     "causal_lm": tiny_tasks.causal,
     "masked_lm": tiny_tasks.masked,
@@ -56,6 +67,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "tokens": tiny_tasks.words,
     "document": tiny_tasks.documents,
     "ladder": ladder,
+    "local": local,
     "masked_image": tiny_tasks.masked_images,
     "image_text": tiny_tasks.image_and_text,
     "siglip": siglip,
@@ -247,6 +259,34 @@ def test_masked_places_show_truth_and_alternatives(loaded: Any) -> None:
         assert shown == dict(zip(example.truth, truth, strict=True))
     page = fourfold.look(model, ["a <mask> b"])
     assert len(page.document["rows"][0]["steps"]) == 1
+
+
+def test_an_encoder_without_a_vocabulary_head_has_maps_and_no_predictions(loaded: Any) -> None:
+    model, examples = loaded("masked_lm")
+    encoder = type(model)(replace(model.config, head=False)).eval()
+    encoder.load_state_dict(model.state_dict(), strict=False)
+    encoder.artifacts, encoder.tokenizer = model.artifacts, model.tokenizer
+    found, maps = build_document(encoder, examples, SETTINGS)
+    expected, same = build_document(model, examples, SETTINGS)
+    assert maps == same
+    for row, other in zip(found["rows"], expected["rows"], strict=True):
+        assert (row["steps"], row["tokens"], row["maps"]) == ([], other["tokens"], other["maps"])
+
+
+def test_window_of_local_attention_counts_positions_from_0(loaded: Any) -> None:
+    model, examples = loaded("local")
+    found, maps = build_document(model, examples, SETTINGS)
+    starts = []
+    for row in found["rows"]:
+        centers = np.floor(row["alignment"]["centers"])[:, None]
+        assert row["alignment"]["window"] == 1
+        (entry,) = [entry for entry in row["maps"] if entry["name"] == "cross"]
+        weights = unpack(entry, maps)
+        inside = np.abs(np.arange(weights.shape[1]) - centers) <= 1
+        assert (weights[~inside] == 0).all()
+        assert (weights[inside] > 0).mean() > 0.8
+        starts += [*centers.ravel()]
+    assert len(set(starts)) > 1
 
 
 def test_causal_maps_store_the_lower_triangle_only(loaded: Any) -> None:

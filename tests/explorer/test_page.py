@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fourfold.explorer.page import assemble, pack, unpack
+from fourfold.explorer.page import assemble, compact, pack, unpack
 from tests.fixtures.explorer_documents import SAMPLES, causal_lm, document, heads, weights
 
 HOSTILE = [
@@ -182,11 +182,79 @@ def test_same_document_gives_same_bytes_of_a_bounded_size() -> None:
     assert len(text.encode()) < 1.4 * cells + 120_000
 
 
-def test_code_of_the_page_is_small() -> None:
+def test_code_of_the_page_is_small(pages) -> None:
     lengths = {name: len(resource(name).splitlines()) for name in ("look.js", "pure.js")}
     assert lengths["look.js"] < 1000
     assert lengths["pure.js"] < 200
     assert len(resource("look.css").encode()) < 8192
+    assert len(pages["vit"][1].inner["script"].encode()) < 51_000
+
+
+PLAIN = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/|\s+|[\w$]+(\.\d+)?|\+\+|--|=>|.")
+
+
+def quoted_end(script: str, i: int) -> int:
+    """Return the index after the string, template or regular expression that begins at `i`."""
+    end = script[i]
+    i += 1
+    while script[i] != end:
+        if script[i] == "[" and end == "/":
+            i = script.index("]", i)
+        if end == "`" and script.startswith("${", i):
+            i, depth = i + 2, 1
+            while depth:
+                depth += {"{": 1, "}": -1}.get(script[i], 0)
+                i = quoted_end(script, i) if script[i] in "`'\"" else i + 1
+        else:
+            i += 2 if script[i] == "\\" else 1
+    return i + 1
+
+
+def scan(script: str) -> list[str]:
+    """Return the tokens of a script without comments, one character after the other.
+
+    A string, a template with all that it contains, and a regular expression are one token each. A
+    "/" begins a regular expression unless a value (a word, a number or a bracket) precedes it.
+    """
+    found: list[str] = []
+    i = 0
+    while i < len(script):
+        plain = PLAIN.match(script, i)
+        assert plain is not None
+        is_regex = plain[0] == "/" and not re.fullmatch(r"(?!return$)[\w$.]+|[)\]}]", found[-1])
+        end = quoted_end(script, i) if is_regex or plain[0] in "`'\"" else plain.end()
+        if script[i].strip() and not plain[0].startswith(("//", "/*")):
+            found.append(script[i:end])
+        i = end
+    return found
+
+
+def test_script_of_the_page_has_the_tokens_of_its_source(pages) -> None:
+    source = resource("pure.js") + resource("look.js").removeprefix('"use strict";\n')
+    short = pages["translation"][1].inner["script"]
+    assert short == compact(source)
+    tokens = scan(source)
+    assert tokens == scan(short)
+    assert len(tokens) > 10_000
+    assert sum(token[0] == "`" for token in tokens) > 50
+    assert sum(len(token) > 2 and token[0] == "/" for token in tokens) >= 8
+    assert not re.search(r"//|<!--|-->|</script", short.replace("http://www.w3.org", ""))
+
+
+@pytest.mark.parametrize(
+    ("script", "short"),
+    [
+        ("a = b\n(c) ;\n// d\n e", "a=b\n(c);e"),
+        ("return\nx ; return x", "return\nx;return x"),
+        ("a\n++b; a + +b; a - -b; a +  b", "a\n++b;a+ +b;a- -b;a+b"),
+        ("f = () => { } /* a\n b */ const g = 1", "f=()=>{}\nconst g=1"),
+        ('x = /\'/.test(" a  // ") / 2', 'x=/\'/.test(" a  // ")/2'),
+        ('`a  ${ b ? `  // ${"}"}` : c }  d`  ;', '`a  ${ b ? `  // ${"}"}` : c }  d`;'),
+        ("s.replace(/[/\"] /g,  '\\'  ')", "s.replace(/[/\"] /g,'\\'  ')"),
+    ],
+)
+def test_white_space_is_removed_only_where_it_has_no_effect(script: str, short: str) -> None:
+    assert compact(script) == short
 
 
 def resource(name: str) -> str:

@@ -31,19 +31,14 @@ def make_parser() -> OptionParser:
     add("--source", action="append", default=[], help="source text; may be repeated")
     add("--target", action="append", default=[], help="target of a source (default: the model's)")
     add("--image", nargs="+", default=[], metavar="FILE", help="image files")
-    add(
-        "--generate",
-        type=int,
-        default=20,
-        metavar="N",
-        help="tokens a causal LM adds (%(default)s)",
-    )
+    add("--generate", type=int, default=20, metavar="N", help="tokens of a causal LM (%(default)s)")
     add("--compare", metavar="OTHER", help="second checkpoint of the same family and tokens")
     add("--layers", metavar="L,...", help="layers, such as 0,3,last (default: all that fit)")
     add("--rows", type=int, default=8, metavar="N", help="rows of the test data (%(default)s)")
     add("--out", default="look.html", metavar="FILE", help="file to write (%(default)s)")
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--precision", type=int, default=8, choices=(8, 16), help="bits of a weight (%(default)s)")
+    add("--raw", action="store_true", help="do not compress the maps (for browsers before 2023)")
     add("--truncate", action="store_true", help="shorten texts that are too long for the model")
     add("--open", action="store_true", help="open the file in the browser")
     return parser
@@ -94,14 +89,9 @@ def main(argv: Sequence[str]) -> int:
     inputs = ("text", "source", "image", "compare")
     if len(paths) > 1 and (given := next((name for name in inputs if getattr(options, name)), "")):
         raise InputError(f"needs a single checkpoint, got {len(paths)}", option=f"--{given}")
-    settings = Settings(
-        layers,
-        options.precision,
-        options.generate,
-        options.truncate,
-        shown_command(argv),
-        n_models=len(paths),
-    )
+    settings = Settings(layers, options.precision, options.generate, options.truncate)
+    command = shown_command(argv)
+    settings = settings._replace(command=command, n_models=len(paths), raw=options.raw)
     page = Page.join([document_of(path, options, settings) for path in paths])
     page.save(out, overwrite=options.overwrite)
     print(page.describe(out))

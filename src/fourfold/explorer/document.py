@@ -72,6 +72,7 @@ class Settings(NamedTuple):
         command: Command that made the page. The page displays the command.
         checkpoint: File name of the checkpoint, without its folder.
         n_models: Number of models that share the page and the bound on its size.
+        raw: Store the maps without compression, for browsers that cannot unpack them.
     """
 
     layers: tuple[int, ...] | None = None
@@ -81,6 +82,7 @@ class Settings(NamedTuple):
     command: str = ""
     checkpoint: str = ""
     n_models: int = 1
+    raw: bool = False
 
 
 def make_view(model: Model, settings: Settings) -> View:
@@ -127,20 +129,17 @@ def build_document(
     view = make_view(model, settings)
     compared = None if other is None else make_view(other, settings)
     if compared is not None and type(compared) is not type(view):
-        raise InputError(
-            f"must be a model of the family {view.family}, got {compared.family}",
-            option="--compare",
-        )
-    for each in (view, compared):
-        if each is not None:
-            each.prepare(examples)
+        problem = f"must be a model of the family {view.family}, got {compared.family}"
+        raise InputError(problem, option="--compare")
+    for each in filter(None, (view, compared)):
+        each.prepare(examples)
     writer, notices, rows = MapWriter(settings.precision), [], []
     budget = min(ROW_BYTES, FILE_BYTES // max(1, settings.n_models * len(examples)))
     for number, given in enumerate(examples):
         example = view.complete(given)
         begin = len(writer.data)
         row = _row(view, compared, example, writer, Layers(settings.layers), number == 0)
-        size = len(zlib.compress(bytes(writer.data[begin:]), 6)) * 4 // 3
+        size = len(zlib.compress(bytes(writer.data[begin:]), 0 if settings.raw else 6)) * 4 // 3
         if size > budget and settings.layers is None:
             del writer.data[begin:]
             reduced = Layers(with_heads=_few_layers(model))
@@ -156,6 +155,7 @@ def build_document(
         "title": f"Attention of {settings.checkpoint or name}",
         "family": view.family,
         "precision": settings.precision,
+        "raw": settings.raw,
         "provenance": {
             "command": settings.command,
             "checkpoint": settings.checkpoint,

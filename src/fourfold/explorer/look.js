@@ -25,6 +25,11 @@ const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["la
 
 const $ = (id) => document.getElementById(id);
 const root = () => page.doc.rows[page.state.row];
+/** List of the input that is shown; empty if the input has no such list. */
+const list = (name) => root()[name] || [];
+const say = (id, text) => { $(id).textContent = text; };
+const describe = (id, text) => $(id).setAttribute("aria-label", text);
+const on = (target, event, act) => (typeof target === "string" ? $(target) : target).addEventListener(event, act);
 // A page of several models has a provenance for each input.
 const provenance = () => root().provenance || page.doc.provenance;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -43,20 +48,30 @@ function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Show or hide an element. */
+const cell = (textContent, more) => make("td", { textContent, ...more });
+const hint = (textContent) => make("p", { className: "hint", textContent });
+
+function makeButton(textContent, act, more, ...children) {
+  const button = make("button", { type: "button", textContent, ...more }, ...children);
+  on(button, "click", act);
+  return button;
+}
+
+/** Small text in a plot; `more`: attributes such as text-anchor. */
+const note = (x, y, text, more) => makeSvg("text", { x, y, class: "soft", ...more }, text);
+const END = { "text-anchor": "end" }, MIDDLE = { "text-anchor": "middle" };
+
 function show(id, isShown) {
   $(id).hidden = !isShown;
   return isShown;
 }
 
-const unique = (values) => [...new Set(values)];
 const mapTitle = (name) => {
   const map = root().maps.find((one) => one.name === name) || {};
   return map.title || (TITLES[name] || name).replace("the source", map.keys === "patches" ? "the picture" : "the source");
 };
 const modelOf = () => (page.state.model === 2 ? 0 : page.state.model);
 const mapsOf = (name, model = modelOf()) => root().maps.filter((map) => map.name === name && map.model === model);
-
 const mapNames = () => unique(root().maps.filter((map) => map.model === modelOf()).map((map) => map.name));
 
 /** Maps for the tables of heads: those of the map that is shown, or of the first one that has heads. */
@@ -90,7 +105,7 @@ function settle() {
   if (!page.layers.includes(state.layer)) state.layer = page.layers[page.layers.length - 1] ?? null;
   page.heads = mapsOf(state.map).filter((map) => map.layer === state.layer).map((map) => map.head);
   if (!page.heads.includes(state.head)) state.head = page.heads[0] ?? null;
-  state.step = Math.max(0, Math.min(state.step, (root().steps || []).length - 1));
+  state.step = Math.max(0, Math.min(state.step, list("steps").length - 1));
   if (!wordsAvailable()) state.words = 0;
 }
 
@@ -122,7 +137,7 @@ function makeView() {
   const view = { map: one.map, q: sides[0], k: sides[1], data: values, rows: sides[0].groups.length,
     columns: sides[1].groups.length, signed: Boolean(other) || (one.map.range || [0])[0] < 0,
     isWeight: !other && !one.map.range };
-  view.most = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
+  view.most = largest(values);
   view.limit = state.scale === "one" ? 1 : view.most;
   if (state.q < 0 || state.q >= sides[0].raw.length) state.q = startQuery(view);
   view.row = indexOf(sides[0].groups, state.q);
@@ -133,7 +148,7 @@ function makeView() {
 
 /** Query that is chosen at the start: that of a picture, else the row of the step or a token in the middle. */
 function startQuery(view) {
-  const step = (root().steps || [])[page.state.step];
+  const step = list("steps")[page.state.step];
   if (root().query != null && view.q.name === "patches") return root().query;
   if (step && step.list === view.q.name) return step.query;
   return view.q.raw.length > 1 ? Math.floor(view.q.raw.length / 2) : 0;
@@ -159,9 +174,17 @@ function prepare(canvas, width, height) {
   canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.font = "13px system-ui, sans-serif";
+  font(context, false);
   context.clearRect(0, 0, width, height);
   return context;
+}
+
+const font = (pen, isBold, size = 13) => { pen.font = `${isBold ? "bold " : ""}${size}px system-ui, sans-serif`; };
+
+function outline(pen, paint, width, ...box) {
+  pen.strokeStyle = paint;
+  pen.lineWidth = width;
+  pen.strokeRect(...box);
 }
 
 /** Small canvas with one pixel for each value; `paint` gives [r, g, b] or [r, g, b, alpha]. */
@@ -211,15 +234,15 @@ function drawNow() {
   }
   if (parts.length > 1 && page.heads.length > 1 && page.state.head === null) parts.push("these are means of the heads’ values");
   if (parts.length > 1 && (page.state.words || page.state.special)) parts.push("over single tokens, special ones included");
-  $("explain").textContent = `${parts.join("; ")}.`;
-  $("live").textContent = view.rows && view.columns ? cellText(view.row, view.column) : "";
+  say("explain", `${parts.join("; ")}.`);
+  say("live", view.rows && view.columns ? cellText(view.row, view.column) : "");
 }
 
 /** Model of the input that is shown, below the title and at the end of the page. */
 function drawProvenance() {
   const facts = provenance();
-  $("subtitle").textContent = `${facts.model}, ${Number(facts.n_parameters).toLocaleString("en-US")} parameters, `
-    + `from ${facts.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`;
+  say("subtitle", `${facts.model}, ${Number(facts.n_parameters).toLocaleString("en-US")} parameters, `
+    + `from ${facts.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`);
   $("provenance").replaceChildren(...Object.entries(facts).filter(([, value]) => value !== null)
     .flatMap(([name, value]) => [make("dt", { textContent: name.replaceAll("_", " ") }), make("dd", { textContent: String(value) })]));
 }
@@ -266,7 +289,7 @@ function drawMatrix() {
   $("p-matrix").classList.toggle("half", columns <= 32);
   const context = prepare(canvas, 10, 10), room = Math.max(200, $("matrix-box").clientWidth - 2);
   const isNamed = Math.max(rows, columns) <= 64;
-  context.font = "bold 13px system-ui, sans-serif";
+  font(context, true);
   const longest = (labels, [a, b], most) => Math.min(most, 8 + labels.slice(a, b)
     .reduce((most, text) => Math.max(most, Math.ceil(context.measureText(text).width)), 12));
   const left = isNamed ? longest(view.q.labels, r, 190) : 26, top = isNamed ? longest(view.k.labels, c, 120) : 26;
@@ -285,7 +308,7 @@ function drawMatrix() {
   if (isNamed) {
     for (let t = 0; t < rows; t++) {
       pen.textAlign = "right";
-      pen.font = `${t + r[0] === view.row ? "bold " : ""}13px system-ui, sans-serif`;
+      font(pen, t + r[0] === view.row);
       pen.fillText(fitLabel(pen, view.q.labels[t + r[0]], left - 6), left - 4, top + (t + 0.5) * size);
     }
     for (let s = 0; s < columns; s++) {
@@ -293,7 +316,7 @@ function drawMatrix() {
       pen.translate(left + (s + 0.5) * size, top - 4);
       pen.rotate(-Math.PI / 2);
       pen.textAlign = "left";
-      pen.font = `${s + c[0] === view.column ? "bold " : ""}13px system-ui, sans-serif`;
+      font(pen, s + c[0] === view.column);
       pen.fillText(fitLabel(pen, view.k.labels[s + c[0]], top - 6), 0, 0);
       pen.restore();
     }
@@ -303,15 +326,15 @@ function drawMatrix() {
   page.matrix = { left, top, size, r, c };
   canvas.setAttribute("aria-label", `Map of ${view.rows} rows (queries) and ${view.columns} columns (keys), `
     + `${mapTitle(view.map.name)}, ${mapName()}. Arrow keys choose a cell, which is read out.`);
-  $("zoom-box").hidden = Math.max(view.rows, view.columns) <= 40;
-  $("matrix-hint").textContent = view.signed
+  show("zoom-box", Math.max(view.rows, view.columns) > 40);
+  say("matrix-hint", view.signed
     ? page.state.model === 2 ? "Orange: the first model attends there more; blue: the second one; grey: both alike."
       : "Orange: above zero; blue: below zero; grey: zero."
     : `A row belongs to a query (${view.q.title}), a column to a key `
       + `(${view.k.title}). Yellow is much, violet is little; the colour follows the square root of the weight.`
       + `${view.q.isShifted ? " In a row ‘a → b’, the decoder reads a and predicts b; self is a, previous is the token before a." : ""}`
       + `${strip ? " Bars on the right: entropy of a row; frame: uniform attention." : ""}`
-      + `${alignmentOf(view) ? " White line: window of the source; dot: its centre." : ""}`;
+      + `${alignmentOf(view) ? " White line: window of the source; dot: its centre." : ""}`);
   drawLegend(view);
 }
 
@@ -322,17 +345,15 @@ function entropyShare(view, t) {
 }
 
 function drawEntropies(pen, view, r, left, top, size) {
-  pen.strokeStyle = colour("plain");
-  pen.lineWidth = 1;
   pen.fillStyle = colour("bar");
   for (let t = r[0]; t < r[1]; t++) pen.fillRect(left, top + (t - r[0] + 0.2) * size, 40 * Math.min(1, entropyShare(view, t)), 0.6 * size);
-  pen.strokeRect(left, top, 40, (r[1] - r[0]) * size);
+  outline(pen, colour("plain"), 1, left, top, 40, (r[1] - r[0]) * size);
 }
 
 /** Positions along a map with too many tokens for labels. */
 function drawTicks(pen, view, r, c, left, top, size) {
   const every = [10, 20, 50, 100, 200, 500].find((n) => n * size >= 36) || 1000;
-  pen.font = "11px system-ui, sans-serif";
+  font(pen, false, 11);
   pen.textAlign = "right";
   for (let t = Math.ceil(r[0] / every) * every; t < r[1]; t += every) {
     pen.fillText(String(t), left - 3, top + (t - r[0] + 0.5) * size);
@@ -355,17 +376,13 @@ function drawMarks(pen, view, r, c, left, top, size) {
   pen.clip();
   for (let t = r[0]; t < r[1]; t++) {
     const best = page.state.marks ? topK(rowOf(view, t), 1)[0] : -1;
-    if (best >= 0 && !view.signed && size >= 8) {
-      pen.strokeStyle = "#ffffff";
-      pen.lineWidth = 2;
-      pen.strokeRect(x(best) + 2, y(t) + 2, size - 4, size - 4);
-    }
+    if (best >= 0 && !view.signed && size >= 8) outline(pen, "#ffffff", 2, x(best) + 2, y(t) + 2, size - 4, size - 4);
     const centre = alignment && alignment.centers[view.q.groups[t][0]];
     if (Number.isFinite(centre)) {
       pen.strokeStyle = pen.fillStyle = "#ffffff";
       pen.lineWidth = 1.5;
       const shift = view.k.groups[0] ? view.k.groups[0][0] : 0;
-      const [low, high] = [-1, 1].map((sign) => x(centre + sign * alignment.window - shift) + size / 2);
+      const [low, high] = [-1, 1].map((sign) => x(Math.floor(centre) + sign * alignment.window - shift) + size / 2);
       const end = `${y(t) + size / 4}v${size / 2}`;
       pen.stroke(new Path2D(`M${low} ${end}M${high} ${end}M${low} ${y(t) + size / 2}H${high}`));
       pen.beginPath();
@@ -381,11 +398,8 @@ function drawMarks(pen, view, r, c, left, top, size) {
     });
   }
   pen.restore();
-  pen.strokeStyle = colour("accent");
-  pen.lineWidth = 2;
-  pen.strokeRect(left, y(view.row), (c[1] - c[0]) * size, Math.max(2, size));
-  pen.lineWidth = 3;
-  pen.strokeRect(x(view.column), y(view.row), Math.max(3, size), Math.max(3, size));
+  outline(pen, colour("accent"), 2, left, y(view.row), (c[1] - c[0]) * size, Math.max(2, size));
+  outline(pen, colour("accent"), 3, x(view.column), y(view.row), Math.max(3, size), Math.max(3, size));
 }
 
 function drawLegend(view) {
@@ -395,9 +409,9 @@ function drawLegend(view) {
   pen.drawImage(pixels(1, 256, (i) => shade(view, value(i / 255))), 10, 2, width, 12);
   pen.fillStyle = colour("text");
   pen.textAlign = "center";
-  pen.font = "11px system-ui, sans-serif";
+  font(pen, false, 11);
   for (const x of view.signed ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]) pen.fillText(digits(value(x)), 10 + x * width, 28);
-  $("legend").setAttribute("aria-label", `Colour scale from ${digits(low)} to ${digits(view.limit)}`);
+  describe("legend", `Colour scale from ${digits(low)} to ${digits(view.limit)}`);
 }
 
 function drawLines() {
@@ -408,25 +422,32 @@ function drawLines() {
   const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
     `Lines from the queries, on the left, to the keys, on the right; ${mapName()}` });
   const y = (i) => top + pitch * (i + 0.5), from = side + 6, to = width - side - 6;
-  const link = (t, s, value, kind) => makeSvg("path", { class: kind,
-    d: `M${from} ${y(t)}C${(from + to) / 2} ${y(t)} ${(from + to) / 2} ${y(s)} ${to} ${y(s)}`,
-    "stroke-width": (0.4 + 6 * value / view.limit).toFixed(2),
-    "stroke-opacity": Math.min(1, (kind === "link" ? 0.45 : 0.9) * value / view.limit + 0.03).toFixed(3) });
+  const link = (t, s, kind) => {
+    const share = view.data[t * view.columns + s] / view.limit;
+    return makeSvg("path", { class: kind, "stroke-width": (0.4 + 6 * share).toFixed(2),
+      d: `M${from} ${y(t)}C${(from + to) / 2} ${y(t)} ${(from + to) / 2} ${y(s)} ${to} ${y(s)}`,
+      "stroke-opacity": Math.min(1, (kind === "link" ? 0.45 : 0.9) * share + 0.03).toFixed(3) });
+  };
   if (view.rows <= 96) {
-    for (const i of topK(view.data, 300)) {
-      const t = Math.floor(i / view.columns);
-      if (view.data[i] >= 0.02 * view.limit && t !== view.row) svg.append(link(t, i % view.columns, view.data[i], "link"));
-    }
+    svg.append(...topK(view.data, 300).filter((i) => view.data[i] >= 0.02 * view.limit && Math.floor(i / view.columns) !== view.row)
+      .map((i) => link(Math.floor(i / view.columns), i % view.columns, "link")));
   }
-  const row = rowOf(view, view.row);
-  for (const s of topK(row, 200)) if (row[s] > 0.004 * view.limit) svg.append(link(view.row, s, row[s], "link query"));
-  svg.append(makeSvg("text", { x: 0, y: 14, class: "soft" }, `query (${view.q.title})`),
-    makeSvg("text", { x: width - 2, y: 14, "text-anchor": "end", class: "soft" }, `key (${view.k.title})`));
+  /** Lines of a query, or those to a key. */
+  const linesOf = (i, isQuery, kind) => {
+    const values = isQuery ? rowOf(view, i) : Array.from({ length: view.rows }, (_, t) => view.data[t * view.columns + i]);
+    return topK(values, 200).filter((j) => values[j] > 0.004 * view.limit)
+      .map((j) => (isQuery ? link(i, j, kind) : link(j, i, kind)));
+  };
+  const hovered = makeSvg("g");
+  svg.append(...linesOf(view.row, true, "link query"), hovered);
+  svg.append(note(0, 14, `query (${view.q.title})`), note(width - 2, 14, `key (${view.k.title})`, END));
   const word = (labels, isQuery) => labels.forEach((label, i) => {
     const strength = isQuery ? i === view.row : i === view.column;
     const text = makeSvg("text", { x: isQuery ? side : to + 6, y: y(i) + 4, class: strength ? "hit query" : "hit",
       "text-anchor": isQuery ? "end" : "start" }, [...label].length > 26 ? `${[...label].slice(0, 25).join("")}…` : label);
-    text.addEventListener("click", () => choose(isQuery ? i : view.row, isQuery ? null : i));
+    on(text, "click", () => choose(isQuery ? i : view.row, isQuery ? null : i));
+    on(text, "mouseenter", () => hovered.replaceChildren(...linesOf(i, isQuery, "link hover")));
+    on(text, "mouseleave", () => hovered.replaceChildren());
     svg.append(text);
   });
   word(view.q.labels, true);
@@ -436,6 +457,13 @@ function drawLines() {
   box.scrollTop = now < seen + top || now > seen + box.clientHeight - pitch ? now - box.clientHeight / 2 : seen;
 }
 
+/** Word whose background shows a share in [0, 1]. */
+function tinted(textContent, share, title = "") {
+  const span = make("span", { textContent, title });
+  span.style.backgroundColor = `rgb(var(--tint) / ${(0.95 * Math.max(0, share)).toFixed(3)})`;
+  return span;
+}
+
 /** Text with one mark-up element for each token, or word, of a side. */
 function tokenLine(view, side, values) {
   const limit = values ? Math.max(...values, 1e-9) : 1, isSame = view.q.name === view.k.name;
@@ -443,8 +471,7 @@ function tokenLine(view, side, values) {
   const isQuery = side === view.q;
   const between = page.state.words ? side.labels.map(() => " ") : gaps(side.groups.map((group) => side.raw[group[0]]));
   side.labels.forEach((label, i) => {
-    const span = make("span", { textContent: page.state.words ? label : plainPiece(side.raw[side.groups[i][0]]) });
-    if (values) span.style.backgroundColor = `rgb(var(--tint) / ${(0.95 * Math.max(0, values[i]) / limit).toFixed(3)})`;
+    const span = tinted(page.state.words ? label : plainPiece(side.raw[side.groups[i][0]]), values ? values[i] / limit : 0);
     if ((isQuery || isSame) && i === view.row) span.classList.add("query");
     if (!isQuery || isSame) {
       if (i === view.column) span.classList.add("key");
@@ -452,7 +479,7 @@ function tokenLine(view, side, values) {
     }
     paragraph.append(span, between[i]);
   });
-  paragraph.addEventListener("click", ({ target }) => {
+  on(paragraph, "click", ({ target }) => {
     const i = [...paragraph.children].indexOf(target);
     if (i >= 0) choose(isQuery || isSame ? i : view.row, isQuery || isSame ? null : i);
   });
@@ -470,35 +497,35 @@ function drawText() {
     parts.push(tokenLine(view, view.k, row));
   }
   $("text").replaceChildren(...parts);
-  $("h-text").textContent = hasTextKeys ? "Text tinted by the attention of one token" : "Words of the caption";
-  $("text-hint").textContent = hasTextKeys ? "Click a token (framed). The stronger a tint, the more the framed token attends there."
-    : "Click a word: the image shows the attention at the step that predicts it.";
+  say("h-text", hasTextKeys ? "Text tinted by the attention of one token" : "Words of the caption");
+  say("text-hint", hasTextKeys ? "Click a token (framed). The stronger a tint, the more the framed token attends there."
+    : "Click a word: the image shows the attention at the step that predicts it.");
   drawGate(view);
 }
 
 function drawGate(view) {
   const gate = root().gate;
   if (!show("gate-box", gate && view.q.name !== "patches")) return;
-  $("gate").replaceChildren(...bars(view.q.groups.map((group, i) => [view.q.labels[i], gate[group[0]] ?? 0, i === view.row])));
+  const isFocused = $("gate").contains(document.activeElement);
+  $("gate").replaceChildren(...bars(view.q.groups.map((group, i) => [view.q.labels[i], gate[group[0]] ?? 0, i === view.row]),
+    (i) => choose(i, null)));
+  if (isFocused) $("gate").querySelector(".chosen button").focus();
 }
 
 /** Vertical bars over steps; the chosen one has another colour. */
 function barChart(values, now, title, click) {
-  const width = 340, height = 96, step = (width - 40) / values.length, base = 78, limit = Math.max(...values, 1e-9);
+  const width = 340, height = 96, step = (width - 46) / values.length, base = 78, limit = Math.max(...values, 1e-9);
   const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${values.length} bars from 0 to ${digits(limit)}; now: ${values.length ? title(now) : ""}` });
   values.forEach((value, i) => {
-    const tall = Math.max(1, 70 * value / limit), x = 36 + i * step;
+    const tall = Math.max(1, 70 * value / limit), x = 42 + i * step;
     const bar = makeSvg("rect", { x, y: base - tall, width: Math.max(0.8, step - 1), height: tall, class: i === now ? "now" : "bar" });
     const hit = makeSvg("rect", { x, y: 0, width: step, height: base, fill: "transparent", class: "hit" }, makeSvg("title", {}, title(i)));
-    hit.addEventListener("click", () => click(i));
+    on(hit, "click", () => click(i));
     svg.append(bar, hit);
   });
-  svg.append(makeSvg("path", { d: `M35 6V${base}H${width - 4}`, class: "axis" }),
-    makeSvg("text", { x: 31, y: 14, "text-anchor": "end", class: "soft" }, digits(limit)),
-    makeSvg("text", { x: 31, y: base, "text-anchor": "end", class: "soft" }, "0"),
-    makeSvg("text", { x: 36, y: 93, class: "soft" }, "1"),
-    makeSvg("text", { x: width - 4, y: 93, "text-anchor": "end", class: "soft" }, String(values.length)));
+  svg.append(makeSvg("path", { d: `M41 6V${base}H${width - 4}`, class: "axis" }),
+    note(37, 14, digits(limit), END), note(37, base, "0", END), note(42, 93, "1"), note(width - 4, 93, String(values.length), END));
   return svg;
 }
 
@@ -512,29 +539,27 @@ function expandRow(map, t) {
 
 function drawTop() {
   const view = page.view, row = rowOf(view, view.row), uniform = uniformOf(view, view.row);
-  $("h-top").textContent = view.rows === 1 && !view.isWeight ? `Largest values: ${mapTitle(view.map.name)}`
-    : `Largest ${view.isWeight ? "weights" : "values"} of ‘${view.q.labels[view.row] ?? ""}’`;
+  say("h-top", view.rows === 1 && !view.isWeight ? `Largest values: ${mapTitle(view.map.name)}`
+    : `Largest ${view.isWeight ? "weights" : "values"} of ‘${view.q.labels[view.row] ?? ""}’`);
   const last = view.map.triangle ? Math.max(...view.q.groups[view.row] || [0]) : Infinity;
   const best = topK(view.signed ? row.map(Math.abs) : row, 10).filter((s) => view.k.groups[s][0] <= last);
-  const body = best.map((s, i) => make("tr", {}, make("td", { textContent: i + 1 }),
-    make("td", { dir: "auto", textContent: view.k.labels[s] }), make("td", { textContent: unique([view.k.groups[s][0], view.k.groups[s].at(-1)]).join("–") }),
-    make("td", { textContent: digits(row[s]) }),
+  const zero = SPECIAL.test(view.k.raw[0]) ? ` (${view.k.raw[0]} is 0)` : "";
+  const body = best.map((s, i) => make("tr", {}, cell(i + 1), cell(view.k.labels[s], { dir: "auto" }), cell(unique([view.k.groups[s][0], view.k.groups[s].at(-1)]).join("–")),
+    cell(digits(row[s])),
     ...(view.isWeight ? [digits, (even) => `${digits(row[s] / even)} ×`] : [])
-      .map((text) => make("td", { textContent: text(uniform * view.k.groups[s].length) }))));
+      .map((text) => cell(text(uniform * view.k.groups[s].length)))));
   $("top").replaceChildren(
     view.isWeight ? "" : make("caption", { textContent: "These values have no unit: compare them with each other." }),
-    headRow("#", "token", "position", ...(view.isWeight ? ["weight", "uniform", "weight / uniform"] : ["value"])),
+    headRow("#", "token", `position${zero}`, ...(view.isWeight ? ["weight", "uniform", "weight / uniform"] : ["value"])),
     make("tbody", {}, ...body));
 }
 
 const headRow = (...names) => make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col", textContent: name }))));
 
-/** Buttons of a layer and head, for tables. */
-function headButton(map) {
+/** Button that shows the map of a layer and head. */
+function headButton(map, ...more) {
   const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean" : `head ${map.head}`].join(" ");
-  const button = make("button", { type: "button", textContent: place.trim() });
-  button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
-  return button;
+  return makeButton(more.length ? "" : place.trim(), () => update({ map: map.name, layer: map.layer, head: map.head }), ...more);
 }
 
 /** True if a head follows a pattern: the rule of `head_label` for shares, else the side of uniform attention. */
@@ -552,10 +577,10 @@ function drawSummary() {
     const best = having.reduce((one, map) => ((map.stats[name][0] > one.stats[name][0]) !== isLow ? map : one));
     const [value, uniform] = best.stats[name];
     rows.push(make("tr", {}, make("th", { scope: "row", textContent: isLow ? "most focused: lowest entropy in nats" : title }),
-      make("td", {}, follows(name, best.stats[name]) ? "" : "none; nearest: ", headButton(best)), make("td", { textContent: digits(value) }), make("td", { textContent: digits(uniform) }),
-      make("td", { textContent: digits(needed(name, uniform)) })));
+      make("td", {}, follows(name, best.stats[name]) ? "" : "none; nearest: ", headButton(best)), cell(digits(value)), cell(digits(uniform)),
+      cell(digits(needed(name, uniform)))));
   }
-  $("p-summary").hidden = rows.length === 0 || maps.length < 2;
+  show("p-summary", rows.length && maps.length > 1);
   $("summary").replaceChildren(headRow("pattern", "head", "value", "uniform", "needed"), make("tbody", {}, ...rows));
 }
 
@@ -570,9 +595,8 @@ function drawHeads() {
   const [by, order] = page.sort;
   maps.sort((a, b) => (value(a, by) > value(b, by) ? order : value(a, by) < value(b, by) ? -order : 0));
   const head = ["layer", "label", ...names].map((name) => {
-    const button = make("button", { type: "button",
-      textContent: `${name === "layer" ? "head" : name === "first" ? "first token" : name}${by === name ? (order > 0 ? " ↑" : " ↓") : ""}` });
-    button.addEventListener("click", () => {
+    const title = name === "layer" ? "head" : name === "first" ? "first token" : name;
+    const button = makeButton(`${title}${by === name ? (order > 0 ? " ↑" : " ↓") : ""}`, () => {
       page.sort = [name, by === name ? -order : name === "layer" || name === "label" ? 1 : -1];
       drawHeads();
       $("heads").querySelectorAll("th button")[["layer", "label", ...names].indexOf(name)].focus();
@@ -582,9 +606,8 @@ function drawHeads() {
     return cell;
   });
   $("heads").replaceChildren(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...maps.map((map) => make("tr", {},
-    make("td", {}, headButton(map)), make("td", { textContent: map.label || "–" }),
-    ...names.map((name) => make("td", { textContent: map.stats[name]
-      ? `${digits(map.stats[name][0])} (${digits(map.stats[name][1])})` : "–" }))))));
+    make("td", {}, headButton(map)), cell(map.label || "–"),
+    ...names.map((name) => cell(map.stats[name] ? `${digits(map.stats[name][0])} (${digits(map.stats[name][1])})` : "–"))))));
 }
 
 /** Thumbnails of all heads; each is drawn when it comes into sight. */
@@ -600,7 +623,7 @@ function drawThumbs() {
     return;
   }
   page.drawn.thumbs = key;
-  $("h-thumbs").textContent = `All heads: ${mapTitle(maps[0].name)}`;
+  say("h-thumbs", `All heads: ${mapTitle(maps[0].name)}`);
   page.thumbs = [];
   if (page.watch) page.watch.disconnect();
   page.watch = new IntersectionObserver((entries) => entries.filter((one) => one.isIntersecting).forEach((one) => {
@@ -610,75 +633,71 @@ function drawThumbs() {
   $("thumbs").replaceChildren(...unique(maps.map((map) => map.layer)).map((layer) => make("div", { className: "layer" },
     make("b", { textContent: layer === null ? "all" : `layer ${layer}` }),
     ...maps.filter((map) => map.layer === layer && map.head !== null).map((map) => {
-      const button = make("button", { type: "button", map }, make("canvas", { width: 1, height: 1 }),
-        `${map.head}${map.label ? `: ${map.label}` : ""}`);
-      button.setAttribute("aria-label", `layer ${layer} head ${map.head}${map.label ? `, ${map.label}` : ""}`);
-      button.setAttribute("aria-current", String(isChosen(map)));
-      button.addEventListener("click", () => update({ map: map.name, layer: map.layer, head: map.head }));
+      const more = { map, ariaLabel: `layer ${layer} head ${map.head}${map.label ? `, ${map.label}` : ""}`, ariaCurrent: String(isChosen(map)) };
+      const button = headButton(map, more, make("canvas", { width: 1, height: 1 }), `${map.head}${map.label ? `: ${map.label}` : ""}`);
       page.thumbs.push([map, button]);
       page.watch.observe(button);
       return button;
     }))));
-  $("thumbs-hint").textContent = onGrid
+  say("thumbs-hint", onGrid
     ? "Each picture shows the attention of the chosen patch or word."
-    : "A diagonal line is a head that attends to its own position or beside it, a vertical line one that always attends to the same token.";
+    : "A diagonal line is a head that attends to its own position or beside it, a vertical line one that always attends to the same token.");
 }
 
 function drawThumb(canvas, map, query) {
   const image = root().image;
   const [rows, columns] = query === null ? map.shape : image.grid;
   const data = query === null ? expand(map, page.bytes, page.doc.precision) : expandRow(map, query).subarray(image.prefix);
-  const most = data.reduce((one, value) => Math.max(one, Math.abs(value)), 0);
-  const scale = { signed: (map.range || [0])[0] < 0, limit: page.state.scale === "one" ? 1 : most || 1 };
-  const small = pixels(rows, columns, (i) => shade(scale, data[i]));
-  canvas.width = columns;
-  canvas.height = rows;
-  canvas.getContext("2d").drawImage(small, 0, 0);
+  const scale = { signed: (map.range || [0])[0] < 0, limit: page.state.scale === "one" ? 1 : largest(data) };
+  Object.assign(canvas, { width: columns, height: rows }).getContext("2d").drawImage(pixels(rows, columns, (i) => shade(scale, data[i])), 0, 0);
 }
 
 function drawSteps() {
-  const steps = root().steps || [], state = page.state;
+  const steps = list("steps"), state = page.state;
   if (!show("p-steps", steps.length)) return;
   const step = steps[state.step], isMasked = step.kind === "masked", tokens = root().tokens[step.list];
   const before = readable(tokens.slice(Math.max(0, step.token - 8), step.token));
   const after = isMasked ? ` ${readable(tokens.slice(step.token + 1, step.token + 7))} …` : "";
-  $("h-steps").textContent = isMasked ? "Masked positions: what the model would put there" : "Generation, step by step";
+  say("h-steps", isMasked ? "Masked positions: what the model would put there" : "Generation, step by step");
   $("step").max = steps.length;
   $("step").value = state.step + 1;
   $("step").setAttribute("aria-valuetext", `${state.step + 1} of ${steps.length}: ${visible(step.chosen)}`);
-  $("play").textContent = page.timer ? "Stop" : "Play";
+  say("play", page.timer ? "Stop" : "Play");
   const most = steps.reduce((one, other, i) => (other.entropy > steps[one].entropy ? i : one), 0);
-  $("step-text").textContent = `Step ${state.step + 1} of ${steps.length}: … ${before} `
+  say("step-text", `Step ${state.step + 1} of ${steps.length}: … ${before} `
     + `[${plainPiece(step.chosen)}]${after} — ${isMasked ? "true" : "chosen"} token with probability `
     + `${digits(step.probability)}; uncertainty ${digits(step.entropy)} nats. `
-    + `Least sure: step ${most + 1} (‘${plainPiece(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`;
+    + `Least sure: step ${most + 1} (‘${plainPiece(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`);
   $("alternatives").replaceChildren(...bars(step.top.map(([word, p]) => [visible(word), p, word === step.chosen])));
   $("entropies").replaceChildren(barChart(steps.map((one) => one.entropy), state.step,
     (i) => `step ${i + 1}, ‘${visible(steps[i].chosen)}’: ${digits(steps[i].entropy)} nats`, goToStep));
-  $("lens-box").hidden = !(step.lens || []).length;
-  if (step.lens && step.lens.length) {
+  if (show("lens-box", (step.lens || []).length)) {
     const ranks = step.lens.map((rank) => rank + 1);
     $("lens").replaceChildren(plot({ title: "rank", x: [...ranks.keys()], y: ranks, log: true, xlabel: "after layer",
-      ylabel: "rank" }), make("p", { className: "hint", textContent: `Ranks: ${ranks.join(", ")}.` }));
+      ylabel: "rank" }), hint(`Ranks: ${ranks.join(", ")}.`));
   }
 }
 
-/** Items of a list with a label, a bar and a number; labels and shares in [0, 1]. */
-function bars(items) {
-  return items.map(([label, share, isChosen]) => {
-    const bar = make("i");
-    bar.style.width = `${(100 * share).toFixed(2)}%`;
-    return make("li", { className: isChosen ? "chosen" : "" }, make("span", { dir: "auto", textContent: label }),
-      make("div", {}, bar), make("span", { textContent: digits(share) }));
-  });
+/** Bar of a share in [0, 1]. */
+function bar(share) {
+  const element = make("i");
+  element.style.width = `${(100 * share).toFixed(2)}%`;
+  return element;
+}
+
+/** Items of a list with a label, a bar and a number; labels and shares in [0, 1]. `act`: function of the index of a label. */
+function bars(items, act = null) {
+  return items.map(([label, share, isChosen], i) => make("li", { className: isChosen ? "chosen" : "" },
+    make("span", { dir: "auto" }, act ? makeButton(label, () => act(i), { ariaCurrent: String(isChosen) }) : label),
+    make("div", {}, bar(share)), make("span", { textContent: digits(share) })));
 }
 
 /** Plot of one or several series with the same title; `log`: logarithmic y axis that begins with 1 at the top. */
 function plot(...series) {
   const width = 340, height = 190, [first] = series, all = series.flatMap((one) => one.y), xs = series.flatMap((one) => one.x);
-  const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1e-9), high = Math.max(...all, first.log ? 10 : 1e-9);
+  const x0 = Math.min(...xs), x1 = Math.max(...xs), high = Math.max(...all, first.log ? 10 : 1e-9);
   const low = Math.min(0, ...all);
-  const x = (value) => 50 + (width - 64) * (value - x0) / (x1 - x0);
+  const x = (value) => 50 + (width - 64) * (value - x0) / (x1 - x0 || 1);
   const y = (value) => (first.log ? 12 + 130 * Math.log(Math.max(1, value)) / Math.log(high) : 142 - 130 * (value - low) / (high - low || 1));
   const svg = makeSvg("svg", { width: "100%", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${first.title}: ${all.slice(0, 40).map(digits).join(", ")}` });
@@ -690,53 +709,46 @@ function plot(...series) {
       makeSvg("title", {}, `${one.label || ""} ${digits(value)}: ${digits(one.y[i])}`))));
   });
   const ticks = first.log ? unique([1, 10, 100, 1000, 10000, 100000].filter((tick) => tick <= high)) : [low, (low + high) / 2, high];
-  for (const tick of ticks) svg.append(makeSvg("text", { x: 46, y: y(tick) + 4, "text-anchor": "end", class: "soft" }, digits(tick)));
-  for (const tick of unique([x0, x1])) svg.append(makeSvg("text", { x: x(tick), y: 162, "text-anchor": "middle", class: "soft" }, digits(tick)));
-  svg.append(makeSvg("text", { x: (width + 40) / 2, y: 182, "text-anchor": "middle", class: "soft" }, first.xlabel || ""),
-    makeSvg("text", { x: 12, y: 80, "text-anchor": "middle", class: "soft", transform: "rotate(-90 12 80)" }, first.ylabel || ""));
+  svg.append(...ticks.map((tick) => note(46, y(tick) + 4, digits(tick), END)),
+    ...unique([x0, x1]).map((tick) => note(x(tick), 162, digits(tick), MIDDLE)), note((width + 40) / 2, 182, first.xlabel || "", MIDDLE),
+    note(12, 80, first.ylabel || "", { ...MIDDLE, transform: "rotate(-90 12 80)" }));
   return svg;
 }
 
 function drawCurves() {
-  const curves = root().curves || [];
-  $("p-curves").hidden = curves.length === 0;
+  const shown = headMaps()[0]?.name, curves = list("curves").filter((one) => !one.map || one.map === shown);
+  show("p-curves", curves.length);
   $("curves").replaceChildren(...unique(curves.map((one) => one.title)).map((title) => {
     const series = curves.filter((one) => one.title === title), labels = series.map((one) => one.label).filter(Boolean);
     const style = (i) => (series[i].points ? "dots" : ["solid", "dashed", "dotted", "dash-dotted"][i % 4]);
     const legend = series.length > 1 ? labels.map((label, i) => `${style(i)}: ${label}`).join("; ") : labels.join();
-    return make("div", {}, make("h3", { textContent: title }), plot(...series), make("p", { className: "hint", textContent: legend }));
+    return make("div", {}, make("h3", { textContent: title }), plot(...series), hint(legend));
   }));
 }
 
 function drawClasses() {
-  const classes = root().classes || [];
-  $("p-classes").hidden = classes.length === 0;
-  $("truth").textContent = root().truth == null ? "" : `True class: ${root().truth}; the most probable class is ${root().truth === root().classes[0][0] ? "right" : "wrong"}.`;
+  const classes = list("classes");
+  show("p-classes", classes.length);
+  say("truth", root().truth == null ? "" : `True class: ${root().truth}; the most probable class is ${root().truth === root().classes[0][0] ? "right" : "wrong"}.`);
   $("classes").replaceChildren(...bars(classes.map(([label, share], i) => [label, share, i === 0])));
 }
 
 function drawBeams() {
-  const beams = root().beams || [];
-  $("p-beams").hidden = beams.length === 0;
-  $("beams").replaceChildren(...beams.map(([text, score]) => make("li", { dir: "auto", textContent: `${text} (${digits(score)})` })));
+  if (!show("p-beams", list("beams").length)) return;
+  $("beams").replaceChildren(...list("beams").map(([text, score]) => make("li", { dir: "auto", textContent: `${text} (${digits(score)})` })));
 }
 
 function drawDocument() {
   const sentences = (root().text || {}).sentences || [];
-  $("p-document").hidden = sentences.length === 0;
+  show("p-document", sentences.length);
   const tint = (one, word) => Math.sqrt(one.weight) * word;
   const limit = Math.max(1e-9, ...sentences.flatMap((one) => one.words.map(([, weight]) => tint(one, weight))));
   const most = Math.max(1e-9, ...sentences.map((one) => one.weight));
   $("document").replaceChildren(...sentences.map((one, i) => {
-    const bar = make("i");
-    bar.style.width = `${(100 * one.weight / most).toFixed(1)}%`;
     const line = make("div", { dir: "auto" });
-    one.words.forEach(([word, weight]) => {
-      const span = make("span", { textContent: visible(word), title: `weight in the sentence ${digits(weight)}` });
-      span.style.backgroundColor = `rgb(var(--tint) / ${(0.95 * tint(one, weight) / limit).toFixed(3)})`;
-      line.append(span, " ");
-    });
-    return make("div", { className: "sentence" }, make("div", {}, `${i + 1}: ${digits(one.weight)}`, bar), line);
+    one.words.forEach(([word, weight]) => line.append(
+      tinted(visible(word), tint(one, weight) / limit, `weight in the sentence ${digits(weight)}`), " "));
+    return make("div", { className: "sentence" }, make("div", {}, `${i + 1}: ${digits(one.weight)}`, bar(one.weight / most)), line);
   }));
 }
 
@@ -750,10 +762,7 @@ function drawImage() {
   const canSelect = view.q.name === "patches", isText = !canSelect && view.q.name !== "class";
   const row = rowOf(view, view.row), patches = row.subarray(image.prefix);
   const frame = (pen, index, paint) => {
-    if (index < 0) return;
-    pen.strokeStyle = paint;
-    pen.lineWidth = 3;
-    pen.strokeRect((index % gridColumns) * cell[0], Math.floor(index / gridColumns) * cell[1], ...cell);
+    if (index >= 0) outline(pen, paint, 3, (index % gridColumns) * cell[0], Math.floor(index / gridColumns) * cell[1], ...cell);
   };
   const pens = ["picture", "overlay"].map((id) => prepare($(id), width, height));
   pens.forEach((pen) => { pen.imageSmoothingEnabled = image.width > 64; pen.drawImage(source, 0, 0, width, height); });
@@ -771,21 +780,21 @@ function drawImage() {
   for (const i of best) frame(pens[1], i, "#ffffff");
   frame(pens[1], view.column - image.prefix, "#ff5a3c");
   const uniform = uniformOf(view, view.row), share = patches.reduce((sum, one) => sum + one, 0);
-  $("class-token").hidden = !canSelect || image.prefix === 0 || view.rows < 2;
-  $("image-hint").textContent = canSelect
-    ? `Left: click a patch${(root().classes || []).length && image.prefix ? ", or take the class token [CLS], whose result decides the class" : ""}. `
+  show("class-token", canSelect && image.prefix && view.rows > 1);
+  const read = view.isWeight ? "the attention of the class token [CLS], whose result decides the class" : mapTitle(view.map.name);
+  say("image-hint", canSelect
+    ? `Left: click a patch${list("classes").length && image.prefix ? ", or take the class token [CLS], whose result decides the class" : ""}. `
       + `Right: ${view.isWeight ? "its attention" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
-    : !isText ? `Right: ${view.isWeight ? "the attention of the class token [CLS], whose result decides the class"
-      : mapTitle(view.map.name)}; yellow is much, violet is little.`
-    : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.";
+    : !isText ? `Right: ${read}; yellow is much, violet is little.`
+    : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.");
   if (root().hint) $("image-hint").textContent += ` ${root().hint}`;
-  $("picture-text").textContent = canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture";
-  $("overlay-text").textContent = view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
+  say("picture-text", canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture");
+  say("overlay-text", view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
     : `Largest ${view.isWeight ? "weights" : "values"}: ${names}.`
       + (view.isWeight ? ` Uniform attention: ${digits(uniform)}. All patches together: ${digits(share)}`
-      + `${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.` : "");
-  $("picture").setAttribute("aria-label", `Picture of ${gridRows} times ${gridColumns} patches. ${$("picture-text").textContent}`);
-  $("overlay").setAttribute("aria-label", $("overlay-text").textContent);
+      + `${image.prefix ? `; the rest goes to ${view.k.labels.slice(0, image.prefix).join(", ")}` : ""}.` : ""));
+  describe("picture", `Picture of ${gridRows} times ${gridColumns} patches. ${$("picture-text").textContent}`);
+  describe("overlay", $("overlay-text").textContent);
 }
 
 function drawAll() {
@@ -796,11 +805,8 @@ function drawAll() {
   panels.forEach((id) => show(id, page.view));
   const draws = [drawNow, drawTop, drawImage, drawText, drawMatrix, drawLines, drawSummary, drawThumbs, drawHeads];
   if (page.view) draws.forEach((draw) => draw());
-  $("toc").replaceChildren(...[...document.querySelectorAll("section:not([hidden])")].map((section) => {
-    const button = make("button", { type: "button", textContent: section.dataset.name });
-    button.addEventListener("click", () => section.scrollIntoView());
-    return button;
-  }));
+  $("toc").replaceChildren(...[...document.querySelectorAll("section:not([hidden])")]
+    .map((section) => makeButton(section.dataset.name, () => section.scrollIntoView())));
 }
 
 // ------------------------------------------------------------------------------------------------------- 3 input
@@ -812,7 +818,7 @@ function update(changes) {
   const map = mapsOf(state.map)[0] || {};
   if (map.queries !== old.queries) state.q = -1;
   if (map.keys !== old.keys) state.k = -1;
-  const step = (root().steps || []).findIndex((one) => one.list === map.queries && one.query === state.q);
+  const step = list("steps").findIndex((one) => one.list === map.queries && one.query === state.q);
   if (step >= 0) state.step = step;
   drawAll();
   history.replaceState(null, "", `#${writeHash(page.state, DEFAULTS)}`);
@@ -828,13 +834,13 @@ function choose(t, s) {
 }
 
 function goToStep(i) {
-  const step = (root().steps || [])[i];
+  const step = list("steps")[i];
   if (step) update({ step: i, ...(page.view?.q.name === step.list ? { q: step.query, k: -1 } : {}) });
 }
 
 function play() {
   if (page.timer) { clearInterval(page.timer); page.timer = null; drawSteps(); return; }
-  const steps = (root().steps || []).length;
+  const steps = list("steps").length;
   if (!steps) return;
   const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   if (page.state.step === steps - 1) goToStep(0);
@@ -853,7 +859,7 @@ function onKey(event) {
   const target = event.target, state = page.state, view = page.view, isFree = target === document.body || target.type === "checkbox";
   if (target.tagName === "SELECT" || target.type === "range" || (event.key === " " && ["INPUT", "BUTTON", "SUMMARY"].includes(target.tagName))) return;
   const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-  const place = !isFree ? target.id : root().image ? "picture" : "matrix";
+  const place = target.closest("#gate") ? "text" : !isFree ? target.id : root().image ? "picture" : "matrix";
   if (arrows && view && (view.rows > 1 || !isFree) && ["matrix", "picture", "text", "lines"].includes(place)) {
     event.preventDefault();
     if (place === "picture" && view.q.name === "patches") choose(view.row + arrows[0] * root().image.grid[1] + arrows[1], null);
@@ -869,7 +875,7 @@ function onKey(event) {
     r: () => toggleRollout(),
     w: () => wordsAvailable() && update({ words: 1 - state.words }),
     "?": () => $("help").showModal(),
-    " ": () => (root().steps || []).length && play(),
+    " ": () => list("steps").length && play(),
   };
   if (actions[event.key] && (view || event.key === "?")) {
     event.preventDefault();
@@ -904,44 +910,44 @@ function cellAt(event) {
 function listen() {
   const state = page.state;
   for (const id of ["row", "model", "layer", "head", "map", "scale"]) {
-    $(id).addEventListener("change", () => {
+    on(id, "change", () => {
       const value = $(id).value;
       update({ [id]: ["map", "scale"].includes(id) ? value : value === "mean" ? null : Number(value) });
     });
   }
   for (const id of ["words", "special", "marks", "smooth", "zoom"]) {
-    $(id).addEventListener("change", () => update({ [id]: $(id).checked ? 1 : 0 }));
+    on(id, "change", () => update({ [id]: $(id).checked ? 1 : 0 }));
   }
-  $("step").addEventListener("input", () => goToStep(Number($("step").value) - 1));
-  $("play").addEventListener("click", play);
-  $("class-token").addEventListener("click", () => choose(0, null));
-  $("matrix").addEventListener("mousemove", (event) => {
+  on("step", "input", () => goToStep(Number($("step").value) - 1));
+  on("play", "click", play);
+  on("class-token", "click", () => choose(0, null));
+  on("matrix", "mousemove", (event) => {
     const cell = cellAt(event);
-    $("hover").textContent = cell ? cellText(...cell) : "\u00a0";
+    say("hover", cell ? cellText(...cell) : "\u00a0");
   });
-  $("matrix").addEventListener("click", (event) => { const cell = cellAt(event); if (cell) choose(...cell); });
+  on("matrix", "click", (event) => { const cell = cellAt(event); if (cell) choose(...cell); });
   const patchAt = (event) => {
     const box = event.target.getBoundingClientRect(), [rows, columns] = root().image.grid;
     const cut = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
     return root().image.prefix + cut((event.clientY - box.top) / box.height, rows) * columns
       + cut((event.clientX - box.left) / box.width, columns);
   };
-  $("picture").addEventListener("click", (event) => { if (page.view.q.name === "patches") choose(patchAt(event), null); });
-  $("overlay").addEventListener("click", (event) => choose(page.view.row, patchAt(event)));
-  $("csv").addEventListener("click", () => save(fileName(".csv"), new Blob(
+  on("picture", "click", (event) => { if (page.view.q.name === "patches") choose(patchAt(event), null); });
+  on("overlay", "click", (event) => choose(page.view.row, patchAt(event)));
+  on("csv", "click", () => save(fileName(".csv"), new Blob(
     [csvText(page.view.q.labels, page.view.k.labels, page.view.data)], { type: "text/csv" })));
-  $("png").addEventListener("click", () => (root().image && page.view.k.name === "patches" && page.view.rows > 64 ? $("overlay") : $("matrix"))
+  on("png", "click", () => (root().image && page.view.k.name === "patches" && page.view.rows > 64 ? $("overlay") : $("matrix"))
     .toBlob((blob) => save(fileName(".png"), blob)));
-  $("help-open").addEventListener("click", () => $("help").showModal());
-  $("theme").addEventListener("click", () => { state.theme = isDark() ? "light" : "dark"; setTheme(); update({}); });
-  document.addEventListener("keydown", onKey);
-  window.addEventListener("hashchange", () => {
+  on("help-open", "click", () => $("help").showModal());
+  on("theme", "click", () => { state.theme = isDark() ? "light" : "dark"; setTheme(); update({}); });
+  on(document, "keydown", onKey);
+  on(window, "hashchange", () => {
     Object.assign(state, DEFAULTS, readHash(location.hash, DEFAULTS));
     setTheme();
     drawAll();
   });
   let pending = 0, width = innerWidth;
-  window.addEventListener("resize", () => {
+  on(window, "resize", () => {
     if (innerWidth === width) return;
     width = innerWidth;
     cancelAnimationFrame(pending);
@@ -953,22 +959,23 @@ const isDark = () => (page.state.theme || (matchMedia("(prefers-color-scheme: da
 
 function setTheme() {
   document.documentElement.dataset.theme = isDark() ? "dark" : "light";
-  $("theme").textContent = isDark() ? "Light colours" : "Dark colours";
+  say("theme", isDark() ? "Light colours" : "Dark colours");
 }
 
 function fail(error) {
-  $("error").hidden = false;
-  $("error").textContent = `The page could not be drawn: ${error && error.message ? error.message : error}`;
+  show("error", true);
+  say("error", `The page could not be drawn: ${error && error.message ? error.message : error}`);
 }
 
 async function main() {
   setTheme();
   page.doc = JSON.parse($("meta").textContent);
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser cannot unpack the maps; use Chromium 80, Firefox 113, Safari 16.4 or later");
+  page.bytes = decodeBase64($("maps").textContent);
+  if (!page.doc.raw && typeof DecompressionStream === "undefined") {
+    throw new Error("this browser cannot unpack the maps; use Chromium 80, Firefox 113, Safari 16.4 or later, or write the page with --raw");
   }
-  page.bytes = await inflate(decodeBase64($("maps").textContent));
-  $("maps").textContent = "";
+  if (!page.doc.raw) page.bytes = await inflate(page.bytes);
+  say("maps", "");
   page.images = await Promise.all(page.doc.rows.map(async ({ image }) => {
     if (!image) return null;
     const picture = new Image();
@@ -977,7 +984,7 @@ async function main() {
     return picture;
   }));
   const { notice } = page.doc;
-  $("notice").hidden = !(notice || []).length;
+  show("notice", (notice || []).length);
   $("notice").replaceChildren(...(notice || []).map((text) => make("li", { textContent: text })));
   Object.assign(page.state, readHash(location.hash, DEFAULTS));
   setTheme();
@@ -987,6 +994,6 @@ async function main() {
   document.documentElement.dataset.ready = "yes";
 }
 
-window.addEventListener("error", (event) => fail(event.error || event.message));
-window.addEventListener("unhandledrejection", (event) => fail(event.reason));
+on(window, "error", (event) => fail(event.error || event.message));
+on(window, "unhandledrejection", (event) => fail(event.reason));
 main().catch(fail);

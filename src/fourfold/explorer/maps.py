@@ -142,7 +142,7 @@ class Collector:
         maps: List with a dictionary for each map, the result of `MapWriter.add`.
         curves: List of curves, such as the entropy by layer. A curve is a dictionary with a title,
             axis labels, a label, and the lists `x` and `y`.
-        centers: Predicted centre of the window of each target token, in source positions from 1, if
+        centers: Predicted centre of the window of each target token, in source positions from 0, if
             the model has local-p attention (Luong et al. 2015); otherwise None.
     """
 
@@ -195,7 +195,7 @@ class Collector:
             if kind.rollout:
                 means[record.name].append(mean[0, 0].cpu().numpy())
             if record.centers is not None:
-                self.centers = [round(float(x), 3) for x in record.centers[0]]
+                self.centers = [round(float(x) - 1, 3) for x in record.centers[0]]  # from 0
             statistics = self._statistics(weights, record, kind)
             for key in ("entropy", "distance"):
                 if key in statistics[0]:
@@ -306,6 +306,7 @@ class Collector:
             word, axis = names[key]
             layers = [layer for layer, *_ in found]
             common = {"title": f"{word} of {name} by layer", "xlabel": "layer", "ylabel": axis}
+            common["map"] = name  # the page shows the curves of the map that is chosen
             means = [_rounded(float(np.mean(heads))) for _, heads, _ in found]
             spread = [(layer, value) for layer, heads, _ in found for value in heads]
             xs, ys = (list(column) for column in zip(*spread, strict=True))

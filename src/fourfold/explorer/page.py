@@ -20,6 +20,16 @@ from fourfold.models.analysis.attention_maps import Array, dequantize, quantize
 CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
 )
+# Parts of a script that remain as they are: strings, templates (nested up to four times) and
+# regular expressions. In the scripts of the page, a space follows each sign of a division.
+STRING = r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """
+TEMPLATE = "(?!)"
+for _ in range(4):
+    INNER = rf"\$\{{ (?:{STRING}|{TEMPLATE}|[^`{{}}\"'])* \}}"
+    TEMPLATE = rf"`(?: \\. | {INNER} | [^`\\$] | \$(?!\{{) )*`"
+REGEX = r"(?<=[(,=:!&|?[ ]) / (?![/* ]) (?: \\. | \[(?:\\.|[^\]\\\n])*\] | [^/\\[\n] )+ /"
+GAP = r"(?P<gap> (?: \s | //[^\n]* | /\*.*?\*/ )+ )"
+SCRIPT_PARTS = re.compile("|".join([STRING, TEMPLATE, REGEX, GAP]), re.X | re.S)
 # Size of the table for browsers without scripts: queries of each input, keys of each query.
 TABLE_QUERIES = 64
 TABLE_KEYS = 3
@@ -61,17 +71,14 @@ def unpack(entry: dict[str, Any], maps: bytes, precision: int = 8) -> Array:
         precision: Bits of a stored weight, 8 or 16.
     """
     rows, columns = entry["shape"]
-    cells = np.tril_indices(rows, m=columns) if entry.get("triangle") else None
-    count = rows * columns if cells is None else len(cells[0])
-    size = precision // 8
-    kind = np.uint8 if precision == 8 else np.dtype("<f2")
-    stored = np.frombuffer(maps, kind, count, entry["offset"] * size)
+    last = 0 if entry.get("triangle") else columns  # diagonal that is stored last
+    cells = np.tril_indices(rows, last, columns)
+    kind = np.dtype("u1" if precision == 8 else "<f2")
+    stored = np.frombuffer(maps, kind, len(cells[0]), entry["offset"] * kind.itemsize)
     weights = dequantize(stored) if precision == 8 else stored.astype(np.float32)
     low, high = entry.get("range") or (0, 1)
     result = np.zeros((rows, columns), np.float32)
-    result[cells if cells is not None else ...] = (low + (high - low) * weights).reshape(
-        -1 if cells is not None else (rows, columns)
-    )
+    result[cells] = low + (high - low) * weights
     return result
 
 
@@ -87,7 +94,7 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
         The text of the file. Equal arguments give equal texts.
     """
     style, frame = _read("look.css"), _read("look.html")
-    script = _read("pure.js") + _read("look.js").removeprefix('"use strict";\n')
+    script = compact(_read("pure.js") + _read("look.js").removeprefix('"use strict";\n'))
     parts = {
         "title": html.escape(_printable(document["title"])),
         "policy": "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -97,9 +104,31 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
         "table": "".join(_tables(document, maps)),
         # `json.dumps` writes ASCII only, so the file has no line separators or lone surrogates.
         "meta": json.dumps(document, separators=(",", ":")).replace("<", "\\u003c"),
-        "maps": base64.b64encode(zlib.compress(maps)).decode(),
+        "maps": base64.b64encode(maps if document.get("raw") else zlib.compress(maps)).decode(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)
+
+
+def compact(script: str) -> str:
+    """Return a script of the page without comments and without white space that has no effect.
+
+    Strings, templates and regular expressions are returned unchanged. A line break remains unless
+    the character before it or after it excludes that a statement ends there.
+
+    Args:
+        script: Text of the script, without a template that is nested more than four times.
+    """
+
+    def shorten(found: re.Match[str]) -> str:
+        gap, before, after = found["gap"], script[: found.start()][-1:], script[found.end() :][:1]
+        if gap is None:
+            return found[0]
+        if before in "{([,;=:?&|<>*!" or after in ")],;:=?&|<>*}":
+            return ""
+        is_needed = re.fullmatch(r"[\w$]{2}|\+\+|--|/[/*]", before + after)
+        return "\n" if "\n" in gap else " " if is_needed else ""
+
+    return SCRIPT_PARTS.sub(shorten, script)
 
 
 def _read(name: str) -> str:
@@ -136,8 +165,7 @@ def _tables(document: dict[str, Any], maps: bytes) -> list[str]:
         "<p>This browser runs no scripts; the largest weights of one map are in these tables.</p>"
     ]
     for row in document["rows"]:
-        entry = _summary_map(row)
-        if entry is None:
+        if (entry := _summary_map(row)) is None:
             continue
         weights = unpack(entry, maps, document["precision"])
         queries, keys = (row["tokens"][entry[side]] for side in ("queries", "keys"))
@@ -167,11 +195,10 @@ def _summary_map(row: dict[str, Any]) -> dict[str, Any] | None:
     heads is preferred to a single head, and then the last layer to other layers. The result is None
     if the row has no maps.
     """
-    order = ["alpha", "cross", "rollout"]
+    order = {"alpha": 0, "cross": 1, "rollout": 2}
 
     def rank(entry: dict[str, Any]) -> tuple[int, bool, int]:
-        name = entry["name"]
-        place = order.index(name) if name in order else len(order)
+        place = order.get(entry["name"], len(order))
         return place, entry["head"] is not None, -(entry["layer"] or 0)
 
     return min((entry for entry in row["maps"] if not entry["model"]), key=rank, default=None)

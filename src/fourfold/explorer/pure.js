@@ -1,6 +1,8 @@
 "use strict";
 // Pure functions of the page of `fourfold look`: decoding, merging, colours, labels, files, addresses. Tested with node.
 
+const unique = (values) => [...new Set(values)];
+const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
 const visibleTitle = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
 
 /** Label cut to a width in pixels. */

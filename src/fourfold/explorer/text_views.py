@@ -142,7 +142,8 @@ class MaskedView(View):
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         """Run the model on a text, and return the data for the page.
 
-        The field `steps` holds the distribution that the model predicts at each masked position.
+        The field `steps` holds the distribution that the model predicts at each masked position. It
+        is missing if the model has no vocabulary head.
         """
         ids, tokenizer = list(example.ids), tokenizer_of(self.model)
         positions = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
@@ -150,24 +151,26 @@ class MaskedView(View):
         batch = self.tensor(ids)
         ends = batch[0] == tokenizer.eos_id
         kind = Kind("tokens", "tokens", ids=batch[0], separators=ends, rollout="rollout")
-        options = {}
-        if example.segments is not None:
-            options["segments"] = self.tensor(example.segments)
+        segments = example.segments
+        options = {} if segments is None else {"segments": self.tensor(segments)}
+        fields = {"title": example.title, "segments": example.segments}
+        if not self.model.config.head:  # an encoder, such as that of sentence embeddings
+            collector.collect(
+                self.model, lambda: self.model.encode(batch, **options), {"self": kind}
+            )
+            return {**self.tokens(tokens=ids), **fields}
         with torch.no_grad():
             guess = self.model(batch, **options)[0].argmax(-1).tolist()
-        chosen = [
-            example.truth.get(i, guess[i]) if i in positions else t for i, t in enumerate(ids)
-        ]
+        guess = [example.truth.get(i, token) for i, token in enumerate(guess)]
+        chosen = [guess[i] if i in positions else token for i, token in enumerate(ids)]
         wanted = self.tensor(chosen)
         logits, ranks = self.run(collector, {"self": kind}, wanted, batch, **options)
-        steps = self.steps(
-            logits, chosen, {i: i for i in positions}, ranks, "masked", list="tokens"
-        )
+        places = {i: i for i in positions}
+        steps = self.steps(logits, chosen, places, ranks, "masked", list="tokens")
         for step in steps:
             if step["token"] in example.truth:
                 step["truth"] = step["chosen"]
-        fields = {"title": example.title, "steps": steps, "segments": example.segments}
-        return {**self.tokens(tokens=ids), **fields}
+        return {**self.tokens(tokens=ids), **fields, "steps": steps}
 
 
 class TranslationView(View):

@@ -93,9 +93,8 @@ def check_output(path: Path, overwrite: bool, option: str = "--out") -> None:
     if not path.absolute().parent.is_dir():
         raise InputError(f"must be in a folder that exists, got {path}", option=option)
     if path.exists() and not overwrite:
-        raise InputError(
-            f"must be a new file, but {path} exists; --overwrite replaces it", option=option
-        )
+        problem = f"must be a new file, but {path} exists; --overwrite replaces it"
+        raise InputError(problem, option=option)
 
 
 def look(
