@@ -166,7 +166,7 @@ def test_every_number_of_a_finding_is_in_a_file_beside_it(file: Path) -> None:
     settings = {n for cell in cells for n in re.findall(r"\d+\.\d+", cell["row"])}
     for number in DECIMAL.findall(file.read_text(encoding="utf-8")):
         places = len(number.partition(".")[2])
-        known = number in settings or any(f"{n:.{places}f}" == number for n in there)
+        known = number in settings or any(f"{abs(n):.{places}f}" == number for n in there)
         assert known, f"{number} is in no file of {file.parent}"
 
 
