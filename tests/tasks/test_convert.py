@@ -61,6 +61,8 @@ AUTO: dict[str, Any] = {
 def auto(name: str) -> Any:
     if name.endswith("-encoder"):
         return AUTO["encoder"]
+    if "-classes" in name:
+        return hf.AutoModelForSequenceClassification
     return AUTO.get(name) or AUTO[name.split("-")[0]]
 
 
