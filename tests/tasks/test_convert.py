@@ -41,6 +41,8 @@ AUTO: dict[str, Any] = {
     "roberta": hf.AutoModelForMaskedLM,
     "distilbert": hf.AutoModelForMaskedLM,
     "modernbert": hf.AutoModelForMaskedLM,
+    "modernbert-classes": hf.AutoModelForSequenceClassification,
+    "modernbert-classes-biases": hf.AutoModelForSequenceClassification,
     "gpt1": hf.AutoModelForCausalLM,
     **dict.fromkeys(
         ("gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"),
@@ -61,8 +63,6 @@ AUTO: dict[str, Any] = {
 def auto(name: str) -> Any:
     if name.endswith("-encoder"):
         return AUTO["encoder"]
-    if "-classes" in name:
-        return hf.AutoModelForSequenceClassification
     return AUTO.get(name) or AUTO[name.split("-")[0]]
 
 
