@@ -26,7 +26,6 @@ from scripts.benchmarks.peers.registry import (
     peers_with,
 )
 from scripts.benchmarks.train_steps import (
-    MAIN_PEERS,
     MS_PER_STEP,
     Measurement,
     relative_to_fourfold,
@@ -67,7 +66,7 @@ def measure_growth(
 ) -> Iterator[Measurement]:
     """Measure memory and time along each axis, until a contender fails or exceeds the limits."""
     for axis in settings.growth_axes:
-        names = [FOURFOLD, *(name for name in MAIN_PEERS if name in settings.peers)]
+        names = [FOURFOLD, *peers_with(family, settings.peers)]
         for value in GROWTH_VALUES[settings.size][axis]:
             grown = replace(shape, **GROWTH_AXES[axis](value))
             template = Measurement(workload, family, "", "MiB", axis, axis_value=value)
