@@ -64,6 +64,7 @@ def main() -> int:
         steps = options.steps * int(run.fit[run.fit.index("--trainer.max_steps") + 1])
         command = [sys.executable, "-m", "fourfold", "fit", *run.fit, "--run_dir", str(folder)]
         command += ["--data.init_args.train", str(options.runs / "train.{lang}")]
+        command += ["--data.init_args.too_long", "drop"]
         command += ["--trainer.max_steps", str(steps)]
         if not (folder / "finished").exists():
             subprocess.run(command, check=True)
