@@ -3,7 +3,8 @@
     FOURFOLD_DATA=DATA python scripts/bench_rows.py luong2015/multi30k OUT.csv [--rounds 3]
 
 Each row trains with the options of its first seed in a process of its own, for some seconds per
-round. OUT.csv has the median of the rounds, the slowest and the fastest one for each row.
+round. OUT.csv has the median of the rounds, the slowest and the fastest one for each row, or for
+each training of a row that has several.
 """
 
 import argparse
@@ -55,10 +56,11 @@ def main() -> int:
     for _ in range(options.rounds):
         for run in runs:
             if run.fit:
+                row = " ".join(filter(None, (run.row, run.part)))
                 with get_context("spawn").Pool(1) as pool:
-                    rate, units[run.row] = pool.apply(measure, (run.fit, options.threads))
-                rates[run.row].append(rate)
-                print(f"{run.row}: {rate:,.0f} {units[run.row]}", file=sys.stderr, flush=True)
+                    rate, units[row] = pool.apply(measure, (run.fit, options.threads))
+                rates[row].append(rate)
+                print(f"{row}: {rate:,.0f} {units[row]}", file=sys.stderr, flush=True)
     with options.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
