@@ -18,11 +18,11 @@ Init = Literal["vaswani", "bert", "gpt", "gpt2", "vit", "t5"]
 NormPlacement = Literal["post", "pre", "sandwich", "inside"]
 QKNorm = Literal["none", "head", "all"]
 # Keys of `rope_scaling` that each `rope_type` needs, and those that it may have.
-_LENGTH = "original_max_position_embeddings"
+LENGTH = "original_max_position_embeddings"
 ROPE_SCALING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": (("factor",), ()),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _LENGTH), ()),
-    "yarn": (("factor", _LENGTH), ("attention_factor", "beta_fast", "beta_slow", "truncate")),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", LENGTH), ()),
+    "yarn": (("factor", LENGTH), ("attention_factor", "beta_fast", "beta_slow", "truncate")),
 }
 # Fields of `TransformerConfig`, each with the fields that must also be given if it is given.
 NEEDED = {

@@ -38,8 +38,11 @@ HF_ACTIVATIONS = {
     "swish": "silu",
 }
 
-# Sections of config.json of a model with two encoders.
-SECTIONS = ("text_config", "vision_config")
+# Keys of config.json whose value is a dictionary of further settings.
+SECTIONS = (
+    *("text_config", "vision_config", "rope_parameters", "rope_scaling"),
+    *("full_attention", "sliding_attention"),  # in rope_parameters
+)
 # Keys of config.json that do not change the outputs of a model, unless an architecture reads them:
 # names, data types, special tokens, generation, dropout, initialization, pre-training, memory,
 # further outputs, heads that are no part of the model, and keys that transformers ignores, too.
@@ -132,7 +135,7 @@ def check_allowed(config: Json, allowed: Mapping[str, Collection[Any]]) -> None:
     for key, values in allowed.items():
         value = get_key(config, key, ...)
         if value is not ... and value not in values:
-            listed = " or ".join(str(v) for v in values if v is not None)
+            listed = " or ".join(str(v) for v in values if v is not None) or "null"
             raise InputError(f"must be {listed}, got {str(value)[:80]}", option=key)
 
 

@@ -150,7 +150,7 @@ def test_rotary_positions_are_read_and_written_under_old_and_new_names(
         ("llama", {"attention_bias": True}, r"attention_bias must equal mlp_bias \(False\)"),
         ("qwen3", {"attention_bias": True}, "attention_bias must be False"),
         ("qwen3", {"layer_types": ["linear_attention"] * 2}, "layer_types must name one of"),
-        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be"),
         ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be above 0"),
         ("llama", {"rope_parameters": 7}, "rope_parameters must be of type"),
@@ -165,6 +165,35 @@ def test_option_that_is_not_supported_is_named(
     edit(tmp_path, **entries)
     with pytest.raises(InputError, match=rf"config\.json: .*{message}"):
         fourfold.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "entries", "unread"),
+    [
+        ("llama", "rope_parameters", {"factor": 2.0}, "factor"),
+        ("llama-linear", "rope_parameters", {"attention_factor": 2.0}, "attention_factor"),
+        ("llama-yarn", "rope_parameters", {"finetuned": True, "mscale": 0.7}, "finetuned"),
+        ("qwen3", "rope_scaling", {"type": "linear", "factor": 2.0, "new": 1}, "new"),
+        ("gemma3", "rope_parameters.full_attention", {"new": 1}, "new"),
+        ("gemma3", "rope_parameters.sliding_attention", {"factor": 2.0}, "factor"),
+        ("modernbert", "rope_parameters.full_attention", {"factor": 2.0}, "factor"),
+    ],
+)
+def test_keys_of_rotary_positions_that_have_no_effect_are_listed(
+    name: str, section: str, entries: dict[str, Any], unread: str, tmp_path: Path
+) -> None:
+    make_model(name).save_pretrained(tmp_path)
+    config = read_json(tmp_path / "config.json")
+    part = config
+    for key in section.split("."):
+        part = part.setdefault(key, {})
+    part |= entries
+    directory.write_json(tmp_path / "config.json", config)
+    with pytest.warns(UserWarning, match=rf"may change the outputs.*: {section}\.{unread}$"):
+        model: Any = fourfold.load(tmp_path)
+    theirs, ids = hf.AutoModel.from_pretrained(tmp_path), random_ids(2, 23)
+    states = model.encode(ids) if name == "modernbert" else model.hidden(ids)
+    torch.testing.assert_close(states, theirs(ids).last_hidden_state, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fourfold.core.config import ROPE_SCALING, TransformerConfig
+from fourfold.core.config import LENGTH, ROPE_SCALING, TransformerConfig
 from fourfold.core.validation import check_type
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json
@@ -19,6 +19,8 @@ LAYER_TYPES = {"S": "sliding_attention", "L": "full_attention"}
 def read_rope(config: Json, parameters: Any, default_theta: float) -> dict[str, Any]:
     """Return `rope_theta` and `rope_scaling` of the native config.
 
+    Of the two dictionaries, only the keys that have an effect are read.
+
     Args:
         config: Content of config.json.
         parameters: `rope_parameters`, or None in a file of version 4 of transformers.
@@ -27,46 +29,50 @@ def read_rope(config: Json, parameters: Any, default_theta: float) -> dict[str, 
     Raises:
         InputError: The rotary positions are of a kind that fourfold does not support.
     """
-    check_type("rope_parameters", parameters, Mapping | None)
     scaling = config.get("rope_scaling")
+    check_type("rope_parameters", parameters, Mapping | None)
     check_type("rope_scaling", scaling, Mapping | None)
-    theta = config.get("rope_theta", default_theta)
-    values = {"rope_theta": theta, **(scaling or parameters or {})}
-    values = {key: value for key, value in values.items() if value is not None}
-    theta = values.pop("rope_theta")
-    kind = values.pop("type", "default")
-    kind = values.pop("rope_type", kind)
-    factor = values.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if factor != 1.0:
-        message = f"must be 1, since all channels of a head are rotated, got {factor}"
+
+    def read(key: str, default: Any = None) -> Any:
+        # As in transformers, the first of two dictionaries has precedence, even if it lacks a key.
+        found = [source.get(key) for source in (scaling, parameters) if source]
+        return found[0] if found and found[0] is not None else default
+
+    theta = read("rope_theta", config.get("rope_theta", default_theta))
+    kind = str(read("rope_type", read("type", "default")))
+    part = read("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if part != 1.0:
+        message = f"must be 1, since all channels of a head are rotated, got {str(part)[:80]}"
         raise InputError(message, option="partial_rotary_factor")
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
     if kind not in ROPE_SCALING:
-        message = f"must be default, {', '.join(ROPE_SCALING)}, got {str(kind)[:80]}"
+        message = f"must be default, {', '.join(ROPE_SCALING)}, got {kind[:80]}"
         raise InputError(f"{message}; nearest: yarn", option="rope_type")
-    if kind != "linear":
-        length = config.get("max_position_embeddings")
-        values.setdefault("original_max_position_embeddings", length)
+    values = {key: read(key) for keys in ROPE_SCALING[kind] for key in keys}
+    if values.get(LENGTH, 0) is None:
+        values[LENGTH] = config.get("max_position_embeddings")
     if kind == "yarn":
-        values = _fold_mscales(values)
-    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **values}}
+        scales = {key: read(key) for key in ("mscale", "mscale_all_dim")}
+        if values["attention_factor"] is None:
+            values["attention_factor"] = _attention_factor(values["factor"], scales)
+    given = {key: value for key, value in values.items() if value is not None}
+    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}}
 
 
-def _fold_mscales(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace `mscale` and `mscale_all_dim` of yarn by the `attention_factor` that they imply.
+def _attention_factor(factor: Any, scales: dict[str, Any]) -> float | None:
+    """Return the `attention_factor` of yarn that `mscale` and `mscale_all_dim` imply.
 
-    As in transformers, the two keys have an effect only together and without an `attention_factor`.
+    As in transformers, the two keys have an effect only together.
     """
-    scales = [values.pop(key, None) for key in ("mscale", "mscale_all_dim")]
-    check_type("mscale", scales[0], float | None)
-    check_type("mscale_all_dim", scales[1], float | None)
-    if "attention_factor" in values or not all(scales):
-        return values
-    check_type("factor", values.get("factor"), float)
-    growth = 0.1 * math.log(max(values["factor"], 1.0))
-    factor = (scales[0] * growth + 1.0) / (scales[1] * growth + 1.0)
-    return {**values, "attention_factor": factor}
+    for key, scale in scales.items():
+        check_type(key, scale, float | None)
+    if not all(scales.values()):
+        return None
+    check_type("factor", factor, float)
+    growth = 0.1 * math.log(max(factor, 1.0))
+    factors = [scale * growth + 1.0 for scale in scales.values()]
+    return factors[0] / factors[1]
 
 
 def read_two_ropes(
