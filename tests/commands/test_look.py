@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers as hf
 from PIL import Image
 
 import fourfold
 from fourfold.commands.look import parse_layers, shown_command
 from fourfold.errors import InputError
 from fourfold.models import RecurrentLM, RecurrentLMConfig
+from tests.fixtures.hf_models import DINOV2, DINOV3, MODELS
 
 
 def read_document(file: Path) -> dict[str, Any]:
@@ -98,6 +100,34 @@ def test_a_test_writes_the_page_with_look(
     found = read_document(out)
     assert found["family"] == "causal_lm"
     assert all(row["steps"] for row in found["rows"])
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "dinov2-encoder", "dinov3", "siglip"])
+def test_an_image_model_of_transformers_is_shown(
+    name: str, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    config: Any = hf.DINOv3ViTConfig(**DINOV3, num_register_tokens=2)
+    without_head = {
+        "dinov2-encoder": lambda: hf.Dinov2Model(hf.Dinov2Config(**DINOV2)),
+        "dinov3": lambda: hf.DINOv3ViTModel(config),
+    }
+    model = (without_head | MODELS)[name]()
+    model.save_pretrained(tmp_path / "there")
+    side = 20 if name == "dinov3" else 12
+    settings = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}}
+    if name.startswith("dino"):
+        settings |= {"do_center_crop": True}
+        (tmp_path / "there" / "preprocessor_config.json").write_text(json.dumps(settings))
+    Image.new("RGB", (30, 20), (9, 90, 200)).save(tmp_path / "x.png")
+    result = run("look", tmp_path / "there", "--image", tmp_path / "x.png", "--out", tmp_path / "a")
+    assert result.code == 0, result.err
+    (row,) = read_document(tmp_path / "a")["rows"]
+    assert row["image"]["grid"] == [side // 4] * 2
+    assert len(row["classes"]) == (5 if name in ("vit", "dinov2") else 0)
+    loaded = fourfold.load(tmp_path / "there")
+    assert loaded.artifacts["crop_pct"] == (224 / 256 if name.startswith("dino") else 1.0)
+    if name in ("vit", "dinov2"):
+        assert fourfold.classify(loaded, [str(tmp_path / "x.png")]).shape == (1, 5)
 
 
 def test_texts_with_masks_are_shown(

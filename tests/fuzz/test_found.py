@@ -380,7 +380,7 @@ FOREIGN = [
         "id2label must map each class id to a name",
     ),
     ("vit", "preprocessor_config.json", "image_mean", 0.5, "image_mean must be 1 numbers, got 0.5"),
-    ("vit", "preprocessor_config.json", "size", None, "size must be a number of pixels, got None"),
+    ("vit", "preprocessor_config.json", "size", [], "size must be a number of pixels, got []"),
     ("vit", "preprocessor_config.json", "resample", [], "resample must be 2 or 3, got []"),
 ]
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 hf = pytest.importorskip("transformers")
 WIDE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
+
+SIZES = SimpleNamespace(image_size=12, n_channels=3)
 
 
 def artifacts(**changed: Any) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def test_exported_preprocessor_matches_the_evaluation_transform(
     torch.testing.assert_close(
         eval_transform(settings)(WIDE), hf_pixels(tmp_path), atol=1e-5, rtol=0
     )
-    back = read_image_preprocessing(tmp_path, {}, 12, 3)
+    back = read_image_preprocessing(tmp_path, SIZES)
     assert back["crop_mode"] == ("squash" if squash else "center")
     assert torch.equal(eval_transform(back)(WIDE), eval_transform(settings)(WIDE))
 
@@ -75,21 +78,49 @@ def test_exported_preprocessor_matches_the_evaluation_transform(
         lambda: hf.CLIPImageProcessor(
             size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}
         ),
+        lambda: hf.BitImageProcessor(  # DINOv2
+            size={"shortest_edge": 16}, crop_size={"height": 12, "width": 12}
+        ),
+        lambda: hf.SiglipImageProcessor(size={"height": 12, "width": 12}),
+        lambda: hf.DINOv3ViTImageProcessor(size={"height": 12, "width": 12}),
     ],
 )
 def test_imported_preprocessor_matches_transformers(processor: Any, tmp_path: Path) -> None:
     processor().save_pretrained(tmp_path)
-    found = read_image_preprocessing(tmp_path, {}, 12, 3)
-    torch.testing.assert_close(eval_transform(found)(WIDE), hf_pixels(tmp_path), atol=1e-5, rtol=0)
+    found = read_image_preprocessing(tmp_path, SIZES)
+    # The processor of DINOv3 does not round resized pixels to 256 levels.
+    atol = 1 / 255 / min(found["std"]) if "DINOv3" in type(processor()).__name__ else 1e-5
+    torch.testing.assert_close(eval_transform(found)(WIDE), hf_pixels(tmp_path), atol=atol, rtol=0)
 
 
 def test_one_number_is_read_as_its_class_means_it(tmp_path: Path) -> None:
     for kind, squash in (("ViTFeatureExtractor", True), ("CLIPFeatureExtractor", False)):
         settings = {"feature_extractor_type": kind, "size": 12}
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-        assert read_image_preprocessing(tmp_path, {}, 12, 3)["crop_mode"] == (
+        assert read_image_preprocessing(tmp_path, SIZES)["crop_mode"] == (
             "squash" if squash else "center"
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "crop_pct"),
+    [
+        ({}, 1.0),
+        ({"size": None, "crop_size": None, "do_center_crop": None}, 1.0),  # as DINOv3 is published
+        ({"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}}, 224 / 256),
+        ({"size": 256, "crop_size": 224}, 224 / 256),
+        ({"crop_size": {"height": 224, "width": 224}}, 1.0),
+        ({"size": {"shortest_edge": 256}}, 1.0),
+    ],
+)
+def test_input_has_the_size_of_the_model(
+    settings: dict[str, Any], crop_pct: float, tmp_path: Path
+) -> None:
+    content = {"do_center_crop": True, **settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
+    sizes = SimpleNamespace(image_size=518, n_channels=3)
+    found = read_image_preprocessing(tmp_path, sizes)
+    assert (found["image_size"], found["crop_pct"]) == (518, crop_pct)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +136,7 @@ def test_unsupported_preprocessing_is_rejected(
 ) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=message):
-        read_image_preprocessing(tmp_path, {}, 12, 3)
+        read_image_preprocessing(tmp_path, SIZES)
 
 
 @pytest.mark.parametrize(("side", "scaled"), [(224, 400), (224, 354), (384, 450), (224, 256)])

@@ -82,13 +82,15 @@ class ImageView(View):
         n_tokens = n_prefix + side * side
         kind = self._kind(side, n_prefix, is_first)
         outputs: list[Tensor] = []
-        collector.collect(self.model, lambda: outputs.append(self.model(images)), {"self": kind})
+        model = self.model if self.model.heads else self.model.encode  # as in a published DINOv2
+        collector.collect(self.model, lambda: outputs.append(model(images)), {"self": kind})
         logits = outputs[0][0]
-        best, classes = int(logits.argmax()), self.classes(logits)
-        title = "relevance for the output"
-        if classes:
-            title = f"relevance for class {classes[0][0]} ({classes[0][1]:.3g})"
-        _add_relevance(collector, self.model, lambda: self.model(images)[:, best], n_prefix, title)
+        classes = self.classes(logits) if self.model.heads else []
+        if self.model.heads:
+            best, title = int(logits.argmax()), "relevance for the output"
+            if classes:
+                title = f"relevance for class {classes[0][0]} ({classes[0][1]:.3g})"
+            _add_relevance(collector, self.model, lambda: model(images)[:, best], n_prefix, title)
         positions = getattr(self.model.embed, "positions", None)
         if is_first and positions is not None and len(positions.weight) == n_tokens:
             unit = torch.nn.functional.normalize(positions.weight.detach().float(), dim=-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fourfold.errors import InputError, errors_in
 from fourfold.hub import directory, nanogpt, preprocessing, timm, transformers_format
 from fourfold.hub.directory import SourceModel
-from fourfold.models import CausalLM, ViT
+from fourfold.models import CLIP, CausalLM, ViT
 from fourfold.text_files import read_json
 from fourfold.tokenization import pretrained
 from fourfold.tokenization.chat import read_chat_template
@@ -47,8 +47,7 @@ def read_model(
         source = _read_weights(path, content)
     model = source.model
     # DINOv2, which pools in this way, is published without a head, for its hidden states.
-    allow_missing_heads |= isinstance(model, ViT) and model.config.pool == "cls_mean"
-    if isinstance(model, ViT) and not allow_missing_heads:
+    if isinstance(model, ViT) and not (allow_missing_heads or model.config.pool == "cls_mean"):
         n_heads = 1 + model.config.distillation
         if missing := n_heads - len(model.heads):
             message = f"{missing} of {n_heads} classification heads are missing; use init_from"
@@ -60,6 +59,8 @@ def read_model(
         artifacts = preprocessing.read_class_artifacts(model, source.tokenizer)
         if isinstance(model, CausalLM) and (template := read_chat_template(path)):
             artifacts["chat_template"] = template
+        if isinstance(model, ViT | CLIP) and not allow_missing_heads:
+            artifacts |= preprocessing.read_image_preprocessing(path, model.config)
         source = replace(source, artifacts=artifacts)
     if content is None:
         source = replace(source, defaults=preprocessing.read_generation_defaults(path))

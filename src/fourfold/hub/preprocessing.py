@@ -315,20 +315,19 @@ def count_separators(text: str) -> int:
     return 2 if ids.count(tokenizer.eos_id) == 3 else 1
 
 
-def read_image_preprocessing(
-    path: Path, config: Json, image_size: int, n_channels: int
-) -> dict[str, Any]:
-    """Read the class names and the settings of the evaluation transform of images.
+def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:
+    """Read the settings of the evaluation transform of images.
+
+    The size of the input is that of the model. The file determines which part of an image the input
+    shows: DINOv2, with an input of 518 pixels, is published with a crop of 224 of 256 pixels.
 
     Args:
         path: Directory with a preprocessor_config.json or processor_config.json; without these
             files the defaults of transformers apply.
-        config: Content of config.json.
-        image_size: Height and width of the model's input in pixels.
-        n_channels: Number of channels of the model's input.
+        config: Config of the model, with the fields `image_size` and `n_channels`.
 
     Returns:
-        Dictionary with the key `class_names` and a key for each setting, such as `crop_pct`.
+        Dictionary with a key for each setting, such as `crop_pct`.
 
     Raises:
         InputError: A setting is not supported.
@@ -338,9 +337,8 @@ def read_image_preprocessing(
         file = path / "processor_config.json"
     settings = read_json(file) if file.is_file() else {}
     with errors_in(file):
-        transform = _read_transform(settings, image_size, n_channels)
-    sizes = {"image_size": image_size, "n_channels": n_channels}
-    return {"class_names": class_names(config), **sizes, **transform}
+        transform = _read_transform(settings, config.image_size, config.n_channels)
+    return {"image_size": config.image_size, "n_channels": config.n_channels, **transform}
 
 
 def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str, Any]:
@@ -360,10 +358,10 @@ def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str
     settings = settings.get("image_processor", settings)
     if not isinstance(settings, Mapping):
         raise InputError("must be a JSON object", option="image_processor")
-    settings = {**_IMAGE_DEFAULTS, **settings}
+    settings = _IMAGE_DEFAULTS | {k: v for k, v in settings.items() if v is not None}
     check_allowed(settings, _ALLOWED)
-    resized = _read_side(settings, "size", image_size)
-    cropped = _read_side(settings, "crop_size", image_size)
+    resized = _read_side(settings, "size", _read_side(settings, "crop_size", image_size))
+    cropped = _read_side(settings, "crop_size", min(image_size, resized))
     crop_pct = cropped / resized if settings.get("do_center_crop") else 1.0
     if crop_pct > 1:
         raise InputError(f"must be at most size, {resized}, got {cropped}", option="crop_size")

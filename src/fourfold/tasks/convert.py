@@ -15,9 +15,9 @@ from fourfold.checkpoints.files import read_file
 from fourfold.checkpoints.load import load, read_model
 from fourfold.checkpoints.save import staged_directory, write_graphs, write_transformers
 from fourfold.errors import InputError
-from fourfold.hub import preprocessing, timm
+from fourfold.hub import timm
 from fourfold.hub.directory import SourceModel
-from fourfold.models import CLIP, ViT
+from fourfold.models import ViT
 
 TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
 
@@ -73,28 +73,9 @@ def make_task(found: SourceModel) -> Any:
     task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
     task = task_class(model.config)
     task.model = model
-    task.artifacts = _read_preprocessing(found)
+    task.artifacts = {"tokenizer": found.tokenizer} if found.tokenizer else {}
+    task.artifacts |= found.artifacts
     return task.eval()
-
-
-def _read_preprocessing(found: SourceModel) -> dict[str, Any]:
-    """Read the artifacts of an imported model: tokenizer, class names and image preprocessing.
-
-    Args:
-        found: The model with the files that it was read from.
-
-    Returns:
-        Dictionary from names to plain values. An artifact that the files do not contain is missing.
-    """
-    model: Any = found.model
-    artifacts: dict[str, Any] = {"tokenizer": found.tokenizer} if found.tokenizer else {}
-    artifacts |= found.artifacts
-    if model.source is not None and hasattr(model.config, "image_size"):
-        shape = (model.config.image_size, model.config.n_channels)
-        artifacts |= preprocessing.read_image_preprocessing(found.path, model.source.config, *shape)
-        if isinstance(model, CLIP):
-            del artifacts["class_names"]  # CLIP has no classes
-    return artifacts
 
 
 def export_checkpoint(
