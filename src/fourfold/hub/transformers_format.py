@@ -47,6 +47,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_
 _EXPERTS = "it has a mixture of experts"
 _IMAGES = "it also has an image encoder"
 _PARTLY = "it rotates a part of the channels"
+_PAIRS = "it rotates pairs of neighbouring channels"
 UNSUPPORTED = {
     "mixtral": (_EXPERTS, "mistral"),
     "qwen2_moe": (_EXPERTS, "qwen2"),
@@ -65,7 +66,10 @@ UNSUPPORTED = {
     "phi3": ("it has fused projections, and mostly longrope", "llama"),
     "olmo": ("its norms have no weights", "olmo2"),
     "smollm3": ("some of its layers have no rotary positions", "llama"),
+    "olmo3": ("some of its layers have windows", "olmo2"),
+    "siglip_vision_model": ("it has no text encoder", "siglip"),
     **dict.fromkeys(("gpt_neox", "phi", "stablelm"), (_PARTLY, "llama")),
+    **dict.fromkeys(("cohere", "cohere2", "glm", "glm4", "gptj"), (_PAIRS, "llama")),
 }
 
 

@@ -6,18 +6,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
 import transformers as hf
+from hypothesis import given, settings
 from PIL import Image
 
 import fourfold
 from fourfold import generation
 from fourfold.checkpoints.files import read_file
 from fourfold.commands.infer import main
+from fourfold.commands.infer.generate import GrowingText
 from fourfold.errors import InputError
 
 Run = Callable[..., Any]
@@ -359,6 +363,36 @@ def test_stream_and_stop_texts(ask: Ask) -> None:
         assert lines(found) == cut
     beam = ask("generate", "lm", text, "--only-new", "--beam=2", "--stop", stop)
     assert all(stop not in line for line in lines(beam))
+
+
+class Pieces:
+    """Tokenizer whose tokens are given pieces of a text in UTF-8, also parts of a character."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def decode(self, ids: list[int]) -> str:
+        return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_streamed_pieces_end_before_a_stop_text_that_spans_tokens(data: st.DataObject) -> None:
+    text = data.draw(st.text("abé€", min_size=1, max_size=14))
+    stops = data.draw(st.lists(st.text("abé€", min_size=1, max_size=4), max_size=2))
+    content = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(content)))) | {len(content)})
+    pieces = [content[i:j] for i, j in pairwise([0, *cuts])]
+    growing, shown = GrowingText(Pieces(pieces), [], stops), ""  # type: ignore[arg-type]
+    for i in range(len(pieces)):
+        has_ended = growing.add([i])
+        shown += growing.unshown()
+        if has_ended:
+            break
+    shown += growing.unshown(is_last=True)
+    found = b"".join(pieces[: i + 1]).decode(errors="replace")  # a stop text may end it
+    starts = [found.index(stop) for stop in stops if stop in found]
+    assert shown == (found[: min(starts)] if starts else text)
 
 
 def test_broken_utf8_names_the_line(ask: Ask) -> None:
