@@ -114,9 +114,9 @@ def test_an_image_model_of_transformers_is_shown(
     model = (without_head | MODELS)[name]()
     model.save_pretrained(tmp_path / "there")
     side = 20 if name == "dinov3" else 12
-    settings = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}}
+    crop = {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
+    settings = {**crop, "size": {"shortest_edge": 256}}
     if name.startswith("dino"):
-        settings |= {"do_center_crop": True}
         (tmp_path / "there" / "preprocessor_config.json").write_text(json.dumps(settings))
     Image.new("RGB", (30, 20), (9, 90, 200)).save(tmp_path / "x.png")
     result = run("look", tmp_path / "there", "--image", tmp_path / "x.png", "--out", tmp_path / "a")
