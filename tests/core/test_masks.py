@@ -49,6 +49,28 @@ def test_causal_mask_is_aligned_at_the_bottom_right() -> None:
     assert causal_mask(3, 2, device).tolist() == [[False] * 2, [True, False], [True, True]]
 
 
+@pytest.mark.parametrize("window", range(1, 7))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("q_len", [12, 5, 1])
+@pytest.mark.parametrize("n_global", [0, 2])
+@pytest.mark.parametrize("padded", [False, True])
+def test_window_equals_a_double_loop(
+    window: int, causal: bool, q_len: int, n_global: int, padded: bool
+) -> None:
+    real = [[True] * 12, [True] * 4 + [False] * 3 + [True] * 5]
+    keys = torch.tensor(real) if padded else None
+    pattern = Mask(causal=causal, keys=keys, window=window, n_global=n_global)
+    found = pattern.lower(q_len, 12, torch.device("cpu")).mask
+    for row in range(2 if padded else 1):
+        counts = [sum(real[row][: i + 1]) for i in range(12)] if padded else range(12)
+        for i in range(q_len):
+            q = 12 - q_len + i
+            for k in range(12):
+                near = abs(counts[q] - counts[k]) < window or min(q, k) < n_global
+                wanted = near and (k <= q or not causal) and (not padded or real[row][k])
+                assert bool(found[row, 0, i, k]) == wanted
+
+
 def test_cache_without_padding_stores_no_mask() -> None:
     cache, ids = KVCache(), torch.zeros(2, 3, dtype=torch.long)
     mask, positions = mask_and_positions(ids, None, None, cache, causal=True)
