@@ -66,7 +66,17 @@ from fourfold.optim import OptimizerConfig
         (
             TransformerConfig,
             {"rope_theta": 1e4, "d_head": 5},
-            "d_head must be even for rotary positions, got 5",
+            "d_head must give an even number of rotated channels, got 5",
+        ),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "partial_rotary_factor": 0.05},
+            "partial_rotary_factor must give an even number of rotated channels, got 3",
+        ),
+        (
+            TransformerConfig,
+            {"rope_theta": 1e4, "partial_rotary_factor": 1.5},
+            "partial_rotary_factor must be above 0 and at most 1, got 1.5",
         ),
         (
             TransformerConfig,

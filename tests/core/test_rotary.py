@@ -1,18 +1,27 @@
 """Rotary positions, compared with complex numbers and with the functions of transformers."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from transformers import StableLmConfig
+from transformers.models.stablelm.modeling_stablelm import (
+    StableLmRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
+from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.core.rotary import frequencies, rotate, rotation
+from fourfold.hub.transformers_format import export_problem
+from fourfold.models import CausalLM, CausalLMConfig
 from tests.fixtures.tiny_models import LLAMA3, assert_same
 
 LINEAR = {"rope_type": "linear", "factor": 3.0}
@@ -110,6 +119,48 @@ def test_interleaved_pairs_are_a_permutation_of_the_channels() -> None:
     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
     assert not torch.allclose(
         rotate(q, rotation(slice(0, 6), q, width=8, theta=1e4)), interleaved(q)
+    )
+
+
+def test_part_of_the_channels_is_rotated_as_in_transformers() -> None:
+    theirs = StableLmConfig(
+        hidden_size=48,
+        num_attention_heads=4,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 100.0,
+            "partial_rotary_factor": 0.5,
+        },
+    )
+    q, k = torch.randn(2, 1, 4, 7, 12)
+    cos, sin = StableLmRotaryEmbedding(theirs)(q, torch.arange(7)[None])
+    turned = apply_rotary_pos_emb(q[..., :6], k[..., :6], cos, sin)
+    config = TransformerConfig(
+        d_model=48, n_heads=4, d_ff=8, rope_theta=100.0, partial_rotary_factor=0.5
+    )
+    assert config.rotary_width == 6
+    turns = rotation(slice(0, 7), q, width=config.rotary_width, theta=100.0)
+    for x, expected in zip((q, k), turned, strict=True):
+        wanted = torch.cat([expected, x[..., 6:]], -1)
+        torch.testing.assert_close(rotate(x, turns), wanted, rtol=0, atol=1e-6)
+
+
+def test_decoding_with_rotated_parts_of_the_heads_equals_the_whole_sequence() -> None:
+    options: dict[str, Any] = {"positions": "none", "rope_theta": 100.0, "dropout": 0.0}
+    sizes: dict[str, Any] = {"d_model": 32, "n_heads": 4, "d_ff": 16, "n_layers": 2}
+    ids = torch.randint(0, 20, (2, 9))
+    results = []
+    for part in (0.25, 1.0):
+        torch.manual_seed(0)
+        config = CausalLMConfig(vocab_size=20, **sizes, **options, partial_rotary_factor=part)
+        model = CausalLM(config).double().eval()
+        cache = KVCache()
+        pieces = [model(piece, None, cache) for piece in ids.split([4, 1, 3, 1], 1)]
+        results.append(model(ids))
+        torch.testing.assert_close(torch.cat(pieces, 1), results[-1], rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(*results)
+    assert "partial_rotary_factor=0.25" in str(
+        export_problem(CausalLM(replace(config, partial_rotary_factor=0.25)))
     )
 
 

@@ -225,7 +225,7 @@ class Stack(nn.Module):
         )
         self.norm = nn.Identity() if config.norm_placement == "post" else norm_from_config(config)
         self.windows = config.windows(depth)
-        self.head_width = config.head_width
+        self.rotary_width = config.rotary_width
         # Base and scaling of rotary positions in layers with full attention, and with a window.
         self.rope = config.rope_theta, config.rope_scaling
         has_local = config.rope_local_theta is not None
@@ -296,4 +296,4 @@ class Stack(nn.Module):
         theta, scaling = self.rope if window is None else self.local_rope
         if theta is None or positions is None:
             return None
-        return rotation(positions, x, width=self.head_width, theta=theta, scaling=scaling)
+        return rotation(positions, x, width=self.rotary_width, theta=theta, scaling=scaling)

@@ -100,6 +100,8 @@ class TransformerConfig(ModelConfig):
         rope_scaling: Change of the wavelengths for longer texts, a dictionary with the key names of
             transformers. Its `rope_type` is linear, llama3 or yarn (see `ROPE_SCALING`). None means
             no change.
+        partial_rotary_factor: Share of the channels of a head that are rotated by rotary positions.
+            They are the first channels of the head (GPT-NeoX, Phi).
         parallel: Add the outputs of all sub-layers of a block to the block's input (GPT-J, PaLM).
             Otherwise, the input of each sub-layer contains the output of the one before it.
         layer_scale: Initial value of a learned factor on each channel of the output of each
@@ -147,6 +149,7 @@ class TransformerConfig(ModelConfig):
     rope_theta: float | None = None
     rope_local_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
+    partial_rotary_factor: float = 1.0
     parallel: bool = False
     layer_scale: float | None = None
     dropout: float = 0.1
@@ -177,6 +180,11 @@ class TransformerConfig(ModelConfig):
     def head_width(self) -> int:
         """Width of a query and key per head."""
         return head_width(self.d_model, self.n_heads, self.d_head)
+
+    @property
+    def rotary_width(self) -> int:
+        """Number of channels of a head that rotary positions rotate."""
+        return int(self.head_width * self.partial_rotary_factor)
 
     @property
     def value_width(self) -> int:
@@ -220,9 +228,11 @@ def _check_rotary(config: TransformerConfig) -> None:
     for name in ("rope_theta", "rope_local_theta"):
         if (theta := getattr(config, name)) is not None:
             check_range(name, theta, above=1.0)
-    if config.rope_theta is not None and config.head_width % 2:
-        message = f"must be even for rotary positions, got {config.head_width}"
-        raise InputError(message, option="d_head")
+    part = config.partial_rotary_factor
+    check_range("partial_rotary_factor", part, above=0.0, maximum=1.0)
+    if config.rope_theta is not None and (config.rotary_width % 2 or not config.rotary_width):
+        message = f"must give an even number of rotated channels, got {config.rotary_width}"
+        raise InputError(message, option="d_head" if part == 1 else "partial_rotary_factor")
     if config.rope_scaling is None:
         return
     kind = config.rope_scaling.get("rope_type")

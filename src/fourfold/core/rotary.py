@@ -22,6 +22,8 @@ Rotation = tuple[Tensor, Tensor]
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
 
+    Channels after the first 2 * P, where P is the last dimension of the cosines, are kept.
+
     Source: Su et al. 2021.
 
     Example:
@@ -30,8 +32,10 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
         tensor([[[[-1., -0.]]]])
     """
     cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    n_pairs = cos.shape[-1]
+    first, second, rest = x.split([n_pairs, n_pairs, x.shape[-1] - 2 * n_pairs], dim=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat([*turned, rest], dim=-1).to(x.dtype)
 
 
 def rotation(
@@ -50,7 +54,7 @@ def rotation(
     Args:
         positions: Positions of the tokens, a slice of length T or a tensor (B, T).
         like: A tensor with the device and data type of the result.
-        width: Width Dh of a head.
+        width: Number of the rotated channels of a head, its width Dh or less.
         theta: Base of the wavelengths.
         scaling: `rope_scaling` of `TransformerConfig`.
 

@@ -42,7 +42,7 @@ def read_rope(config: Json, parameters: Any, default_theta: float) -> dict[str, 
     kind = str(read("rope_type", read("type", "default")))
     part = read("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if part != 1.0:
-        message = f"must be 1, since all channels of a head are rotated, got {str(part)[:80]}"
+        message = f"must be 1, since the architecture rotates all channels, got {str(part)[:80]}"
         raise InputError(message, option="partial_rotary_factor")
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
