@@ -290,8 +290,7 @@ def beam_search(
         bos_id: First token of the targets of an encoder-decoder.
         eos_id: Token that ends a target.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
-        max_len: Maximum number of new tokens with EOS; None means the length of each source + 50,
-            but at most `max_len` of the model.
+        max_len: Maximum number of new tokens with EOS; None means the default of `generate`.
         n_best: Number N of targets to return for each source, at most `beam`.
         suppress_tokens: Ids of tokens that are never generated, such as that of `<unk>`.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
@@ -306,13 +305,11 @@ def beam_search(
 
     Example:
         >>> from fourfold.models import EncoderDecoder, EncoderDecoderConfig
-        >>> config = EncoderDecoderConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
-        >>> model, src = EncoderDecoder(config), torch.tensor([[3, 1, 4]])
-        >>> ids, scores = beam_search(model, src, bos_id=1, eos_id=2, max_len=6)
+        >>> model = EncoderDecoder(EncoderDecoderConfig(d_model=8, n_heads=2, vocab_size=50))
+        >>> ids, scores = beam_search(model, torch.tensor([[3, 1, 4]]), 4, bos_id=1, eos_id=2)
     """
-    inputs = GenerationInputs(
-        model, src, src_mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="src"
-    )
+    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")
     _check_options(inputs.vocab_size, beam, n_best, length_penalty, length_penalty_type)
     eos_id = inputs.require("eos_id", "token that ends a target")
     limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)

@@ -71,8 +71,7 @@ def generate(
         >>> generate(model, torch.tensor([[3, 1, 4]]), max_new=5).shape
         torch.Size([1, 8])
     """
-    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
-    inputs = GenerationInputs(model, ids, mask, **special, ids_name="ids")
+    inputs = GenerationInputs(model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
     sampler = TokenSampler(temperature, top_k, top_p, inputs.suppressed(suppress_tokens))
     if max_new is None and not inputs.is_seq2seq:
         raise InputError("must be given for a causal LM", option="max_new")

@@ -57,7 +57,7 @@ class GenerationInputs:
         bos_id: int | None,
         eos_id: int | None,
         pad_id: int | None,
-        ids_name: str,
+        ids_name: str = "ids",
     ) -> None:
         if not getattr(model, "can_generate", False):
             message = f"must be a causal LM or an encoder-decoder, got {type(model).__name__}"
