@@ -1,13 +1,13 @@
 """Cases of scripts/kill_test.py: every task with every setting that could affect exact resume.
 
-The baselines (LSTM language model and ResNet) are left out. `damage` damages the files of a killed
+The baselines that consist of convolutions are left out. `damage` damages the files of a killed
 training.
 """
 
 import random
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ COMMON = (
     "--log_samples=false",
 )
 PAIRS = ("--data.rows=400", "--data.max_tokens=512", "--model.val_num_beams=0")
+LUONG = ("luong2015/tiny", *PAIRS)
 TINY: dict[str, tuple[str, ...]] = {
     "translation": ("vaswani2017/tiny", *PAIRS),
     "masked LM": ("bert/tiny", "--data.batch_size=8"),
@@ -33,13 +34,22 @@ TINY: dict[str, tuple[str, ...]] = {
     "masked images": ("mae/tiny",),
     "text to text": ("t5/tiny", *PAIRS),
     "image and text": ("clip/tiny",),
-    "recurrent": ("luong2015/tiny", *PAIRS, "--model.scheduled_sampling=0.3"),
+    "recurrent": (*LUONG, "--model.scheduled_sampling=0.3"),
+    "recurrent local-p": (*LUONG, "--model.config.attn_weights=local_p"),
+    "recurrent REINFORCE": (*LUONG, "--model.config.attn_weights=hard_sample"),
+    "recurrent Gumbel": (*LUONG, "--model.config.attn_weights=hard_gumbel"),
+    "recurrent exact": (
+        *(*LUONG, "--model.config.input_feeding=false", "--model.config.mix_outputs=true"),
+    ),
+    "recurrent LM": ("recurrence/tiny", "--data.batch_size=8"),
     "RNNsearch": ("bahdanau2015/tiny", *PAIRS),
     "joined": ("joined/tiny", *PAIRS),
     "captions": ("captions/tiny",),
     "recurrent captions": ("xu2015/tiny",),
+    "recurrent captions REINFORCE": ("xu2015/tiny", "--model.config.attention=hard_sample"),
     "sequences": ("finetune/tiny", "--data.batch_size=8"),
     "documents": ("yang2016/tiny", "--data.batch_size=8"),
+    "ladder": ("bishop/tiny", "--model.config.rung=norm", "--data.batch_size=8"),
 }
 SETTINGS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -116,13 +126,13 @@ def tasks(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def cases(folder: Path, n: int, only: str = "") -> list[Case]:
+def cases(folder: Path, n: int, only: Sequence[str] = ("",)) -> list[Case]:
     """Return at most `n` cases; consecutive cases differ in task and setting.
 
     Args:
         folder: Directory of the files of `write_files`.
         n: Maximum number of cases.
-        only: Substring of the name of the task or setting.
+        only: Substrings, of which the name of the task or of the setting contains one.
     """
     known_tasks = list(tasks(folder).items())
     settings = list(SETTINGS.items())
@@ -132,8 +142,8 @@ def cases(folder: Path, n: int, only: str = "") -> list[Case]:
         for i, (task, options) in enumerate(known_tasks)
         for setting, more in [settings[(i + shift) % len(settings)]]
     ]
-    selected = [case for case in combinations if only in case.task or only in case.setting]
-    return selected[:n]
+    named = [case for case in combinations if any(x in y for x in only for y in case[:2])]
+    return named[:n]
 
 
 def _flip_directory_bit(data: bytes, file: Path) -> bytes:

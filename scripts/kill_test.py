@@ -1,7 +1,7 @@
 """Kills trainings at random moments, resumes them, and compares the results bit by bit.
 
-    python scripts/kill_test.py [--kills 100] [--damage] [--seed 0] [--only NAME] [--work DIR]
-        [--out DIR]
+    python scripts/kill_test.py [--kills 100] [--damage] [--seed 0] [--only NAME ...]
+        [--work DIR] [--out DIR]
 
 Each case is trained once without interruption. Then it is killed (SIGKILL to all of its processes)
 at a time drawn uniformly from the duration of that training, and resumed with the same command.
@@ -256,7 +256,8 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=2, help="kills of each case")
     parser.add_argument("--damage", action="store_true", help="damage files after each kill")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="substring of the task or setting of cases")
+    help_text = "substrings, of which the task or the setting of a case contains one"
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help=help_text)
     parser.add_argument("--work", type=Path, help="directory of the trainings (default: a new one)")
     parser.add_argument("--out", type=Path, help="directory of kills.csv and table.md")
     options = parser.parse_args()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -263,6 +264,35 @@ def test_generated_targets_can_be_used_in_training(translator: EncoderDecoder) -
     assert all(p.grad is not None for p in translator.parameters())
 
 
+def test_suppressed_tokens_are_never_generated(
+    causal_lm: CausalLM, translator: EncoderDecoder
+) -> None:
+    ids = torch.randint(3, 13, (6, 5))
+
+    def common(tokens: Tensor) -> list[int]:
+        """Return the tokens of the first two columns without the padding token."""
+        found = sorted(set(tokens[:, :2].flatten().tolist()) - {0})
+        assert found
+        return found
+
+    for model, start in ((causal_lm, 5), (translator, 1)):
+        for options in SETTINGS:
+            plain = generate(model, ids, 12, **options)[:, start:]
+            empty = generate(model, ids, 12, **options, suppress_tokens=[])[:, start:]
+            assert torch.equal(empty, plain)
+            unwanted = common(plain)
+            found = generate(model, ids, 12, **options, suppress_tokens=unwanted)[:, start:]
+            assert not torch.isin(found, torch.tensor(unwanted)).any()
+        search = partial(beam_search, model, ids, 3, eos_id=EOS, pad_id=0, max_len=6)
+        unwanted = common(search()[0][:, start:])
+        found = search(n_best=3, suppress_tokens=unwanted)[0][..., start:]
+        assert not torch.isin(found, torch.tensor(unwanted)).any()
+        # If a single token is left, a beam of three has two columns without a hypothesis.
+        only, scores = search(suppress_tokens=[token for token in range(13) if token != 7])
+        assert (only[:, start:] == 7).all()
+        assert scores.isfinite().all()
+
+
 def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: EncoderDecoder) -> None:
     ids = torch.randint(3, 13, (2, 4))
     cases = [
@@ -324,6 +354,18 @@ def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: Encoder
         (
             lambda: beam_search(translator, ids, length_penalty=math.nan),
             "length_penalty must be finite, got nan",
+        ),
+        (
+            lambda: generate(causal_lm, ids, 5, suppress_tokens=[3, 13]),
+            "suppress_tokens must be at least 0 and below 13, got 13",
+        ),
+        (
+            lambda: beam_search(translator, ids, suppress_tokens=["<unk>"]),  # type: ignore[list-item]
+            "suppress_tokens must be of type int, got '<unk>'",
+        ),
+        (
+            lambda: generate(translator, ids, suppress_tokens=range(13)),
+            "suppress_tokens must leave a token of the vocabulary",
         ),
     ]
     for call, message in cases:

@@ -130,3 +130,41 @@ def test_beam_search_matches_transformers(name: str, alpha: float, tmp_path: Pat
     assert sum(comparable) >= 6
     if is_seq2seq and alpha == 1.0:
         assert len({len(row) for row in actual_rows if EOS in row}) > 1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_suppressed_tokens_match_transformers(beam: int, name: str, tmp_path: Path) -> None:
+    model, hf_model = load_both(name, tmp_path, 1.0)
+    x = random_ids(6, 7)
+    special = {"eos_id": EOS, "pad_id": PAD, "bos_id": START}
+    start = 1 if isinstance(model, EncoderDecoder) else x.shape[1]
+    plain = fourfold.generate(model, x, MAX_NEW, **special)
+    unwanted = sorted(set(plain[:, start : start + 3].flatten().tolist()) - {EOS})
+    out = hf_model.generate(
+        x,
+        attention_mask=torch.ones_like(x),
+        max_new_tokens=MAX_NEW,
+        do_sample=False,
+        num_beams=beam,
+        length_penalty=1.0,
+        early_stopping="never",
+        suppress_tokens=unwanted,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **({"decoder_start_token_id": START} if start == 1 else {}),
+    )
+    options: Any = {**special, "suppress_tokens": unwanted}
+    actual, scores = fourfold.beam_search(model, x, beam, 1.0, "power", max_len=MAX_NEW, **options)
+    rows, expected = new_tokens(actual, start), new_tokens(out.sequences, start)
+    comparable = [(EOS in a) == (EOS in b) for a, b in zip(rows, expected, strict=True)]
+    assert sum(comparable) >= 4
+    assert [a for a, same in zip(rows, comparable, strict=True) if same] == [
+        b for b, same in zip(expected, comparable, strict=True) if same
+    ]
+    if beam > 1:
+        same = torch.tensor(comparable)
+        theirs = out.sequences_scores.double()[same]
+        torch.testing.assert_close(scores[same], theirs, rtol=1e-5, atol=1e-6)

@@ -178,7 +178,7 @@ def test_attention_is_drawn_if_there_is_any(texts: Path) -> None:
         task.trainer = type("Trainer", (), {"datamodule": data})()
         media = task.eval().sample_outputs(next(iter(data.val_dataloader())), "val")
         assert len(media["samples"].rows) > 0
-        assert len(media["attention"].maps if "attention" in media else []) == n_maps
+        assert len(media["attention"].maps) == n_maps
 
 
 def test_translate_works_line_by_line_and_in_batches(

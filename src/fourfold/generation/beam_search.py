@@ -22,7 +22,7 @@ tokens, t new tokens, L maximum of t, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -128,13 +128,17 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
-def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
+def extend(
+    hypotheses: ActiveBeams, logits: Tensor, n: int, suppressed: Tensor | None = None
+) -> ActiveBeams:
     """Extend hypotheses by one token, and return the most probable extensions of each sequence.
 
     Args:
         hypotheses: k active hypotheses of each of R sequences.
         logits: Logits (R * k, V) of the next token of each hypothesis.
         n: Number of extensions to return for each sequence, or k * V if that is less.
+        suppressed: Ids (m,) of tokens whose extensions have the score -inf. The probabilities of
+            the other tokens are not renormalized, as in transformers. None means no tokens.
 
     Returns:
         The n extensions of each sequence, the most probable first.
@@ -143,7 +147,8 @@ def extend(hypotheses: ActiveBeams, logits: Tensor, n: int) -> ActiveBeams:
     k = scores.shape[1]
     vocab_size = logits.shape[-1]
     # Only the n best tokens of a hypothesis can be among the n best extensions.
-    top, tokens = logits.topk(min(n, vocab_size))  # (R * k, n')
+    allowed = logits if suppressed is None else logits.index_fill(-1, suppressed, -math.inf)
+    top, tokens = allowed.topk(min(n, vocab_size))  # (R * k, n')
     log_p = (top.to(scores.dtype) - row_logsumexp(logits, scores.dtype)).unflatten(0, (-1, k))
     scores, flat = (scores[..., None] + log_p).flatten(1).topk(min(n, k * vocab_size))
     tokens = tokens.unflatten(0, (-1, k)).flatten(1).gather(1, flat)
@@ -194,6 +199,7 @@ def search(
     eos_id: int,
     pad_id: int,
     n_best: int = 1,
+    suppressed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Search for the `n_best` continuations of each prompt with the highest scores.
 
@@ -214,6 +220,7 @@ def search(
         eos_id: Token that ends a hypothesis.
         pad_id: Token that fills the positions after EOS.
         n_best: Number N of results for each prompt.
+        suppressed: Ids (m,) of tokens that are never generated; None means no tokens.
 
     Returns:
         New tokens (B, N, t), best first, and their scores (B, N).
@@ -229,7 +236,7 @@ def search(
     for t in range(longest):
         k = hypotheses.scores.shape[1]
         spare = k if beam > 1 else 0  # at most one extension of each hypothesis ends, so K remain
-        candidates = extend(hypotheses, logits, beam + spare)
+        candidates = extend(hypotheses, logits, beam + spare, suppressed)
         ids, scores = candidates.ids[:, :beam], candidates.scores[:, :beam]
         ends = (ids[:, :, -1] == eos_id) & scores.isfinite()
         finished.add(rows, ids, (scores / divisor[t]).where(ends, -math.inf), ended=True)
@@ -266,6 +273,7 @@ def beam_search(
     pad_id: int | None = None,
     max_len: int | None = None,
     n_best: int = 1,
+    suppress_tokens: Sequence[int] | None = None,
     use_cache: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Search for the targets with the highest log-probability divided by a length penalty.
@@ -282,9 +290,9 @@ def beam_search(
         bos_id: First token of the targets of an encoder-decoder.
         eos_id: Token that ends a target.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
-        max_len: Maximum number of new tokens with EOS; None means the length of each source + 50,
-            but at most `max_len` of the model.
+        max_len: Maximum number of new tokens with EOS; None means the default of `generate`.
         n_best: Number N of targets to return for each source, at most `beam`.
+        suppress_tokens: Ids of tokens that are never generated, such as that of `<unk>`.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
     Returns:
@@ -297,13 +305,11 @@ def beam_search(
 
     Example:
         >>> from fourfold.models import EncoderDecoder, EncoderDecoderConfig
-        >>> config = EncoderDecoderConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
-        >>> model, src = EncoderDecoder(config), torch.tensor([[3, 1, 4]])
-        >>> ids, scores = beam_search(model, src, bos_id=1, eos_id=2, max_len=6)
+        >>> model = EncoderDecoder(EncoderDecoderConfig(d_model=8, n_heads=2, vocab_size=50))
+        >>> ids, scores = beam_search(model, torch.tensor([[3, 1, 4]]), 4, bos_id=1, eos_id=2)
     """
-    inputs = GenerationInputs(
-        model, src, src_mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, ids_name="src"
-    )
+    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")
     _check_options(inputs.vocab_size, beam, n_best, length_penalty, length_penalty_type)
     eos_id = inputs.require("eos_id", "token that ends a target")
     limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
@@ -319,6 +325,7 @@ def beam_search(
             eos_id=eos_id,
             pad_id=inputs.pad_id,
             n_best=n_best,
+            suppressed=inputs.suppressed(suppress_tokens),
         )
     # Copied outside of inference mode, so that both can take part in training.
     ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)

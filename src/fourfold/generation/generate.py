@@ -4,6 +4,7 @@ Shapes: B rows, T prompt or source tokens, t new tokens.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ def generate(
     bos_id: int | None = None,
     pad_id: int | None = None,
     use_cache: bool = True,
+    suppress_tokens: Sequence[int] | None = None,
     copies: Counter[tuple[int, ...]] | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Tensor:
@@ -51,6 +53,7 @@ def generate(
         bos_id: First token of the targets of an encoder-decoder.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
+        suppress_tokens: Ids of tokens that are never generated, such as that of `<unk>`.
         copies: Number of earlier occurrences of each prompt (a tuple of its real tokens), updated
             in place. Calls that share it sample equal prompts differently. None starts from 0.
         on_tokens: Function that is called with the new tokens of each step; see `OnTokens`.
@@ -68,9 +71,8 @@ def generate(
         >>> generate(model, torch.tensor([[3, 1, 4]]), max_new=5).shape
         torch.Size([1, 8])
     """
-    sampler = TokenSampler(temperature, top_k, top_p)
-    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
-    inputs = GenerationInputs(model, ids, mask, **special, ids_name="ids")
+    inputs = GenerationInputs(model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
+    sampler = TokenSampler(temperature, top_k, top_p, inputs.suppressed(suppress_tokens))
     if max_new is None and not inputs.is_seq2seq:
         raise InputError("must be given for a causal LM", option="max_new")
     limit = inputs.limit("max_new", max_new, minimum=0)  # (B,)

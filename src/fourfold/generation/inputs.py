@@ -57,7 +57,7 @@ class GenerationInputs:
         bos_id: int | None,
         eos_id: int | None,
         pad_id: int | None,
-        ids_name: str,
+        ids_name: str = "ids",
     ) -> None:
         if not getattr(model, "can_generate", False):
             message = f"must be a causal LM or an encoder-decoder, got {type(model).__name__}"
@@ -151,11 +151,35 @@ class GenerationInputs:
             InputError: A stored token is not in the vocabulary.
         """
         stored = getattr(self.model.generation_defaults, "stop_ids", None) or ()
-        check_type("stop_ids", stored, Sequence)
-        for token in stored:
-            check_type("stop_ids", token, int)
-            check_range("stop_ids", token, minimum=0, below=self.vocab_size)
+        self._check_ids("stop_ids", stored)
         return (*stored, *(() if self.eos_id is None else (self.eos_id,)))
+
+    def suppressed(self, tokens: Sequence[int] | None) -> Tensor | None:
+        """Return the ids of the tokens that must not be generated, (n,) int64; None for none.
+
+        Args:
+            tokens: Value of the argument `suppress_tokens` of the caller.
+
+        Raises:
+            InputError: An element is not in the vocabulary, or no token would be left.
+        """
+        tokens = () if tokens is None else tokens
+        self._check_ids("suppress_tokens", tokens)
+        if len(set(tokens)) == self.vocab_size:
+            raise InputError("must leave a token of the vocabulary", option="suppress_tokens")
+        return torch.tensor(list(tokens), device=self.ids.device) if tokens else None
+
+    def _check_ids(self, name: str, tokens: Sequence[int]) -> None:
+        """Raise InputError unless `tokens` is a sequence of ids of the vocabulary.
+
+        Args:
+            name: Name of the option in error messages, such as "stop_ids".
+            tokens: Value of the option.
+        """
+        check_type(name, tokens, Sequence)
+        for token in tokens:
+            check_type(name, token, int)
+            check_range(name, token, minimum=0, below=self.vocab_size)
 
     def require(self, name: str, meaning: str) -> int:
         """Return a special token, which must be known.

@@ -35,6 +35,7 @@ class TokenSampler:
         top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
             at least p (Holtzman et al. 2020); None means all tokens. With `top_k`, the
             probabilities of the k tokens are renormalized first.
+        suppressed: Ids (n,) of tokens that are never chosen; None means no tokens.
 
     Raises:
         InputError: A value is outside its range.
@@ -43,6 +44,7 @@ class TokenSampler:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    suppressed: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, minimum=0.0)
@@ -64,6 +66,8 @@ class TokenSampler:
         Returns:
             Token ids (N,) int64.
         """
+        if self.suppressed is not None:
+            logits = logits.index_fill(-1, self.suppressed, -math.inf)
         if self.temperature == 0.0:
             return logits.max(dim=-1).indices  # 4 times as fast as argmax in bf16
         logits = upcast_fp32(logits) / max(self.temperature, MIN_TEMPERATURE)

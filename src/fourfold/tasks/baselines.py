@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fourfold.data.loading.batches import CausalBatch, SequenceBatch
-from fourfold.loggers.media import AttentionMaps, Media
+from fourfold.data.loading.batches import CausalBatch
+from fourfold.loggers.media import Media
 from fourfold.models import (
     ConvolutionalLM,
     ConvolutionalLMConfig,
@@ -50,14 +50,6 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
     model_class = RecurrentLM  # type: ignore[assignment]
 
     config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
-
-    def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs, without attention maps.
-
-        Returns:
-            Dictionary with "samples", a table of prompts with true and generated continuations.
-        """
-        return {"samples": super().sample_outputs(batch, split)["samples"]}
 
 
 @dataclass(eq=False, repr=False)
@@ -112,14 +104,6 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
 
     config: RecurrentClassifierConfig = RecurrentClassifierConfig()  # type: ignore[assignment]
 
-    def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs, without attention maps.
-
-        Returns:
-            Dictionary with "samples", a table of texts with true and predicted labels.
-        """
-        return {"samples": super().sample_outputs(batch, split)["samples"]}
-
 
 @dataclass(eq=False, repr=False)
 class LadderLanguageModeling(CausalLanguageModeling):
@@ -146,13 +130,6 @@ class LadderLanguageModeling(CausalLanguageModeling):
 
     config: LadderLMConfig = LadderLMConfig()
 
-    def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs, as `CausalLanguageModeling` does.
-
-        Attention maps are left out if no layer of the model has an `Attention`.
-        """
-        return without_empty_maps(super().sample_outputs(batch, split))
-
 
 @dataclass(eq=False, repr=False)
 class LadderSequenceClassification(SequenceClassification):
@@ -175,25 +152,6 @@ class LadderSequenceClassification(SequenceClassification):
     model_class = LadderClassifier
 
     config: LadderClassifierConfig = LadderClassifierConfig()
-
-    def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs, as `SequenceClassification` does.
-
-        Attention maps are left out if no layer of the model has an `Attention`.
-        """
-        return without_empty_maps(super().sample_outputs(batch, split))
-
-
-def without_empty_maps(media: dict[str, Media]) -> dict[str, Media]:
-    """Remove `AttentionMaps` without any map from the examples that a run logs.
-
-    Args:
-        media: Result of `sample_outputs` of a task, by name.
-
-    Returns:
-        A new dictionary.
-    """
-    return {k: x for k, x in media.items() if not isinstance(x, AttentionMaps) or x.maps}
 
 
 @dataclass(eq=False, repr=False)

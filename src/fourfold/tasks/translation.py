@@ -13,7 +13,6 @@ from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.errors import InputError
-from fourfold.loggers.media import Media
 from fourfold.losses import IGNORE_INDEX, token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import (
@@ -341,13 +340,3 @@ class RecurrentTranslation(HardAttention, Translation):
             metrics["loss_free_running"] = free["loss"]
             metrics["ppl_free_running"] = free.get("ppl_token", 1.0)
         return metrics
-
-    def sample_outputs(self, batch: PairBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs, as `Seq2SeqTask` does.
-
-        The attention maps are left out if the model has no attention.
-        """
-        media = super().sample_outputs(batch, split)
-        if self.config.context != "attention":
-            del media["attention"]
-        return media

@@ -310,6 +310,31 @@ def test_wrong_option_of_the_search_is_reported(options: list[str], said: str, a
     assert (more.code, "top_p must lie in (0, 1], got 2.0" in more.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("verb", "family", "options"),
+    [
+        ("translate", "mt", []),
+        ("generate", "lm", []),
+        ("generate", "lm", ["--beam=2"]),
+        ("generate", "lm", ["--temperature=1", "--seed=1"]),
+    ],
+)
+def test_suppressed_tokens(
+    verb: str, family: str, options: list[str], ask: Ask, trained: Train
+) -> None:
+    tokenizer = fourfold.load(trained(family)).tokenizer
+    assert tokenizer is not None
+    plain = lines(ask(verb, family, "one\n", *options))[0].removeprefix("one")
+    unwanted = max(filter(str.isalnum, plain), key=plain.count)
+    given = [f"--suppress-tokens={text}" for text in tokenizer.vocabulary if unwanted in text]
+    found = lines(ask(verb, family, "one\n", *options, *given))[0].removeprefix("one")
+    assert found
+    assert unwanted not in found
+    wrong = ask(verb, family, "one\n", "--suppress-tokens=<nothing>")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+    assert "--suppress-tokens must be a token of the vocabulary, got <nothing>" in wrong.err
+
+
 def test_penalties_are_those_of_the_search() -> None:
     assert tuple(generation.LENGTH_PENALTIES) == main.LENGTH_PENALTIES
 

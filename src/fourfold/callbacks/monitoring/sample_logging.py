@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.generation.step import decoding_mode
-from fourfold.loggers.media import ConfusionMatrix, Media
+from fourfold.loggers.media import AttentionMaps, ConfusionMatrix, Media
 from fourfold.loggers.wandb_logger import WandbRunLogger
 
 N_SAMPLES = 8
@@ -87,9 +87,10 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
         split: "val" or "test".
 
     Returns:
-        A dict from names to media. The confusion matrix is left out if the task has counted none.
-        Sample outputs are left out if the task has no method `sample_outputs`, if the weights are
-        sharded, or if the DataModule is not a `ResumableDataModule`.
+        A dict from names to media. The confusion matrix is left out if the task has counted none,
+        and attention maps if the model has none. Sample outputs are left out if the task has no
+        method `sample_outputs`, if the weights are sharded, or if the DataModule is not a
+        `ResumableDataModule`.
 
     Example:
         >>> from fourfold.data import RecallData
@@ -122,7 +123,7 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
     batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
     with trainer.precision_plugin.forward_context(), decoding_mode(module):
         collected |= sample_outputs(batch, split)
-    return collected
+    return {k: x for k, x in collected.items() if not isinstance(x, AttentionMaps) or x.maps}
 
 
 def sample_rows(labels: Any, n_rows: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fourfold.commands.infer.line_io import Item
+from fourfold.core.validation import quote
 from fourfold.errors import InputError
 from fourfold.generation import beam_search
 from fourfold.models.base import Model
@@ -85,7 +86,8 @@ class TextProcessor(LineProcessor):
     The class provides truncation, padding and beam search with the tokenizer of the checkpoint.
 
     Raises:
-        InputError: The tokenizer has more entries than the model has embeddings.
+        InputError: The tokenizer has more entries than the model has embeddings, or a token of
+            `--suppress-tokens` is not in the vocabulary.
     """
 
     def __init__(self, task: Any, options: Namespace) -> None:
@@ -99,6 +101,12 @@ class TextProcessor(LineProcessor):
                 " embeddings",
                 option="the checkpoint",
             )
+        self.suppressed: list[int] = []
+        for text in vars(options).get("suppress_tokens", ()):
+            if (token := self.tokenizer.vocabulary.get(text)) is None:
+                message = f"must be a token of the vocabulary, got {quote(text)}"
+                raise InputError(message, option="--suppress-tokens")
+            self.suppressed.append(token)
         limits = (getattr(self.model.config, "max_len", None), task.artifacts.get("max_len"))
         # Largest number of tokens that the model reads, special tokens included.
         self.max_len = min((limit for limit in limits if limit is not None), default=None)
@@ -179,9 +187,32 @@ class TextProcessor(LineProcessor):
             n_best=self.options.n_best,
             eos_id=self.tokenizer.eos_id,
             pad_id=self.tokenizer.pad_id,
+            suppress_tokens=self.suppressed,
             **(defaults | given),
         )
         return best.reshape(len(ids), self.options.n_best, -1)
+
+    def write_targets(self, src: Tensor, mask: Tensor | None, max_len: int | None) -> list[str]:
+        """Return the N best texts of an encoder-decoder for each line, separated by tabs.
+
+        N is the value of `--n-best`. Beam width and length penalty are those of the task, unless
+        they are given as options.
+
+        Args:
+            src: Token ids (B, T) of the lines, or images (B, C, H, W).
+            mask: Mask (B, T), True for real tokens; None for images.
+            max_len: Maximum number of tokens of a text; None means the length of the line + 50.
+        """
+        best = self.beam_search(
+            src,
+            mask,
+            beam=max(self.task.num_beams, self.options.n_best),
+            length_penalty=self.task.length_penalty,
+            length_penalty_type=self.task.length_penalty_type,
+            bos_id=self.task.start_id,
+            max_len=max_len,
+        )
+        return ["\t".join(map(escape, self.tokenizer.decode_batch(x))) for x in best.tolist()]
 
 
 def escape(text: str) -> str:

@@ -40,18 +40,6 @@ class ImageCaptioner(TextProcessor):
         """Return a line for each image: its path and `--n-best` captions, separated by tabs."""
         images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
         images = images.to(self.device, next(self.model.parameters()).dtype)
-        best = self.beam_search(
-            images,
-            None,
-            beam=max(self.task.num_beams, self.options.n_best),
-            length_penalty=self.task.length_penalty,
-            length_penalty_type=self.task.length_penalty_type,
-            bos_id=self.task.start_id,
-            max_len=self.options.max_new or self.task.longest_caption,
-        )
-        lines = []
-        for item, ids in zip(items, best.tolist(), strict=True):
-            lines.append(
-                "\t".join(map(escape, [item.content[0], *self.tokenizer.decode_batch(ids)]))
-            )
-        return lines
+        limit = self.options.max_new or self.task.longest_caption
+        texts = self.write_targets(images, None, limit)
+        return [f"{escape(x.content[0])}\t{text}" for x, text in zip(items, texts, strict=True)]

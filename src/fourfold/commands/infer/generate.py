@@ -224,6 +224,7 @@ class PromptContinuer(TextProcessor):
             seed=options.seed,
             eos_id=self.eos_id,
             pad_id=self.tokenizer.pad_id,
+            suppress_tokens=self.suppressed,
             copies=self.copies,
             on_tokens=append,
         )

@@ -92,6 +92,8 @@ def make_parser(command: str) -> OptionParser:
         add("--length-penalty", type=float, metavar="ALPHA", help="exponent of the length penalty")
         add("--length-penalty-type", choices=LENGTH_PENALTIES)
         add("--max-new", type=int, metavar="N", help="maximum number of new tokens")
+        help_text = "token that is never generated, such as <unk>; may be given several times"
+        add("--suppress-tokens", action="append", default=[], metavar="TEXT", help=help_text)
         add(
             "--n-best",
             type=int,

@@ -1,6 +1,6 @@
 """Line processor of `fourfold translate`: sentences translated by beam search."""
 
-from fourfold.commands.infer.base import TextProcessor, escape
+from fourfold.commands.infer.base import TextProcessor
 from fourfold.commands.infer.line_io import Item
 
 
@@ -26,13 +26,4 @@ class SentenceTranslator(TextProcessor):
 
     def run(self, items: list[Item]) -> list[str]:
         """Return the `--n-best` best translations of each line, separated by tabs."""
-        best = self.beam_search(
-            *self.pad([item.content for item in items]),
-            beam=max(self.task.num_beams, self.options.n_best),
-            length_penalty=self.task.length_penalty,
-            length_penalty_type=self.task.length_penalty_type,
-            bos_id=self.task.start_id,
-            max_len=self.options.max_new,
-        )
-        decode = self.tokenizer.decode_batch
-        return ["\t".join(map(escape, decode(translations))) for translations in best.tolist()]
+        return self.write_targets(*self.pad([x.content for x in items]), self.options.max_new)

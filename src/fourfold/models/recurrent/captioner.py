@@ -178,27 +178,20 @@ class CaptionDecoder(nn.Module):
                 rows, such as its hypotheses in beam search.
             cache: State after the earlier tokens, changed in place; None means no earlier tokens.
         """
-        state = None if cache is None else cache.state
-        if state is None:
-            rows = len(x) // len(memory)
-            state = tuple(part.repeat_interleave(rows, 1) for part in memory.initial)
-        state = tuple(part.to(x.dtype) for part in state)
+        state, start = memory.start(x, cache)
         contexts = None
         if self.cross_attn is None:
             h, state = self.stack(x, None, state)
         else:
             loop = Loop(self.stack, x, state)
             states, found, last = [], [], state[0][-1]
-            start = 0 if cache is None else cache.length
             for t, products in enumerate(loop.products, start):
                 context, _ = self.cross_attn(
                     last[:, None], memory.vectors, None, projected=memory.projected, step=t
                 )
-                z = (
-                    context[:, 0]
-                    if self.gate is None
-                    else self.gate(last).sigmoid() * context[:, 0]
-                )
+                z = context[:, 0]
+                if self.gate is not None:
+                    z = self.gate(last).sigmoid() * z
                 last = loop.step(products, z)
                 states.append(last)
                 found.append(z)

@@ -175,6 +175,23 @@ class RecurrentMemory:
             self.projected.index_select(0, sources),
         )
 
+    def start(self, x: Tensor, cache: RecurrentCache | None) -> tuple[State, int]:
+        """Return the state of the recurrent layers before new tokens, and their position.
+
+        Args:
+            x: Embedded new tokens (N, T, D).
+            cache: State after the earlier tokens. None or an empty cache means the initial state of
+                the memory.
+
+        Returns:
+            A tuple of the state, with tensors (L, N, H), and the target position of the first token
+            of `x`, from 0.
+        """
+        state = None if cache is None else cache.state
+        if state is None:
+            state = tuple(part.repeat_interleave(len(x) // len(self), 1) for part in self.initial)
+        return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
+
 
 class RecurrentDecoder(nn.Module):
     """Recurrent decoder: maps target embeddings and a memory to the input of the output matrix.
@@ -254,7 +271,7 @@ class RecurrentDecoder(nn.Module):
             cache: State after the earlier tokens, changed in place. None starts from the initial
                 state of the memory.
         """
-        state, start = self._start(x, memory, cache)
+        state, start = memory.start(x, cache)
         feed = None
         if self.config.decoder == "bahdanau":
             y, state = self._read_before_step(x, memory, state, start)
@@ -288,7 +305,7 @@ class RecurrentDecoder(nn.Module):
         """
         assert self.cross_attn is not None
         assert self.combine is not None
-        state, start = self._start(x, memory, cache)
+        state, start = memory.start(x, cache)
         h, state = self.stack(x, None, state)
         options: dict[str, Any] = {"projected": memory.projected, "step": start}
         if self.cross_attn.weighting == "softmax":
@@ -302,27 +319,6 @@ class RecurrentDecoder(nn.Module):
         if cache is not None:
             cache.state, cache.length = state, start + x.shape[1]
         return alpha, self.low_rank(self.dropout(y))
-
-    def _start(
-        self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None
-    ) -> tuple[State, int]:
-        """Return the state of the recurrent layers before the input, and the position of the input.
-
-        Args:
-            x: Embedded new tokens (N, T, D).
-            memory: Output of the encoder.
-            cache: State after the earlier tokens. None or an empty cache means the initial state of
-                the memory.
-
-        Returns:
-            A tuple of the state, with tensors (L, N, H), and the target position of the first token
-            of `x`, from 0.
-        """
-        state = None if cache is None else cache.state
-        if state is None:
-            rows = len(x) // len(memory)
-            state = tuple(part.repeat_interleave(rows, 1) for part in memory.initial)
-        return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
 
     def context(self, queries: Tensor, memory: RecurrentMemory, start: int) -> Tensor:
         """Compute the context of each query: a weighted mean of the vectors of the memory.
