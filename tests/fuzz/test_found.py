@@ -47,23 +47,23 @@ CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
     ("model", "init_args"): (None, "c.yaml:44: model must have a mapping as init_args"),
     ("model", "init_args", "optimizer"): (
         "x",
-        "c.yaml:92: model.optimizer must be a mapping, got x",
+        "c.yaml:93: model.optimizer must be a mapping, got x",
     ),
     ("data", "init_args", "tokenizer"): (1, "c.yaml:29: data.tokenizer must be a mapping, got 1"),
     ("data", "init_args", "hub"): ("", "c.yaml:18: data.hub must be a mapping, got ''"),
     ("checkpoint",): ([], "c.yaml:6: checkpoint must be a mapping, got []"),
-    ("trainer",): (7, "c.yaml:130: trainer must be a mapping, got 7"),
+    ("trainer",): (7, "c.yaml:131: trainer must be a mapping, got 7"),
     ("trainer", "accelerator"): (
         [1],
-        "c.yaml:131: trainer.accelerator must be a subclass of Accelerator, got [1]",
+        "c.yaml:132: trainer.accelerator must be a subclass of Accelerator, got [1]",
     ),
     ("trainer", "deterministic"): (
         2.5,
-        "c.yaml:139: trainer.deterministic must be one of bool, warn, null, got 2.5",
+        "c.yaml:140: trainer.deterministic must be one of bool, warn, null, got 2.5",
     ),
     ("trainer", "enable_progress_bar"): (
         "y" * 3000,
-        "c.yaml:144: trainer.enable_progress_bar must be one of bool, null, got y",
+        "c.yaml:145: trainer.enable_progress_bar must be one of bool, null, got y",
     ),
     ("model", "init_args", "config", "n_heads"): (5, "d_model must be divisible by n_heads (5)"),
     ("model", "init_args", "config", "d_ff"): (-1, "d_ff must be at least 1, got -1"),
