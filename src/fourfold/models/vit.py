@@ -114,8 +114,8 @@ class ViTConfig(TransformerConfig):
         check_range("n_registers", self.n_registers, minimum=0, maximum=4096)
         if self.n_registers and self.pool == "mean":
             raise InputError("must be cls or cls_mean with registers, got mean", option="pool")
-        if self.positions == "rotary2d" and (self.rope_theta is None or self.head_width % 4):
-            message = f"needs rope_theta and a head width divisible by 4, got {self.head_width}"
+        if self.positions == "rotary2d" and (self.rope_theta is None or self.rotary_width % 4):
+            message = f"needs rope_theta and 4 n rotated channels per head, got {self.rotary_width}"
             raise InputError(message, option="positions rotary2d")
         in_stack = self.positions in IN_STACK or self.positions_at != "stem"
         if self.prefix_positions != "all" and (in_stack or self.positions == "none"):

@@ -255,7 +255,7 @@ class AxialRotaryStack(Stack):
         assert theta is not None, "rotary2d needs rope_theta"
         options: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
         # The operations are those of transformers, in the same order, so the results are equal.
-        rates = 1 / theta ** torch.arange(0, 1, 4 / self.head_width, **options)
+        rates = 1 / theta ** torch.arange(0, 1, 4 / self.rotary_width, **options)
         centres = 2 * (torch.arange(0.5, self.side, **options) / self.side) - 1
         grid = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), dim=-1).flatten(0, 1)
         angles = (2 * math.pi * grid[:, :, None] * rates).flatten(1)  # (N, Dh/2): row, column
