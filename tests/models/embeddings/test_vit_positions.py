@@ -158,7 +158,7 @@ def test_positions_at_the_stem_use_a_plain_stack() -> None:
         ({"positions": "rotary2d"}, "positions rotary2d needs rope_theta and a head width"),
         (
             {"positions": "rotary2d", "rope_theta": 100.0, "d_head": 6},
-            "4 n rotated channels per head, got 6",
+            "a multiple of 4 rotated channels, got 6",
         ),
     ],
 )
