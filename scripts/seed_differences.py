@@ -1,11 +1,18 @@
 """Differences between the rows of a reproduced table, with intervals over the seeds.
 
     python scripts/seed_differences.py results/luong2015/multi30k/laptop BASE [--out FILE]
+        [--speeds SPEEDS.csv --longer ROW FACTOR]
 
 For each row that shares two or more seeds with BASE, the differences of the values with the same
 seed are averaged. The 95 % interval is that of Student's t distribution. It contains the variation
 over seeds, and not the choice of the test examples (see scripts/bleu_differences.py). The file
 seed_differences.csv is written into the folder of the table.
+
+With --speeds, a file of scripts/bench_rows.py, the rows are compared at equal training time, and
+the file is equal_time.csv. ROW is the base with FACTOR times as many steps. A row whose steps take
+t times as long as those of the base is compared with the base at t times as many steps, on the
+straight line through BASE and ROW. A column without a training of its name in SPEEDS.csv is left
+out.
 """
 
 import argparse
@@ -40,17 +47,57 @@ def differences(cells: list[dict[str, Any]], base: str) -> list[tuple[Any, ...]]
     return sorted(lines, key=lambda line: line[0])  # a stable sort keeps the order of the rows
 
 
+def at_equal_time(
+    cells: list[dict[str, Any]], base: str, longer: str, factor: float, speeds: dict[str, float]
+) -> list[dict[str, Any]]:
+    """Subtract from each value what the base would gain if it trained as long as the row.
+
+    Args:
+        cells: Cells of table.json.
+        base: Name of the base.
+        longer: Row of the base with more steps.
+        factor: Number of steps of `longer` relative to `base`.
+        speeds: Tokens or images per second of each row and column, by names such as "base causal".
+    """
+    values = {
+        (cell["column"], cell["row"], seed): value
+        for cell in cells
+        for seed, value in zip(cell["seeds"], cell["values"], strict=True)
+    }
+    shifted: dict[tuple[str, str], dict[int, float]] = {}
+    for (column, row, seed), value in values.items():
+        last = values.get((column, longer, seed))
+        speed = speeds.get(f"{row} {column}")
+        if last is not None and speed is not None and row != longer:
+            gain = (last - values[column, base, seed]) / (factor - 1)
+            time = speeds[f"{base} {column}"] / speed
+            shifted.setdefault((column, row), {})[seed] = value - gain * (time - 1)
+    return [
+        {"column": column, "row": row, "seeds": list(found), "values": list(found.values())}
+        for (column, row), found in shifted.items()
+    ]
+
+
 def main() -> int:
     """Read table.json of a folder, and write and print the differences."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("folder", type=Path, help="folder with table.json")
     parser.add_argument("base", help="row that the other rows are compared with")
-    parser.add_argument("--out", type=Path, help="default: seed_differences.csv in the folder")
+    parser.add_argument("--out", type=Path, help="default: a file in the folder")
+    parser.add_argument("--speeds", type=Path, help="file of scripts/bench_rows.py")
+    parser.add_argument("--longer", nargs=2, metavar=("ROW", "FACTOR"), help="for --speeds")
     options = parser.parse_args()
     cells = json.loads((options.folder / "table.json").read_text(encoding="utf-8"))["cells"]
     if options.base not in {cell["row"] for cell in cells}:
         parser.error(f"the table has no row {options.base}")
-    out = options.out or options.folder / "seed_differences.csv"
+    name = "seed_differences.csv"
+    if options.speeds:
+        with options.speeds.open(newline="", encoding="utf-8") as file:
+            speeds = {line["row"]: float(line["median"]) for line in csv.DictReader(file)}
+        longer, factor = options.longer
+        cells = at_equal_time(cells, options.base, longer, float(factor), speeds)
+        name = "equal_time.csv"
+    out = options.out or options.folder / name
     with out.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([HEADINGS, *differences(cells, options.base)])
     print(out.read_text(encoding="utf-8"), end="")

@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import ttest_rel
 
-from scripts.seed_differences import differences
+from scripts.seed_differences import at_equal_time, differences
 
 
 def test_intervals_equal_those_of_the_paired_t_test() -> None:
@@ -19,3 +19,25 @@ def test_intervals_equal_those_of_the_paired_t_test() -> None:
     assert difference == pytest.approx(sum(values["other"]) / 3 - sum(values["base"]) / 3, abs=1e-3)
     interval = expected.confidence_interval(0.95)
     assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-3)
+
+
+def test_rows_are_compared_with_the_base_on_the_line_of_its_steps() -> None:
+    values = {
+        "base": [10.0, 12.0],
+        "longer": [9.0, 11.5],
+        "slow": [9.0, 11.0],
+        "fast": [10.0, 12.0],
+    }
+    cells = [
+        {"column": column, "row": row, "seeds": [0, 1], "values": given}
+        for row, given in values.items()
+        for column in ("causal", "bleu")
+    ]
+    speeds = {"base causal": 100.0, "longer causal": 100.0, "slow causal": 80.0}
+    speeds["fast causal"] = 200.0
+    shifted = at_equal_time(cells, "base", "longer", 1.25, speeds)
+    found = {cell["row"]: cell["values"] for cell in shifted if cell["column"] == "causal"}
+    assert [cell["column"] for cell in shifted] == ["causal"] * 4
+    # Steps of "slow" take 1.25 times as long, so the base reaches the values of "longer".
+    assert [a - b for a, b in zip(found["slow"], found["base"], strict=True)] == [0.0, -0.5]
+    assert found["fast"] == [10.0 - 2.0, 12.0 - 1.0]
