@@ -37,7 +37,7 @@ def test_rows_are_compared_with_the_base_on_the_line_of_its_steps() -> None:
     speeds["fast causal"] = 200.0
     shifted = at_equal_time(cells, "base", "longer", 1.25, speeds)
     found = {cell["row"]: cell["values"] for cell in shifted if cell["column"] == "causal"}
-    assert [cell["column"] for cell in shifted] == ["causal"] * 4
+    assert [cell["column"] for cell in shifted] == ["causal"] * 3
     # Steps of "slow" take 1.25 times as long, so the base reaches the values of "longer".
     assert [a - b for a, b in zip(found["slow"], found["base"], strict=True)] == [0.0, -0.5]
     assert found["fast"] == [10.0 - 2.0, 12.0 - 1.0]
