@@ -11,8 +11,8 @@ seed_differences.csv is written into the folder of the table.
 With --speeds, a file of scripts/bench_rows.py, the rows are compared at equal training time, and
 the file is equal_time.csv. ROW is the base with FACTOR times as many steps. A row whose steps take
 t times as long as those of the base is compared with the base at t times as many steps, on the
-straight line through BASE and ROW. A column without a training of its name in SPEEDS.csv is left
-out.
+straight line through BASE and ROW. The last column is t. A column without a training of its name
+in SPEEDS.csv is left out.
 """
 
 import argparse
@@ -64,17 +64,17 @@ def at_equal_time(
         for cell in cells
         for seed, value in zip(cell["seeds"], cell["values"], strict=True)
     }
-    shifted: dict[tuple[str, str], dict[int, float]] = {}
+    shifted: dict[tuple[str, str, float], dict[int, float]] = {}
     for (column, row, seed), value in values.items():
         last = values.get((column, longer, seed))
         speed = speeds.get(f"{row} {column}")
         if last is not None and speed is not None and row != longer:
             gain = (last - values[column, base, seed]) / (factor - 1)
             time = speeds[f"{base} {column}"] / speed
-            shifted.setdefault((column, row), {})[seed] = value - gain * (time - 1)
+            shifted.setdefault((column, row, time), {})[seed] = value - gain * (time - 1)
     return [
-        {"column": column, "row": row, "seeds": list(found), "values": list(found.values())}
-        for (column, row), found in shifted.items()
+        {"column": column, "row": row, "time": time, "seeds": [*found], "values": [*found.values()]}
+        for (column, row, time), found in shifted.items()
     ]
 
 
@@ -98,8 +98,12 @@ def main() -> int:
         cells = at_equal_time(cells, options.base, longer, float(factor), speeds)
         name = "equal_time.csv"
     out = options.out or options.folder / name
+    lines = [HEADINGS, *differences(cells, options.base)]
+    if options.speeds:
+        times = {(cell["column"], cell["row"]): round(cell["time"], 2) for cell in cells}
+        lines = [(*line, times.get(line[:2], "time")) for line in lines]
     with out.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([HEADINGS, *differences(cells, options.base)])
+        csv.writer(file).writerows(lines)
     print(out.read_text(encoding="utf-8"), end="")
     return 0
 
