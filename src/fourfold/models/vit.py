@@ -115,7 +115,7 @@ class ViTConfig(TransformerConfig):
         if self.n_registers and self.pool == "mean":
             raise InputError("must be cls or cls_mean with registers, got mean", option="pool")
         if self.positions == "rotary2d" and (self.rope_theta is None or self.rotary_width % 4):
-            message = f"needs rope_theta and a multiple of 4 rotated channels, got {self.rotary_width}"
+            message = f"needs rope_theta and a rotary width divisible by 4, got {self.rotary_width}"
             raise InputError(message, option="positions rotary2d")
         in_stack = self.positions in IN_STACK or self.positions_at != "stem"
         if self.prefix_positions != "all" and (in_stack or self.positions == "none"):

@@ -155,10 +155,10 @@ def test_positions_at_the_stem_use_a_plain_stack() -> None:
             {"positions": "relative", "positions_at": "layers"},
             "positions_at must be stem for positions rel",
         ),
-        ({"positions": "rotary2d"}, "positions rotary2d needs rope_theta and a multiple"),
+        ({"positions": "rotary2d"}, "positions rotary2d needs rope_theta and a rotary width"),
         (
             {"positions": "rotary2d", "rope_theta": 100.0, "d_head": 6},
-            "a multiple of 4 rotated channels, got 6",
+            "a rotary width divisible by 4, got 6",
         ),
     ],
 )
