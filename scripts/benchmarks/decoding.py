@@ -137,7 +137,7 @@ def greedy_cases(
     """Create the cases of greedy decoding by a causal LM, one for each batch size."""
     sizes = GREEDY_DECODING[settings.size]
     names = {n: f"batch {n}" for n in sizes.batch_sizes}
-    return _greedy_cases(family, settings, shape, device, peers, names, sizes)
+    return sized_greedy_cases(family, settings, shape, device, peers, names, sizes)
 
 
 def prefill_cases(
@@ -146,10 +146,10 @@ def prefill_cases(
     """Create the case of the first token after a prompt as long as a row of the training."""
     sizes = GreedyDecoding(shape.length - 1, 1, (1,))
     names = {1: f"prompt of {sizes.prompt_len} tokens"}
-    return _greedy_cases(family, settings, shape, device, peers, names, sizes)
+    return sized_greedy_cases(family, settings, shape, device, peers, names, sizes)
 
 
-def _greedy_cases(
+def sized_greedy_cases(
     family: str,
     settings: Settings,
     shape: Shape,
@@ -158,6 +158,7 @@ def _greedy_cases(
     names: dict[int, str],
     sizes: GreedyDecoding,
 ) -> list[DecodingCase]:
+    """Create cases of greedy decoding with given sizes, one for each batch size in `names`."""
     n_new = sizes.max_new_tokens
     shape = replace(shape, length=max(shape.length, sizes.prompt_len + n_new))
     model, load = _with_same_weights(settings, TASKS[family](shape, 0.0), device)

@@ -9,8 +9,9 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,16 @@ def main(job: dict[str, Any]) -> int:
         if contender == FOURFOLD:
             disable_malloc_trim()  # as `fourfold fit` does
     _train(contender, family, SIZES["tiny"][family], settings)
-    before = _reset_peak(device)
-    _train(contender, family, Shape(**job["shape"]), settings)
-    print(_peak(device) - before, flush=True)
+    peak = peak_of(partial(_train, contender, family, Shape(**job["shape"]), settings), device)
+    print(peak, flush=True)
     return 0
+
+
+def peak_of(call: Callable[[], Any], device: torch.device) -> int:
+    """Return how many bytes the peak of memory during a call is above the memory before it."""
+    before = _reset_peak(device)
+    call()
+    return _peak(device) - before
 
 
 def _train(contender: str, family: str, shape: Shape, settings: Settings) -> None:
