@@ -5,7 +5,8 @@ After the rotation, the score of a query and a key depends on the difference of 
 "half" layout of Hugging Face's transformers library). In checkpoints with the pairs 2i and 2i + 1,
 the rows of the query and key matrices are in another order.
 
-Shapes: B batch, H heads, T tokens, Dh head width.
+Shapes: B batch, H heads, T tokens, Dh head width, P rotated pairs of channels of a head (Dh/2, or
+fewer if only the first 2P channels are rotated).
 """
 
 import math
@@ -15,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Cosines and sines of the angles, (T, Dh/2) or (B, 1, T, Dh/2) each.
+# Cosines and sines of the angles, (T, P) or (B, 1, T, P) each.
 Rotation = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
 
-    Channels after the first 2 * P, where P is the last dimension of the cosines, are kept.
+    Channels after the first 2P are kept.
 
     Source: Su et al. 2021.
 
@@ -54,12 +55,12 @@ def rotation(
     Args:
         positions: Positions of the tokens, a slice of length T or a tensor (B, T).
         like: A tensor with the device and data type of the result.
-        width: Number of the rotated channels of a head, its width Dh or less.
+        width: Number 2P of rotated channels of a head.
         theta: Base of the wavelengths.
         scaling: `rope_scaling` of `TransformerConfig`.
 
     Returns:
-        Cosines and sines, (T, Dh/2) for a slice, (B, 1, T, Dh/2) for a tensor.
+        Cosines and sines, (T, P) for a slice, (B, 1, T, P) for a tensor.
 
     Example:
         >>> q, k = torch.randn(2, 1, 1, 6, 8)
@@ -73,21 +74,21 @@ def rotation(
     else:
         rows = positions.unsqueeze(1)  # (B, 1, T)
     rates, factor = frequencies(width, theta, scaling, like.device)
-    angles = rows.unsqueeze(-1).float() * rates  # (T, Dh/2) or (B, 1, T, Dh/2)
+    angles = rows.unsqueeze(-1).float() * rates  # (T, P) or (B, 1, T, P)
     return (angles.cos() * factor).to(like.dtype), (angles.sin() * factor).to(like.dtype)
 
 
 def frequencies(
     width: int, theta: float, scaling: Mapping[str, Any] | None, device: torch.device | None = None
 ) -> tuple[Tensor, float]:
-    """Return the angle per position of each pair, (Dh/2,) in fp32, and a factor on cos and sin.
+    """Return the angle per position of each pair, (P,) in fp32, and a factor on cos and sin.
 
     Source: Su et al. 2021; Chen et al. 2023 (linear); Peng et al. 2023 (yarn).
 
     The operations are those of transformers, in the same order, so that the results are equal.
 
     Args:
-        width: Width Dh of a head.
+        width: Number 2P of rotated channels of a head.
         theta: Base of the wavelengths, which grow geometrically from 2 pi to almost 2 pi theta.
         scaling: `rope_scaling` of `TransformerConfig`.
         device: Device of the result.

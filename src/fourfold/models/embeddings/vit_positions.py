@@ -258,7 +258,7 @@ class AxialRotaryStack(Stack):
         rates = 1 / theta ** torch.arange(0, 1, 4 / self.rotary_width, **options)
         centres = 2 * (torch.arange(0.5, self.side, **options) / self.side) - 1
         grid = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), dim=-1).flatten(0, 1)
-        angles = (2 * math.pi * grid[:, :, None] * rates).flatten(1)  # (N, Dh/2): row, column
+        angles = (2 * math.pi * grid[:, :, None] * rates).flatten(1)  # (N, P): row, column
         angles = F.pad(angles, (0, 0, self.n_prefix, 0))
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
