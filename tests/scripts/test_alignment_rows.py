@@ -15,6 +15,7 @@ from scripts import alignment_rows as script
 def test_rows_train_on_joined_pairs_and_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data_dir: Path
 ) -> None:
+    monkeypatch.setenv("FOURFOLD_DATA", str(data_dir))
     commands: list[list[str]] = []
     pairs: list[Any] = []
     monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
