@@ -3,10 +3,10 @@
     python scripts/profile_step.py --out results/bench/profile --threads 2
 
 torch's profiler records the steps of the benchmark workloads, after a warm-up. The time of an
-operation does not contain the operations that it calls. The rest of the time is spent in Python and
-between operations. A matrix product also has its rate, as a share of the rate of torch.mm at the
-shape of the feed-forward layer, which is measured before and after. As in `fourfold fit`, freed
-memory stays in the process. The profiler slows down steps
+operation does not contain the operations that it calls; on a GPU, it is the time of its kernels.
+The rest of the time is spent in Python and between operations. A matrix product also has its rate,
+as a share of the rate of torch.mm at the shape of the feed-forward layer, which is measured before
+and after. As in `fourfold fit`, freed memory stays in the process. The profiler slows down steps
 with many small operations, so the times are compared with each other, not with other benchmarks.
 Writes OUT.csv with all operations and OUT.md with those that make up 95 % of the time.
 """
@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fourfold.callbacks.runtime.malloc import disable_malloc_trim
 from fourfold.environment import commit, processor
+from fourfold.reproduce.interleaved_timing import wait
 from scripts.benchmarks.contenders import DTYPES, fourfold_contender, training_step
 from scripts.benchmarks.decoding import greedy_cases
 from scripts.benchmarks.measurements import feed_forward_product
@@ -60,22 +62,34 @@ class Row(NamedTuple):
 
 
 def profile_steps(
-    name: str, precision: str, step: Callable[[], Any], n_steps: int, product: Any
+    name: str,
+    precision: str,
+    step: Callable[[], Any],
+    n_steps: int,
+    product: Any,
+    device: torch.device,
 ) -> Iterator[Row]:
     """Profile `n_steps` calls of `step` after two unrecorded calls."""
     multiply, product_flops = product
     step()
     step()
-    rates = [product_flops / _seconds(multiply) for _ in range(3)]
-    with profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
-        total = _seconds(lambda: [step() for _ in range(n_steps)])
-    rates += [product_flops / _seconds(multiply) for _ in range(3)]
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        multiply()  # loads its kernel
+    rates = [product_flops / _seconds(multiply, device) for _ in range(3)]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+    with profile(activities=activities, with_flops=True) as profiler:
+        total = _seconds(lambda: [step() for _ in range(n_steps)], device)
+    rates += [product_flops / _seconds(multiply, device) for _ in range(3)]
     rate = sorted(rates)[len(rates) // 2]
     seconds: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
     flops: dict[str, int] = defaultdict(int)
     for event in profiler.key_averages():
-        seconds[event.key] += event.self_cpu_time_total / 1e6
+        if event.device_type != DeviceType.CPU:  # a kernel, which is counted with its operation
+            continue
+        microseconds = event.self_device_time_total if is_cuda else event.self_cpu_time_total
+        seconds[event.key] += microseconds / 1e6
         calls[event.key] += event.count
         flops[event.key] += event.flops or 0
     seconds[PYTHON] = total - sum(seconds.values())
@@ -88,15 +102,17 @@ def profile_steps(
         )
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+    wait(device)
     start = time.perf_counter()
     call()
+    wait(device)
     return time.perf_counter() - start
 
 
 def workloads(settings: Settings, families: list[str]) -> Iterator[Row]:
     """Profile a training step of each family, and greedy decoding of the causal LM."""
-    device = torch.device("cpu")
+    device = torch.device(settings.device)
     dtype = DTYPES[settings.precision]
     for family in families:
         shape = SIZES[settings.size][family]
@@ -107,7 +123,7 @@ def workloads(settings: Settings, families: list[str]) -> Iterator[Row]:
         contender = fourfold_contender(family, shape, 0.0)
         batch = make_batch(family, shape, device)
         step = training_step(contender, [batch], settings.precision, device)
-        yield from profile_steps(family, settings.precision, step, 5, product)
+        yield from profile_steps(family, settings.precision, step, 5, product, device)
     if "causal_lm" in families:
         shape = SIZES[settings.size]["causal_lm"]
         for case in greedy_cases("causal_lm", settings, shape, device, []):
@@ -115,7 +131,8 @@ def workloads(settings: Settings, families: list[str]) -> Iterator[Row]:
                 case.batch_size, shape.d_model, shape.d_ff, dtype, device
             )
             name = f"greedy decoding, {case.name}"
-            yield from profile_steps(name, settings.precision, case.functions[FOURFOLD], 1, product)
+            decode = case.functions[FOURFOLD]
+            yield from profile_steps(name, settings.precision, decode, 1, product, device)
 
 
 def table(rows: list[Row]) -> str:
@@ -144,13 +161,14 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="laptop")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     disable_malloc_trim()
     families = [family for family in options.family if family in SIZES[options.size]]
-    settings = Settings(size=options.size, precision="fp32", device="cpu", peers=())
+    settings = Settings(size=options.size, precision="fp32", device=options.device, peers=())
     rows: list[Row] = []
     for precision in options.precision:
         rows += workloads(replace(settings, precision=precision), families)
@@ -159,7 +177,10 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerow(Row._fields)
         writer.writerows(rows)
-    about = f"Processor {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    about = f"GPU {torch.cuda.get_device_name()}, " if options.device == "cuda" else ""
+    about += (
+        f"processor {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
     about += f", commit {commit()}."
     options.out.with_suffix(".md").write_text(f"{about}\n{table(rows)}")
 

@@ -95,13 +95,15 @@ def start_workers(
         for compile in (False, True) if settings.compile else (False,):
             full_name = name + COMPILED_SUFFIX if compile else name
             print(f"{workload}: {family}, starting {full_name}", file=sys.stderr, flush=True)
-            try:
-                worker = Worker(workload, name, family, shape, settings, compile=compile)
-            except PeerUnavailable as error:
-                unavailable[full_name] = str(error)
-                continue
+            worker = Worker(workload, name, family, shape, settings, compile=compile)
             workers.append(worker)
             started[full_name] = worker
+    for full_name, worker in list(started.items()):
+        try:
+            worker.wait()
+        except PeerUnavailable as error:
+            unavailable[full_name] = str(error)
+            del started[full_name]
     return started, unavailable
 
 

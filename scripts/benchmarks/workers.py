@@ -40,7 +40,7 @@ def module_command(module: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 class Worker:
-    """A contender in a subprocess; calling it runs one step.
+    """A contender in a subprocess, which is started; after `wait`, calling it runs one step.
 
     Args:
         workload: Key of `STEPS`.
@@ -50,8 +50,8 @@ class Worker:
         settings: Settings of the benchmark.
         compile: Whether to compile the model.
 
-    Raises:
-        PeerUnavailable: The peer is not installed, or fails.
+    Attributes:
+        n_parameters: Number of trained parameters, after `wait`.
     """
 
     def __init__(
@@ -78,11 +78,18 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        self.n_parameters = 0
+
+    def wait(self) -> None:
+        """Wait until the first step has ended.
+
+        Raises:
+            PeerUnavailable: The peer is not installed, or fails.
+        """
         reply = self._read_reply()
         if "unavailable" in reply:
-            self.close()
             raise PeerUnavailable(reply["unavailable"])
-        self.n_parameters: int = reply["n_parameters"]
+        self.n_parameters = reply["n_parameters"]
 
     def __call__(self) -> None:
         """Run one step and wait for its end."""

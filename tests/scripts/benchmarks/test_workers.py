@@ -25,6 +25,7 @@ def test_worker_runs_steps_until_its_process_is_killed() -> None:
     with worker_processes() as workers:
         worker = Worker("train", "fourfold", "causal_lm", SHAPE, SETTINGS, compile=False)
         workers.append(worker)
+        worker.wait()
         assert worker.n_parameters > SHAPE.n_out * SHAPE.d_model
         worker()
         worker()
@@ -39,5 +40,7 @@ def test_worker_runs_steps_until_its_process_is_killed() -> None:
 
 @pytest.mark.slow
 def test_worker_reports_an_unavailable_peer() -> None:
-    with pytest.raises(PeerUnavailable, match="requires --nanogpt FILE"):
-        Worker("train", "nanogpt", "causal_lm", SHAPE, SETTINGS, compile=False)
+    with worker_processes() as workers:
+        workers.append(Worker("train", "nanogpt", "causal_lm", SHAPE, SETTINGS, compile=False))
+        with pytest.raises(PeerUnavailable, match="requires --nanogpt FILE"):
+            workers[0].wait()
