@@ -9,13 +9,13 @@
 # a GPU; PARTS="tests train" selects parts; PYTHON sets the interpreter; WORKERS is the number of processes
 # that run the tests (requires pytest-xdist); NANOGPT is the path of nanoGPT's model.py; FOURFOLD_DATA is the
 # directory of the datasets. The tests of training require `pip install 'fourfold[demo]'`. Parts that do not
-# run by default: compiled (train, with every contender compiled as well), evaluate, growth, and two that
+# run by default: memory (train also measures it on a GPU), compiled (train, with every contender compiled as well), evaluate, growth, and two that
 # require that extra: precisions, and shakespeare (nanoGPT's setting for one GPU, which takes minutes).
 set -u
 out=${1:?usage: sh scripts/gpu_suite.sh OUT}
 cd "$(dirname "$0")/.." || exit 1
 size=${SIZE:-gpu} device=${DEVICE:-cuda} python=${PYTHON:-python3}
-parts=${PARTS:-tests train greedy beam memory profile}
+parts=${PARTS:-tests train greedy beam profile}
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false
 mkdir -p "$out"
 printf 'part,code,seconds\n' > "$out/parts.csv"
@@ -46,14 +46,15 @@ bench() {
 part tests 150 "$python" -m pytest -q -p no:cacheprovider ${WORKERS:+-n "$WORKERS"} -m cuda $(grep -rl "mark[.]cuda" tests)
 # shellcheck disable=SC2086  # an option with its value, or nothing
 bench train 240 ${NANOGPT:+--nanogpt "$NANOGPT"}
-bench greedy 90
+bench greedy 150
 bench beam 60
-bench memory 90
 part profile 90 "$python" scripts/profile_step.py --size "$size" --device "$device" --precision bf16 \
     --out "$out/profile"
 # shellcheck disable=SC2086
 bench compiled 580 --compile ${NANOGPT:+--nanogpt "$NANOGPT"}
 bench evaluate 120
+# shellcheck disable=SC2086
+bench memory 300 ${NANOGPT:+--nanogpt "$NANOGPT"}
 bench growth 300
 part precisions 300 "$python" scripts/compare_precisions.py "$out/precisions"
 part shakespeare 580 "$python" -m fourfold fit --config configs/gpt2/single_gpu_shakespeare_char.yaml \

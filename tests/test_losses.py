@@ -84,6 +84,13 @@ def assert_equal(given: tuple[Any, ...], rtol: float = 1e-10, **options: Any) ->
             torch.testing.assert_close(mine, wanted, rtol=rtol, atol=rtol)
 
 
+@pytest.fixture(autouse=True, params=["CPU", "device"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with the tiles of a CPU, and with those of other devices."""
+    if request.param == "device":
+        monkeypatch.setattr(cross_entropy, "runs_on_cpu", lambda x: False)
+
+
 @pytest.mark.parametrize("label_smoothing_type", LABEL_SMOOTHING_TYPES)
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("bias", [True, False])
@@ -176,12 +183,21 @@ def test_loss_does_not_depend_on_slice_size(
     assert torch.equal(prediction, logits.argmax(-1))
 
 
+@pytest.fixture
+def exact_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let slices on any device have the size of those on a CPU, without padding."""
+    for name in ("DEVICE_FACTOR", "TOKEN_MULTIPLE", "VOCABULARY_MULTIPLE"):
+        monkeypatch.setattr(cross_entropy, name, 1)
+
+
+@pytest.mark.usefixtures("exact_slices")
 def test_slices_have_equal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", 10 * V)
     hidden, weight, _, _ = problem()
     assert [len(hidden[rows]) for rows in cross_entropy.even_slices(hidden, weight)] == [6, 5]
 
 
+@pytest.mark.usefixtures("exact_slices")
 def test_peak_memory_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of the size of all logits is allocated."""
     from torch.utils._python_dispatch import TorchDispatchMode

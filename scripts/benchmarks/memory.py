@@ -33,7 +33,7 @@ from scripts.benchmarks.train_steps import (
     relative_to_fourfold,
     start_workers,
 )
-from scripts.benchmarks.workers import module_command, worker_processes
+from scripts.benchmarks.workers import STEPS_PER_CALL, module_command, worker_processes
 from scripts.benchmarks.workloads import (
     FOURFOLD,
     GROWTH_AXES,
@@ -127,7 +127,7 @@ def _measure_time(
         yield replace(
             template,
             contender=name,
-            values=[1000 * value for value in values],
+            values=[1000 * value / STEPS_PER_CALL[device.type] for value in values],
             ratios=relative.get(name, []),
             n_parameters=started[name].n_parameters,
         )

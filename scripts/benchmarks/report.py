@@ -77,6 +77,8 @@ def markdown(
 ) -> str:
     """Format the report: description of machine and method, then one table per workload."""
     sections = [heading(machine, settings)]
+    titles = list(TITLES)
+    measurements = sorted(measurements, key=lambda measurement: titles.index(measurement.workload))
     for workload, group in groupby(measurements, lambda measurement: measurement.workload):
         sections.append(f"## {TITLES[workload]}\n\n{table(list(group))}")
     return "\n\n".join(sections) + "\n"

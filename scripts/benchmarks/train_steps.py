@@ -12,7 +12,7 @@ from fourfold.reproduce.interleaved_timing import WARMUP_ROUNDS
 from scripts.benchmarks.contenders import COMPILED_SUFFIX, DTYPES, batch_flops
 from scripts.benchmarks.measurements import Rounds, feed_forward_product, ratios
 from scripts.benchmarks.peers.registry import PeerUnavailable, peers_with
-from scripts.benchmarks.workers import Worker, worker_processes
+from scripts.benchmarks.workers import STEPS_PER_CALL, Worker, worker_processes
 from scripts.benchmarks.workloads import (
     FOURFOLD,
     Settings,
@@ -101,6 +101,7 @@ def start_workers(
     for full_name, worker in list(started.items()):
         try:
             worker.wait()
+            worker()  # the first step without the memory of the optimizer may fit, but not this one
         except PeerUnavailable as error:
             unavailable[full_name] = str(error)
             del started[full_name]
@@ -113,6 +114,7 @@ def measure_steps(
     """Measure training or evaluation steps of all contenders, interleaved with torch.mm."""
     device = torch.device(settings.device)
     dtype = DTYPES[settings.precision]
+    n_steps = STEPS_PER_CALL[device.type]
     product, product_flops = feed_forward_product(
         shape.n_tokens(family), shape.d_model, shape.d_ff, dtype, device
     )
@@ -123,6 +125,7 @@ def measure_steps(
         title = f"{workload}: {family}"
         rounds = Rounds(title, functions, settings.rounds, WARMUP_ROUNDS, device)
     seconds = rounds.seconds
+    peaks = {name: worker.peak for name, worker in started.items() if worker.peak}
     batch = make_batch(family, shape, torch.device("cpu"))
     flops = FORWARD_PASSES[workload] * batch_flops(family, shape, batch)
     rates = [product_flops / value for value in seconds.pop(FEED_FORWARD_PRODUCT)]
@@ -133,14 +136,21 @@ def measure_steps(
             family,
             name,
             MS_PER_STEP,
-            values=[1000 * value for value in values],
+            values=[1000 * value / n_steps for value in values],
             ratios=relative[name],
-            utilization=[flops / value / rate for value, rate in zip(values, rates, strict=True)],
+            utilization=[
+                n_steps * flops / value / rate for value, rate in zip(values, rates, strict=True)
+            ],
             limit=FEED_FORWARD_PRODUCT,
             n_parameters=started[name].n_parameters,
         )
     for name, reason in unavailable.items():
         yield Measurement(workload, family, name, MS_PER_STEP, note=reason)
+    for name, peak in peaks.items() if workload == "train" else ():
+        relative_peak = [peak / peaks[FOURFOLD]]
+        yield Measurement(
+            "memory", family, name, "MiB", values=[peak / 2**20], ratios=relative_peak
+        )
     rounds.end()
 
 
@@ -154,6 +164,7 @@ def measure_sentences(
         yield Measurement(workload, family, FOURFOLD, MS_PER_1000_TOKENS, note=str(error))
         return
     n_tokens = count_tokens(batches)
+    n_steps = STEPS_PER_CALL[torch.device(settings.device).type]
     names = [FOURFOLD, *(name for name in MAIN_PEERS if name in settings.peers)]
     with worker_processes() as workers:
         started, unavailable = start_workers(workload, family, shape, settings, names, workers)
@@ -167,7 +178,7 @@ def measure_sentences(
             family,
             name,
             MS_PER_1000_TOKENS,
-            values=[1e6 * value / n_tokens for value in values],
+            values=[1e6 * value / n_steps / n_tokens for value in values],
             ratios=relative[name],
             n_parameters=started[name].n_parameters,
         )

@@ -26,6 +26,8 @@ from scripts.benchmarks.workloads import FOURFOLD, Settings, Shape, make_batch, 
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"train": training_step, "evaluate": evaluation_step, "sentences": training_step}
+# Steps of one call. The first step after a synchronization waits for the host.
+STEPS_PER_CALL = {"cpu": 1, "cuda": 5}
 SETTLE_SECONDS = 0.01  # after a step, its threads may still spin for a moment
 
 
@@ -40,7 +42,9 @@ def module_command(module: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 class Worker:
-    """A contender in a subprocess, which is started; after `wait`, calling it runs one step.
+    """A contender in a subprocess, which is started; after `wait`, calling it runs some steps.
+
+    The number of steps depends on the device (`STEPS_PER_CALL`).
 
     Args:
         workload: Key of `STEPS`.
@@ -52,6 +56,7 @@ class Worker:
 
     Attributes:
         n_parameters: Number of trained parameters, after `wait`.
+        peak: Peak memory on a GPU in bytes, after a call.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
         )
         self.n_parameters = 0
+        self.peak = 0
 
     def wait(self) -> None:
         """Wait until the first step has ended.
@@ -92,11 +98,11 @@ class Worker:
         self.n_parameters = reply["n_parameters"]
 
     def __call__(self) -> None:
-        """Run one step and wait for its end."""
+        """Run the steps of a call and wait for their end."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        self._read_reply()
+        self.peak = self._read_reply()["peak"]
 
     def close(self) -> None:
         """Kill the subprocess."""
@@ -137,9 +143,11 @@ def main(job: dict[str, Any], replies: IO[str]) -> int:
     print(json.dumps({"n_parameters": n_parameters}), file=replies, flush=True)
     device = torch.device(settings.device)
     for _ in sys.stdin:
-        step()
+        for _ in range(STEPS_PER_CALL[device.type]):
+            step()
         wait(device)
-        print("{}", file=replies, flush=True)
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        print(json.dumps({"peak": peak}), file=replies, flush=True)
     return 0
 
 

@@ -129,7 +129,7 @@ SIZES: dict[str, dict[str, Shape]] = {
         "llama": Shape(768, 12, 12, 50257, 16, 1024),
         "masked_lm": Shape(768, 12, 12, 30522, 32, 512),
         "vit": Shape(768, 12, 12, 1000, 128, 224),
-        "encoder_decoder": Shape(512, 6, 8, 37000, 960, 26),
+        "encoder_decoder": Shape(512, 6, 8, 37000, 480, 26),
     },
     # Only checks that everything runs.
     "tiny": {

@@ -25,8 +25,10 @@ from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
 from fourfold.core.rotary import Rotation, rotate
 from fourfold.core.validation import check_choice
+from fourfold.kernels.autocast import cast_once
 from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster, window_is_faster
 from fourfold.kernels.cpu_decoding import Linear
+from fourfold.kernels.cuda_attention import attend_masked
 
 BACKENDS = ("auto", "naive", "sdpa", "flex")
 # Largest number of queries for which the H / K heads that share keys are passed to the kernel as
@@ -237,11 +239,13 @@ def _attend_fused(
     if _backend.get() == "auto" and not exporting and products_are_faster(q, k.shape[2], dropout_p):
         k, v = (repeat_heads(x, n_heads) for x in (k, v))
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)
+    allowed = mask
     if bias is not None:
         bias = bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    if q.is_cuda and mask is not None:  # torch's kernel for masks does not support grouped heads
-        k, v, groups = repeat_heads(k, n_heads), repeat_heads(v, n_heads), 1
+    if q.is_cuda and mask is not None:  # torch's kernels for masks do not support grouped heads
+        k, v = repeat_heads(k, n_heads), repeat_heads(v, n_heads)
+        return attend_masked(q, k, v, mask, allowed, dropout_p, scale)
     return F.scaled_dot_product_attention(
         *(q, k, v), mask, dropout_p, is_causal=causal, scale=scale, enable_gqa=groups > 1
     )
@@ -398,6 +402,8 @@ class Attention(nn.Module):
         Returns:
             (B, Tq, D).
         """
+        x = cast_once(x)
+        memory = memory if memory is None else cast_once(memory)
         q = self._queries(x, rotation)  # (B, H, Tq, Dh)
         k, v = self._keys_values(x, memory, cache, rotation)
         shared = k.shape[0] < q.shape[0]  # len() would fix the batch size of an exported graph

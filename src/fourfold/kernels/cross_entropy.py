@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE_INDEX = -100
@@ -17,7 +18,12 @@ IGNORE_INDEX = -100
 MAX_SLICE_LOGITS = 2**26
 # On a CPU, a tile stays in the cache of the processor between its matrix product and its softmax.
 TILE_LOGITS_CPU = 2**22
-TILE_LOGITS_CUDA = 2**26
+# On other devices, a tile is a whole slice. The vocabulary is padded to a multiple of 64, because
+# products with odd sizes, such as the 50,257 tokens of GPT-2, take longer on a GPU, and slices are
+# larger, because products with few tokens leave multiprocessors idle.
+VOCABULARY_MULTIPLE = 64
+TOKEN_MULTIPLE = 128
+DEVICE_FACTOR = 2  # on `MAX_SLICE_LOGITS`
 
 
 class LossTerms(NamedTuple):
@@ -73,6 +79,16 @@ class Pass:
         dtype: torch.dtype | None,
     ) -> None:
         x, w, sum_dtype = matmul_operands(hidden, weight, dtype)
+        slices = even_slices(x, w)
+        n_rows = max((rows.stop - rows.start for rows in slices), default=0)
+        self.on_cpu = runs_on_cpu(x)
+        self.vocab_size = self.tile_width = len(w)
+        if self.on_cpu:
+            self.tile_width = min(len(w), max(1, TILE_LOGITS_CPU // max(1, n_rows)))
+        elif padding := -len(w) % VOCABULARY_MULTIPLE:
+            w = F.pad(w, (0, 0, 0, padding))
+            bias = None if bias is None else F.pad(bias, (0, padding))
+            self.tile_width = len(w)
         self.x = x
         self.w = w
         self.bias = bias
@@ -81,10 +97,6 @@ class Pass:
         self.row_weights = (targets != IGNORE_INDEX).to(sum_dtype)
         if weights is not None:
             self.row_weights *= weights
-        slices = even_slices(x, w)
-        n_rows = max((rows.stop - rows.start for rows in slices), default=0)
-        tile_logits = TILE_LOGITS_CPU if x.device.type == "cpu" else TILE_LOGITS_CUDA
-        self.tile_width = min(len(w), max(1, tile_logits // max(1, n_rows)))
         self._tiles = x.new_empty(n_rows * (len(w) if needs_grad else self.tile_width))
         n_scratch = n_rows * self.tile_width if x.dtype != sum_dtype else 0
         self._scratch = x.new_empty(n_scratch, dtype=sum_dtype)
@@ -99,6 +111,8 @@ class Pass:
                     self.losses[rows] = part.losses * (part.targets != IGNORE_INDEX)
                 if self.gradients is not None:
                     self.gradients.add(part)
+        if self.gradients is not None:
+            self.gradients.remove_padding(self.vocab_size)
 
     def tile(self, n: int, columns: slice) -> Tensor:
         """Return the memory of a tile, a view (n, number of columns) of a buffer.
@@ -148,6 +162,7 @@ class _Slice:
         extra, elsewhere, pad_id, z_loss = run.terms
         self.columns = _ranges(len(run.w), run.tile_width)
         self.tiles: list[Tensor] = []
+        self.target_entries: list[Tensor] = []  # (n,) entries of the targets before rounding
         maxima = []
         sums = []
         expected_logit = torch.zeros_like(self.row_weights)  # sum(q z)
@@ -163,11 +178,21 @@ class _Slice:
                 expected_logit += elsewhere * z.sum(-1)
                 if pad_id is not None and columns.start <= pad_id < columns.stop:
                     expected_logit -= elsewhere * z[:, pad_id - columns.start]
-            maximum = z.amax(-1, keepdim=True)
-            sums.append(z.sub_(maximum).exp_().sum(-1))
+            if run.on_cpu:
+                maximum = z.amax(-1, keepdim=True)
+                sums.append(z.sub_(maximum).exp_().sum(-1))
+                self.target_entries.append(z.gather(1, index).squeeze(1))
+                if z is not tile and run.gradients:
+                    tile.copy_(z)
+            else:  # fewer passes over a tile that no cache holds; m is its logsumexp
+                z[:, run.vocab_size :] = float("-inf")
+                log_p = z.log_softmax(-1)
+                maximum = z[:, :1] - log_p[:, :1]
+                sums.append(torch.ones_like(expected_logit))
+                self.target_entries.append(log_p.gather(1, index).squeeze(1).exp())
+                if run.gradients:
+                    torch.exp(log_p, out=tile)
             maxima.append(maximum.squeeze(1))
-            if z is not tile and run.gradients:
-                tile.copy_(z)
             self.tiles.append(tile)
         stacked = torch.stack(maxima)  # (tiles, n)
         logsumexp = (stacked + torch.stack(sums).log()).logsumexp(0)
@@ -210,12 +235,13 @@ class _Slice:
             a confident prediction, otherwise `extra` times the weight of the token.
         """
         remaining = extra * self.row_weights
-        for columns, tile, factor in zip(self.columns, self.tiles, self.factors, strict=True):
+        parts = zip(self.columns, self.tiles, self.target_entries, self.factors, strict=True)
+        for columns, tile, entry, factor in parts:
             index, inside = self._target_columns(columns)
             likely = inside & (factor > 0.25 * self.row_weights)
             subtrahend = torch.where(likely, remaining / factor, 0.0)
             target = torch.arange(len(index), device=index.device), index.squeeze(1)
-            tile[target] = (tile[target] - subtrahend).to(tile.dtype)
+            tile[target] = (entry - subtrahend).to(tile.dtype)
             remaining = torch.where(likely, 0.0, remaining)
         return remaining
 
@@ -266,6 +292,11 @@ class _Gradients:
             if pad_id is not None:
                 self._add_for_tokens(hidden, x, -uniform, torch.full_like(part.targets, pad_id))
 
+    def remove_padding(self, vocab_size: int) -> None:
+        """Remove the gradients of the padding of the vocabulary."""
+        self.weight = self.weight[:vocab_size]
+        self.bias = None if self.bias is None else self.bias[:vocab_size]
+
     def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
         """Add the gradients that pass through one logit per token, such as the target's logit.
 
@@ -303,7 +334,7 @@ def matmul_operands(
 
 
 def even_slices(x: Tensor, w: Tensor) -> list[slice]:
-    """Divide the tokens of x into even slices with at most `MAX_SLICE_LOGITS` logits each.
+    """Divide the tokens of x into even slices with about `MAX_SLICE_LOGITS` logits each.
 
     Args:
         x: Hidden states (N, D).
@@ -312,8 +343,16 @@ def even_slices(x: Tensor, w: Tensor) -> list[slice]:
     Returns:
         List of index ranges of tokens, in order.
     """
-    n_slices = max(1, math.ceil(len(x) * len(w) / MAX_SLICE_LOGITS))
-    return _ranges(len(x), max(1, math.ceil(len(x) / n_slices)))
+    on_cpu = runs_on_cpu(x)
+    limit = MAX_SLICE_LOGITS * (1 if on_cpu else DEVICE_FACTOR)
+    n_slices = max(1, math.ceil(len(x) * len(w) / limit))
+    multiple = 1 if on_cpu or n_slices == 1 else TOKEN_MULTIPLE
+    return _ranges(len(x), max(1, math.ceil(len(x) / n_slices / multiple) * multiple))
+
+
+def runs_on_cpu(x: Tensor) -> bool:
+    """Return True if the sizes of slices and tiles are those for a CPU."""
+    return x.device.type == "cpu"
 
 
 def _ranges(length: int, step: int) -> list[slice]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fourfold.errors import InputError
+from fourfold.kernels.autocast import autocast_dtype
 from fourfold.kernels.cross_entropy import (
     IGNORE_INDEX,
     LossTerms,
@@ -349,14 +350,3 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     x, _, sum_dtype = matmul_operands(hidden, weight, dtype)
     return x.new_empty(len(x), dtype=sum_dtype), x.new_empty(len(x), dtype=torch.long)
-
-
-def autocast_dtype(hidden: Tensor) -> torch.dtype | None:
-    """Return the data type of matrix products under autocast.
-
-    The result is None without autocast, and for hidden states in fp64.
-    """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return None

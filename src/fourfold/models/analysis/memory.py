@@ -15,7 +15,7 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
-from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS, TILE_LOGITS_CUDA
+from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS
 from fourfold.models.analysis.flops import image_tokens
 from fourfold.models.contrastive.clip import CLIPConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
@@ -281,7 +281,7 @@ def _loss_bytes(
     if rows is None or not getattr(config, "head", True):  # no vocabulary head
         return 0
     logits = tokens * rows
-    slice_ = compute * min(MAX_SLICE_LOGITS, logits) + 2 * 4 * min(TILE_LOGITS_CUDA, logits)
+    slice_ = (compute + 2 * 4) * min(MAX_SLICE_LOGITS, logits)
     return slice_ + tokens * config.d_model * compute + 4 * rows * config.d_model
 
 

@@ -1,0 +1,51 @@
+"""Choice of the CUDA kernel for attention with a dense mask.
+
+Shapes: B batch, H heads, Tq queries, Tk keys, Dh head width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# Largest number of queries for which torch's memory-efficient kernel takes the place of cuDNN. On
+# an NVIDIA H200, the forward and backward pass of 960 sentences of 26 tokens with 8 heads of width
+# 64 take 0.35 ms in place of 0.57 ms. With 512 tokens, cuDNN takes half of the time of that kernel.
+MAX_SHORT_QUERIES = 64
+
+
+def attend_masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    allowed: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+) -> Tensor:
+    """Compute attention with a dense mask.
+
+    Args:
+        q: Queries (B, H, Tq, Dh).
+        k: Keys (B, H, Tk, Dh).
+        v: Values (B, H, Tk, Dv).
+        mask: Bool tensor, True = may attend, or terms that are added to the scores; broadcastable
+            to (B, H, Tq, Tk).
+        allowed: The bool tensor that `mask` contains; None if all pairs are allowed.
+        dropout_p: Dropout probability of the weights.
+        scale: Factor on the scores; None means 1 / sqrt(Dh).
+
+    Returns:
+        (B, H, Tq, Dv); 0 for a query that may attend to no key.
+    """
+    if q.shape[2] <= MAX_SHORT_QUERIES:
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale)
+    if allowed is None:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale)
+    # cuDNN does not return 0 for a query that may attend to no key. Such a query attends to all
+    # keys instead, so that its softmax is defined, and its result is replaced.
+    is_hidden = ~allowed.any(-1, keepdim=True)
+    mask = mask | is_hidden if mask.dtype == torch.bool else mask.masked_fill(is_hidden, 0.0)
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale)
+    return y.masked_fill(is_hidden, 0.0)
