@@ -15,6 +15,7 @@ from fourfold.cli import run_main
 from scripts.benchmarks import memory, train_steps, workers
 from scripts.benchmarks.__main__ import main, make_parser, make_settings, measure
 from scripts.benchmarks.memory import MeasurementFailed
+from scripts.benchmarks.peers.registry import PeerUnavailable
 from scripts.benchmarks.report import heading
 from scripts.benchmarks.workloads import (
     FAMILIES,
@@ -47,7 +48,11 @@ class InProcessWorker:
             "family": family,
             "compile": compile,
         }
-        self.step, self.n_parameters = workers.make_step(job, shape, settings)
+        self.given = job, shape, settings
+        self.peak = 0
+
+    def wait(self) -> None:
+        self.step, self.n_parameters = workers.make_step(*self.given)
 
     def __call__(self) -> None:
         self.step()
@@ -169,6 +174,41 @@ def test_steps_are_measured_relative_to_fourfold(workload: str, family: str) -> 
             assert min(measurement.utilization) > 0
 
 
+@pytest.mark.usefixtures("in_process")
+def test_peak_memory_of_a_gpu_is_measured_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    peaks = iter([2.0, 3.0])
+
+    def wait(worker: InProcessWorker) -> None:
+        worker.step, worker.n_parameters = workers.make_step(*worker.given)
+        worker.peak = int(next(peaks) * 2**20)
+
+    monkeypatch.setattr(InProcessWorker, "wait", wait)
+    settings = replace(TINY, families=("causal_lm",), workloads=("train",), peers=("transformers",))
+    memory = [m for m in measure(settings) if m.workload == "memory"]
+    assert [(m.contender, m.unit, m.values, m.ratios) for m in memory] == [
+        ("fourfold", "MiB", [2.0], [1.0]),
+        ("transformers", "MiB", [3.0], [1.5]),
+    ]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_peer_that_fails_in_its_second_step_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("transformers")
+
+    def fail(worker: InProcessWorker) -> None:
+        if worker.given[0]["contender"] != "fourfold":
+            raise PeerUnavailable("out of memory")
+        worker.step()
+
+    monkeypatch.setattr(InProcessWorker, "__call__", fail)
+    settings = replace(TINY, families=("causal_lm",), workloads=("train",), peers=("transformers",))
+    reference, peer = measure(settings)
+    assert (len(reference.values), peer.note) == (2, "out of memory")
+
+
 def write_sentences(folder: Path) -> None:
     (folder / "glue/SST-2").mkdir(parents=True)
     (folder / "translation/multi30k").mkdir(parents=True)
@@ -259,7 +299,7 @@ def test_interrupted_growth_reports_its_finished_rounds(
 
     def step(worker: InProcessWorker) -> None:
         calls.append(worker)
-        if len(calls) == 4:  # one call is not measured
+        if len(calls) == 5:  # two calls are not measured
             raise KeyboardInterrupt
 
     monkeypatch.setattr(InProcessWorker, "__call__", step)
