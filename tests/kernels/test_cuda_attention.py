@@ -47,3 +47,13 @@ def test_queries_without_keys_give_0_and_no_gradients(
         assert not y[1].any()
         assert not y[2, :, 5].any()
         assert not ours[0][1].any()
+
+
+@pytest.mark.parametrize("q_len", [MAX_SHORT_QUERIES, MAX_SHORT_QUERIES + 1])
+def test_choice_of_the_kernel_compiles_without_graph_breaks(q_len: int) -> None:
+    torch.compiler.reset()
+    q, k, v = torch.randn(3, 2, 2, q_len, 16)
+    mask = torch.rand(2, 1, q_len, q_len) < 0.5
+    compiled = torch.compile(attend_masked, fullgraph=True, backend="aot_eager")
+    expected = attend_masked(q, k, v, mask, mask, 0.0, None)
+    torch.testing.assert_close(compiled(q, k, v, mask, mask, 0.0, None), expected)

@@ -244,8 +244,9 @@ def _attend_fused(
         bias = bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     if q.is_cuda and mask is not None:  # torch's kernels for masks do not support grouped heads
-        k, v = repeat_heads(k, n_heads), repeat_heads(v, n_heads)
-        return attend_masked(q, k, v, mask, allowed, dropout_p, scale)
+        k, v, groups = repeat_heads(k, n_heads), repeat_heads(v, n_heads), 1
+        if not exporting:
+            return attend_masked(q, k, v, mask, allowed, dropout_p, scale)
     return F.scaled_dot_product_attention(
         *(q, k, v), mask, dropout_p, is_causal=causal, scale=scale, enable_gqa=groups > 1
     )

@@ -16,9 +16,10 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Convert the input of several matrix products to their data type under autocast on a GPU.
+    """Convert the input of several matrix products to their data type under autocast.
 
-    Each product would convert it otherwise, and its gradient back.
+    Otherwise, each product would convert it, keep a copy of its own for the backward pass, and
+    convert its gradient back.
     """
-    dtype = autocast_dtype(x) if x.is_cuda else None
+    dtype = autocast_dtype(x)
     return x if dtype is None else x.to(dtype)

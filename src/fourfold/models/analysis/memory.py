@@ -15,7 +15,7 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
-from fourfold.kernels.cross_entropy import MAX_SLICE_LOGITS
+from fourfold.kernels.cross_entropy import DEVICE_FACTOR, MAX_SLICE_LOGITS
 from fourfold.models.analysis.flops import image_tokens
 from fourfold.models.contrastive.clip import CLIPConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
@@ -215,12 +215,8 @@ def _stack_bytes(
     is_mixed = narrow != wide  # autocast copies the input of a matrix product
     dropout_mask = width if config.dropout else 0  # one byte for each element
 
-    def norm(n_matrices: int) -> int:
-        # Per token: input and output of a norm. Autocast makes a copy of the output for each of the
-        # linear layers that it is the input of.
-        first = narrow if config.norm_placement == "inside" else wide
-        return width * (first + (n_matrices if is_mixed else 1) * narrow)
-
+    # Per token: input of a norm, and its output in the data type of matrix products.
+    norm = width * ((narrow if config.norm_placement == "inside" else wide) + narrow)
     # Queries and keys are also stored before their norm.
     n_stored = 1 if config.qk_norm == "none" else 2
     head = (n_stored * config.head_width + config.value_width) * narrow
@@ -243,15 +239,13 @@ def _stack_bytes(
     block = tokens * n_sublayers * more * width * narrow
     if config.parallel and not (is_mixed and config.norm_placement == "inside"):
         block -= tokens * (n_sublayers - 1) * width * wide  # the sub-layers have the same input
-    block += tokens * (
-        copy + heads + kv_heads + norm(3) + norm(2 if is_gated else 1) + hidden + 2 * dropout_mask
-    )
+    block += tokens * (copy + heads + kv_heads + 2 * norm + hidden + 2 * dropout_mask)
     if source:
-        cast = 2 * width * narrow if is_mixed else 0
+        cast = width * narrow if is_mixed else 0
         block += (
             tokens * (heads + cross_copy)
             + source * kv_heads
-            + tokens * (norm(1) + dropout_mask)
+            + tokens * (norm + dropout_mask)
             + source * cast
         )
     final_norm = tokens * wide if config.norm_placement != "post" else 0
@@ -264,8 +258,8 @@ def _loss_bytes(
 ) -> int:
     """Estimate the bytes that the loss stores.
 
-    The cross-entropy of tokens stores a slice of the logits, two fp32 buffers for a part of that
-    slice, and the gradients of hidden states and output matrix. The contrastive loss of a CLIP
+    The cross-entropy of tokens stores a slice of the logits, two fp32 buffers of its size, and the
+    gradients of hidden states and output matrix. The contrastive loss of a CLIP
     stores the logits of all images with all texts, in both directions.
 
     Args:
@@ -281,7 +275,7 @@ def _loss_bytes(
     if rows is None or not getattr(config, "head", True):  # no vocabulary head
         return 0
     logits = tokens * rows
-    slice_ = (compute + 2 * 4) * min(MAX_SLICE_LOGITS, logits)
+    slice_ = (compute + 2 * 4) * min(DEVICE_FACTOR * MAX_SLICE_LOGITS, logits)
     return slice_ + tokens * config.d_model * compute + 4 * rows * config.d_model
 
 
