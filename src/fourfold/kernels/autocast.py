@@ -7,10 +7,10 @@ from torch import Tensor
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the data type of matrix products under autocast.
 
-    The result is None without autocast, and for a tensor in fp64.
+    The result is None without autocast, for a tensor in fp64, and on the meta device.
     """
     device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+    if x.dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
 
