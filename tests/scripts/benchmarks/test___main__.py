@@ -152,7 +152,7 @@ def test_stopped_run_in_another_directory_reports_the_finished_rounds(
     assert process.stderr is not None
     next(line for line in process.stderr if line.startswith("train: causal_lm, round 1 of "))
     process.send_signal(number)
-    out, _ = process.communicate(timeout=5)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == code
     (measurement,) = json.loads((tmp_path / "report/bench.json").read_text())["measurements"]
     assert len(measurement["values"]) == len(measurement["utilization"]) >= 1
