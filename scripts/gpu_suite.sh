@@ -1,21 +1,23 @@
 #!/bin/sh
 # Runs the CUDA tests and the benchmarks against installed peers on one machine with torch >= 2.11 and a
-# CUDA device, in less than ten minutes.
+# CUDA device, in about ten minutes.
 #
 #   sh scripts/gpu_suite.sh OUT
 #
 # OUT receives suite.json and README.md, for results/gpu, and the output of each part. A part that fails or
 # exceeds its time limit is reported, and the others still run. SIZE=tiny DEVICE=cpu tests the script without
-# a GPU; PARTS="tests train" selects parts; PYTHON sets the interpreter; WORKERS is the number of processes
-# that run the tests (requires pytest-xdist); NANOGPT is the path of nanoGPT's model.py; FOURFOLD_DATA is the
-# directory of the datasets. The tests of training require `pip install 'fourfold[demo]'`. Parts that do not
-# run by default: memory (train also measures it on a GPU), compiled (train, with every contender compiled as well), evaluate, growth, and two that
-# require that extra: precisions, and shakespeare (nanoGPT's setting for one GPU, which takes minutes).
+# a GPU; PARTS="tests train" selects parts; PYTHON sets the interpreter; NANOGPT is the path of nanoGPT's
+# model.py; FOURFOLD_DATA is the directory of the datasets. WORKERS is the number of processes that run the
+# tests, which requires pytest-xdist (default: one for each core, at most 14); WORKERS= runs them in one process.
+# The tests of training require `pip install 'fourfold[demo]'`. Parts that do not run by default: compiled
+# (train, with every contender compiled as well), memory (train measures it on a GPU, too), evaluate, growth, and
+# two that require the extra demo: precisions, and shakespeare (nanoGPT's setting for one GPU, which takes minutes).
 set -u
 out=${1:?usage: sh scripts/gpu_suite.sh OUT}
 cd "$(dirname "$0")/.." || exit 1
 size=${SIZE:-gpu} device=${DEVICE:-cuda} python=${PYTHON:-python3}
 parts=${PARTS:-tests train greedy beam profile}
+workers=${WORKERS-$("$python" -c 'import os; print(min(14, os.cpu_count()))')}
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false
 mkdir -p "$out"
 printf 'part,code,seconds\n' > "$out/parts.csv"
@@ -43,12 +45,12 @@ bench() {
 
 # Only files with CUDA tests, since others may import packages that are not installed.
 # shellcheck disable=SC2046  # one argument per file
-part tests 150 "$python" -m pytest -q -p no:cacheprovider ${WORKERS:+-n "$WORKERS"} -m cuda $(grep -rl "mark[.]cuda" tests)
+part tests 180 "$python" -m pytest -q -p no:cacheprovider ${workers:+-n "$workers"} -m cuda $(grep -rl "mark[.]cuda" tests)
 # shellcheck disable=SC2086  # an option with its value, or nothing
-bench train 240 ${NANOGPT:+--nanogpt "$NANOGPT"}
-bench greedy 150
-bench beam 60
-part profile 90 "$python" scripts/profile_step.py --size "$size" --device "$device" --precision bf16 \
+bench train 220 ${NANOGPT:+--nanogpt "$NANOGPT"}
+bench greedy 110
+bench beam 50
+part profile 60 "$python" scripts/profile_step.py --size "$size" --device "$device" --precision bf16 \
     --out "$out/profile"
 # shellcheck disable=SC2086
 bench compiled 580 --compile ${NANOGPT:+--nanogpt "$NANOGPT"}

@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="laptop")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     options = parser.parse_args()
     if options.threads:
@@ -177,10 +177,9 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerow(Row._fields)
         writer.writerows(rows)
-    about = f"GPU {torch.cuda.get_device_name()}, " if options.device == "cuda" else ""
-    about += (
-        f"processor {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
+    about = f"Processor {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    if options.device == "cuda":
+        about += f", GPU {torch.cuda.get_device_name()}"
     about += f", commit {commit()}."
     options.out.with_suffix(".md").write_text(f"{about}\n{table(rows)}")
 

@@ -10,7 +10,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -87,27 +86,21 @@ def measure_growth(
 def _measure_peaks(
     template: Measurement, names: list[str], shape: Shape, settings: Settings
 ) -> Iterator[Measurement]:
-    where = f"{template.case} {template.axis_value or ''}".strip()
     reference: int | None = None
-    # CUDA counts the memory of a process, so that all contenders can be measured at the same time.
-    with ThreadPoolExecutor(len(names) if settings.device.startswith("cuda") else 1) as pool:
-
-        def measure(name: str) -> int:
+    for name in names:
+        try:
             if name != FOURFOLD:
                 check_available(name, settings)
+            where = f"{template.case} {template.axis_value or ''}".strip()
             title = ", ".join(filter(None, (template.family, where, name)))
             print(f"{template.workload}: {title}, measuring memory", file=sys.stderr, flush=True)
-            return peak_memory(name, template.family, shape, settings)
-
-        for name, future in [(name, pool.submit(measure, name)) for name in names]:
-            try:
-                peak = future.result()
-            except (PeerUnavailable, MeasurementFailed) as error:
-                yield replace(template, contender=name, note=str(error))
-                continue
-            reference = peak if name == FOURFOLD else reference
-            relative = [] if reference is None else [peak / reference]
-            yield replace(template, contender=name, values=[peak / 2**20], ratios=relative)
+            peak = peak_memory(name, template.family, shape, settings)
+        except (PeerUnavailable, MeasurementFailed) as error:
+            yield replace(template, contender=name, note=str(error))
+            continue
+        reference = peak if name == FOURFOLD else reference
+        relative = [] if reference is None else [peak / reference]
+        yield replace(template, contender=name, values=[peak / 2**20], ratios=relative)
 
 
 def _measure_time(

@@ -101,7 +101,7 @@ def start_workers(
     for full_name, worker in list(started.items()):
         try:
             worker.wait()
-            worker()  # the first step without the memory of the optimizer may fit, but not this one
+            worker()  # needs more memory than the first step, which had no optimizer states
         except PeerUnavailable as error:
             unavailable[full_name] = str(error)
             del started[full_name]
@@ -146,7 +146,8 @@ def measure_steps(
         )
     for name, reason in unavailable.items():
         yield Measurement(workload, family, name, MS_PER_STEP, note=reason)
-    for name, peak in peaks.items() if workload == "train" else ():
+    reports_memory = workload == "train" and "memory" not in settings.workloads
+    for name, peak in peaks.items() if reports_memory else ():
         relative_peak = [peak / peaks[FOURFOLD]]
         yield Measurement(
             "memory", family, name, "MiB", values=[peak / 2**20], ratios=relative_peak

@@ -26,7 +26,8 @@ from scripts.benchmarks.workloads import FOURFOLD, Settings, Shape, make_batch, 
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"train": training_step, "evaluate": evaluation_step, "sentences": training_step}
-# Steps of one call. The first step after a synchronization waits for the host.
+# Number of steps of a call, by device. On a GPU, the host enqueues the operations of several steps,
+# as in a training, before it waits for them.
 STEPS_PER_CALL = {"cpu": 1, "cuda": 5}
 SETTLE_SECONDS = 0.01  # after a step, its threads may still spin for a moment
 
@@ -42,9 +43,9 @@ def module_command(module: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 class Worker:
-    """A contender in a subprocess, which is started; after `wait`, calling it runs some steps.
+    """A contender in a subprocess; calling it runs the steps of `STEPS_PER_CALL`.
 
-    The number of steps depends on the device (`STEPS_PER_CALL`).
+    The constructor starts the subprocess. `wait` must return before the first call.
 
     Args:
         workload: Key of `STEPS`.

@@ -18,12 +18,12 @@ IGNORE_INDEX = -100
 MAX_SLICE_LOGITS = 2**26
 # On a CPU, a tile stays in the cache of the processor between its matrix product and its softmax.
 TILE_LOGITS_CPU = 2**22
-# On other devices, a tile is a whole slice. The vocabulary is padded to a multiple of 64, because
-# products with odd sizes, such as the 50,257 tokens of GPT-2, take longer on a GPU, and slices are
-# larger, because products with few tokens leave multiprocessors idle.
+# On other devices, a tile is a whole slice, and its sizes are multiples of these numbers: products
+# with other sizes, such as the 50,257 tokens of GPT-2, take longer on a GPU.
 VOCABULARY_MULTIPLE = 64
 TOKEN_MULTIPLE = 128
-DEVICE_FACTOR = 2  # on `MAX_SLICE_LOGITS`
+# Factor on `MAX_SLICE_LOGITS` there. Products of fewer tokens leave multiprocessors of a GPU idle.
+DEVICE_FACTOR = 2
 
 
 class LossTerms(NamedTuple):
@@ -138,7 +138,8 @@ class Pass:
 class _Slice:
     """Loss of the n tokens of a slice, and their softmax in the form of tiles and factors.
 
-    Let z be the logits of a tile and m their maximum for each token. The tile stores exp(z - m).
+    Let z be the logits of a tile and m their maximum for each token; on other devices than a CPU,
+    m is their logsumexp. The tile stores exp(z - m).
     Its factor is exp(m - logsumexp of all logits) times the weight of the token and, with a z-loss,
     1 + 2 z_loss logsumexp(z). The product of tile and factor is the softmax in the gradient. The
     gradients apply the factors outside of the matrix products, which saves a second pass over the
@@ -163,7 +164,7 @@ class _Slice:
         self.columns = _ranges(len(run.w), run.tile_width)
         self.tiles: list[Tensor] = []
         self.target_entries: list[Tensor] = []  # (n,) entries of the targets before rounding
-        maxima = []
+        shifts = []  # m
         sums = []
         expected_logit = torch.zeros_like(self.row_weights)  # sum(q z)
         for columns in self.columns:
@@ -179,22 +180,22 @@ class _Slice:
                 if pad_id is not None and columns.start <= pad_id < columns.stop:
                     expected_logit -= elsewhere * z[:, pad_id - columns.start]
             if run.on_cpu:
-                maximum = z.amax(-1, keepdim=True)
-                sums.append(z.sub_(maximum).exp_().sum(-1))
+                shift = z.amax(-1, keepdim=True)
+                sums.append(z.sub_(shift).exp_().sum(-1))
                 self.target_entries.append(z.gather(1, index).squeeze(1))
                 if z is not tile and run.gradients:
                     tile.copy_(z)
-            else:  # fewer passes over a tile that no cache holds; m is its logsumexp
+            else:  # fewer passes, since no cache holds the tile
                 z[:, run.vocab_size :] = float("-inf")
                 log_p = z.log_softmax(-1)
-                maximum = z[:, :1] - log_p[:, :1]
+                shift = z[:, :1] - log_p[:, :1]
                 sums.append(torch.ones_like(expected_logit))
                 self.target_entries.append(log_p.gather(1, index).squeeze(1).exp())
                 if run.gradients:
                     torch.exp(log_p, out=tile)
-            maxima.append(maximum.squeeze(1))
+            shifts.append(shift.squeeze(1))
             self.tiles.append(tile)
-        stacked = torch.stack(maxima)  # (tiles, n)
+        stacked = torch.stack(shifts)  # (tiles, n)
         logsumexp = (stacked + torch.stack(sums).log()).logsumexp(0)
         self.losses = logsumexp - expected_logit
         self.factors = (stacked - logsumexp).exp() * self.row_weights
@@ -334,7 +335,10 @@ def matmul_operands(
 
 
 def even_slices(x: Tensor, w: Tensor) -> list[slice]:
-    """Divide the tokens of x into even slices with about `MAX_SLICE_LOGITS` logits each.
+    """Divide the tokens of x into even slices.
+
+    A slice has at most `MAX_SLICE_LOGITS` logits. On other devices than a CPU, it has about
+    `DEVICE_FACTOR` times as many, and a multiple of `TOKEN_MULTIPLE` tokens.
 
     Args:
         x: Hidden states (N, D).

@@ -190,6 +190,10 @@ def test_peak_memory_of_a_gpu_is_measured_with_the_steps(monkeypatch: pytest.Mon
         ("fourfold", "MiB", [2.0], [1.0]),
         ("transformers", "MiB", [3.0], [1.5]),
     ]
+    peaks = iter([2.0, 3.0])
+    both = replace(settings, workloads=("train", "memory"))  # the latter measures it then
+    steps = train_steps.measure_steps("train", "causal_lm", SIZES["tiny"]["causal_lm"], both)
+    assert {m.workload for m in steps} == {"train"}
 
 
 @pytest.mark.usefixtures("in_process")

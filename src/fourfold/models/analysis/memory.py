@@ -258,9 +258,10 @@ def _loss_bytes(
 ) -> int:
     """Estimate the bytes that the loss stores.
 
-    The cross-entropy of tokens stores a slice of the logits, two fp32 buffers of its size, and the
-    gradients of hidden states and output matrix. The contrastive loss of a CLIP
-    stores the logits of all images with all texts, in both directions.
+    On a GPU, the cross-entropy of tokens stores a slice of the logits, two fp32 buffers of its
+    size, and the gradients of hidden states and output matrix; on a CPU, the slice and the buffers
+    are smaller. The contrastive loss of a CLIP stores the logits of all images with all texts, in
+    both directions.
 
     Args:
         config: Config of the model.
