@@ -27,8 +27,8 @@ from fourfold.models.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, f
 from fourfold.models.analysis.flops import parameters as count
 from fourfold.models.analysis.gradient_norms import initial_gradient_norms
 from fourfold.reproduce.cells import Cell, agrees, in_units
-from fourfold.reproduce.layer_complexity import LAYERS, cost_formula, growth, path, sequential
-from fourfold.reproduce.layer_costs import (
+from fourfold.reproduce.layers.complexity import LAYERS, cost_formula, growth, path, sequential
+from fourfold.reproduce.layers.costs import (
     equal_length,
     layer_bytes,
     layer_chain,

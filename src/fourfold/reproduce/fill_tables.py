@@ -17,7 +17,7 @@ from fourfold.environment import provenance
 from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell
 from fourfold.reproduce.exact_values import exact_cell
-from fourfold.reproduce.layer_timing import time_rows
+from fourfold.reproduce.layers.timing import time_rows
 from fourfold.reproduce.runs import scheduler
 from fourfold.reproduce.runs.plan import find_config, plan_runs
 from fourfold.reproduce.runs.record import Entry, Record, collect_results

@@ -59,7 +59,7 @@ class Column:
             printed digit.
         exact: Key of `exact_values.EXACT`, the function that computes the cells of the column
             without training; None if no function does.
-        measured: Key of `layer_timing.LAYERS`, the layer that is timed for the column, or
+        measured: Key of `layers.timing.LAYERS`, the layer that is timed for the column, or
             "decoding", if the decoding of the row's model is timed; None if nothing is timed.
         whole: True if our value is a count that is shown in base units with all its digits.
         at: Coordinate of the column on the horizontal axis of a figure; None if the column is not

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fourfold.reproduce.layer_timing import time_rows
+from fourfold.reproduce.layers.timing import time_rows
 from fourfold.reproduce.load_tables import find_tables
 from fourfold.reproduce.measured import decoding
 from fourfold.reproduce.measured.decoding import cache_bytes, growth, measure_decoding

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fourfold.reproduce.layer_timing import LAYERS, SELF, crossover, measure_layers, time_rows
+from fourfold.reproduce.layers.timing import LAYERS, SELF, crossover, measure_layers, time_rows
 from fourfold.reproduce.load_tables import find_tables
 
 

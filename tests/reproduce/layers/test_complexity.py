@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fourfold.reproduce.layer_complexity import (
+from fourfold.reproduce.layers.complexity import (
     LAYERS,
     Size,
     cost_formula,

@@ -2,14 +2,14 @@
 
 import pytest
 
-from fourfold.reproduce.layer_costs import (
+from fourfold.reproduce.layers.costs import (
     equal_length,
     layer_bytes,
     layer_chain,
     layer_flops,
     layer_reach,
 )
-from fourfold.reproduce.layer_timing import LAYERS, WINDOW
+from fourfold.reproduce.layers.timing import LAYERS, WINDOW
 
 N, D = 24, 16
 ROW = 2 * D * D  # FLOPs of one product of d x d for one token

@@ -1,8 +1,8 @@
 """Counted costs of whole layers: FLOPs, dependent products, visible tokens and stored bytes.
 
 Vaswani et al. 2017, Table 1, leaves out the projections of a layer and constant factors. This
-module counts them in the layers that `layer_timing` times. Each function takes the name of a layer,
-a key of `layer_timing.LAYERS` or `CELLS`. The input has one sequence of n tokens of width d.
+module counts them in the layers that `timing` times. Each function takes the name of a layer,
+a key of `timing.LAYERS` or `CELLS`. The input has one sequence of n tokens of width d.
 """
 
 from functools import cache
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fourfold.core.attention import attention_backend
-from fourfold.reproduce import layer_timing
-from fourfold.reproduce.layer_complexity import longest_chain
+from fourfold.reproduce.layers import timing
+from fourfold.reproduce.layers.complexity import longest_chain
 
 # The products of torch's LSTM are not visible to its FLOP counter, those of a loop over cells are.
 CELLS = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
 
 
-def cell_loop(name: str, width: int) -> layer_timing.Layer:
+def cell_loop(name: str, width: int) -> timing.Layer:
     """Return a recurrent layer in fp64 that calls a cell of torch once per token.
 
     Args:
@@ -46,14 +46,14 @@ def _run(name: str, n: int, d: int, backend: str = "naive") -> tuple[Tensor, Ten
     """Run a layer on random input; return input (1, n, d), output (1, n, d) and number of FLOPs.
 
     Args:
-        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        name: Key of `timing.LAYERS` or `CELLS`.
         n: Number of tokens.
         d: Width of the layer.
         backend: Attention backend.
     """
     torch.manual_seed(0)
     is_recurrent = name in CELLS
-    layer = cell_loop(name, d) if is_recurrent else layer_timing.LAYERS[name](d)
+    layer = cell_loop(name, d) if is_recurrent else timing.LAYERS[name](d)
     # In fp32, the gradient of a recurrent layer would underflow over a few hundred tokens.
     x = torch.randn(1, n, d, dtype=torch.float64 if is_recurrent else torch.float32)
     x.requires_grad_()
@@ -67,7 +67,7 @@ def layer_flops(name: str, n: int, d: int) -> int:
     """Count the FLOPs of the matrix products in a forward pass of a layer.
 
     Args:
-        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        name: Key of `timing.LAYERS` or `CELLS`.
         n: Number of tokens of the only sequence.
         d: Width of the layer.
     """
@@ -80,7 +80,7 @@ def layer_chain(name: str, n: int, d: int) -> int:
     """Count the matrix products on the longest chain of dependent products in a forward pass.
 
     Args:
-        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        name: Key of `timing.LAYERS` or `CELLS`.
         n: Number of tokens of the only sequence.
         d: Width of the layer.
     """
@@ -94,7 +94,7 @@ def layer_reach(name: str, n: int, d: int) -> int:
     count is computed for the middle and for the last token, and the larger count is returned.
 
     Args:
-        name: Key of `layer_timing.LAYERS` or `CELLS`.
+        name: Key of `timing.LAYERS` or `CELLS`.
         n: Number of tokens of the only sequence.
         d: Width of the layer.
     """
@@ -110,14 +110,14 @@ def layer_bytes(name: str, n: int, d: int) -> float:
     """Count the bytes per token that autograd stores in the forward pass of a layer in fp32.
 
     The bytes are counted for n and for 2 n tokens, and their difference is divided by n. Recurrent
-    layers are those of torch, and attention has the backend auto, as in `layer_timing`.
+    layers are those of torch, and attention has the backend auto, as in `timing`.
 
     Args:
-        name: Key of `layer_timing.LAYERS`.
+        name: Key of `timing.LAYERS`.
         n: Number of tokens of the shorter sequence.
         d: Width of the layer.
     """
-    layer = layer_timing.LAYERS[name](d)
+    layer = timing.LAYERS[name](d)
     counts = []
     for length in (n, 2 * n):
         stored: dict[int, int] = {}
@@ -141,7 +141,7 @@ def equal_length(name: str, n: int, d: int) -> float | str:
     the other layer are assumed to be proportional to the number of tokens.
 
     Args:
-        name: Other layer, a key of `layer_timing.LAYERS` or `CELLS`.
+        name: Other layer, a key of `timing.LAYERS` or `CELLS`.
         n: Number of tokens of the shorter counted sequence.
         d: Width of both layers.
 
@@ -149,10 +149,10 @@ def equal_length(name: str, n: int, d: int) -> float | str:
         The number of tokens; "always" if self-attention takes more FLOPs at any length, and
         "never" for self-attention itself.
     """
-    if name == layer_timing.SELF:
+    if name == timing.SELF:
         return "never"
     per_token = (layer_flops(name, 2 * n, d) - layer_flops(name, n, d)) / n
-    at_n, at_2n = (layer_flops(layer_timing.SELF, size, d) / size for size in (n, 2 * n))
+    at_n, at_2n = (layer_flops(timing.SELF, size, d) / size for size in (n, 2 * n))
     slope = (at_2n - at_n) / n
     length = n + (per_token - at_n) / slope
     return length if length > 0 else "always"
