@@ -3,8 +3,10 @@
     python scripts/results_page.py [RESULTS]
 
 RESULTS/PAPER/TABLE/TIER/table.md is generated from table.json and provenance.json in its folder and
-from the table's definition. RESULTS/README.md keeps its prose; the text between its two marks is
-generated from the tables and from finding.md, an optional paragraph of interpretation.
+from the table's definition. The same holds for statements.csv, the verdicts on the published
+effects, which the tier laptop has even if it was not run. RESULTS/README.md keeps its prose; the
+text between its two marks is generated from the tables and from finding.md, an optional paragraph
+of interpretation.
 """
 
 import json
@@ -20,15 +22,18 @@ from fourfold.reproduce.cells import Cell, count_verdicts  # noqa: E402
 from fourfold.reproduce.load_tables import papers  # noqa: E402
 from fourfold.reproduce.rank_correlation import RankCorrelation  # noqa: E402
 from fourfold.reproduce.report import markdown, ours  # noqa: E402
+from fourfold.reproduce.statements import as_csv, judge  # noqa: E402
 from fourfold.reproduce.table_files import with_provenance  # noqa: E402
 from fourfold.reproduce.tables import Paper, Table  # noqa: E402
 from scripts.bench_tables import insert  # noqa: E402
 
-HEADINGS = ("table", "tier", "cells", "order of the rows")
+HEADINGS = ("table", "tier", "cells", "published effects", "order of the rows")
 ORDER = (
-    'The column "order of the rows" contains Spearman\'s rank correlation between our means and the'
-    " paper's numbers, the number of rows, and the 95 % interval of a bootstrap over the rows. The"
-    " interval does not include the variation over seeds."
+    'The column "published effects" counts the verdicts of the file statements.csv beside each'
+    " table, which docs/reproduce.md explains."
+    ' The column "order of the rows" contains Spearman\'s rank correlation between our means and'
+    " the paper's numbers, the number of rows, and the 95 % interval of a bootstrap over the rows."
+    " The interval does not include the variation over seeds."
 )
 Found = tuple[list[Cell], list[RankCorrelation]]
 
@@ -42,7 +47,7 @@ def section(results: Path) -> str:
         below: list[str] = []
         for table in paper.tables.values():
             if not table.obtainable:
-                lines.append(line([heading(table), "-", "printed numbers only", ""]))
+                lines.append(line([heading(table), "-", "printed numbers only", "", ""]))
             for tier in table.obtainable:
                 found = read(results / table.name / tier)
                 lines.append(line(summary(table, tier, found)))
@@ -53,14 +58,17 @@ def section(results: Path) -> str:
 
 
 def pages(results: Path) -> dict[Path, str]:
-    """Format the page of each reproduced table."""
-    return {
-        folder / "table.md": _page(paper, table, tier, found, folder)
-        for paper in papers().values()
-        for table in paper.tables.values()
-        for tier in table.obtainable
-        if (found := read(folder := results / table.name / tier))
-    }
+    """Format the page of each reproduced table, and the verdicts on the published effects."""
+    texts = {}
+    for paper in papers().values():
+        for table, tier in ((t, tier) for t in paper.tables.values() for tier in t.obtainable):
+            folder = results / table.name / tier
+            if found := read(folder):
+                texts[folder / "table.md"] = _page(paper, table, tier, found, folder)
+            judged = judge(table, tier, found[0] if found else [])
+            if judged and (found or tier == "laptop"):
+                texts[folder / "statements.csv"] = as_csv(table, judged)
+    return texts
 
 
 def _page(paper: Paper, table: Table, tier: str, found: Found, folder: Path) -> str:
@@ -91,15 +99,18 @@ def heading(table: Table) -> str:
 
 def summary(table: Table, tier: str, found: Found | None) -> list[str]:
     """Format the row of a table in one tier."""
+    cells, order = found or ([], [])
+    judged = judge(table, tier, cells) if found or tier == "laptop" else {}
+    effects = count_verdicts(step.verdict for step in judged.values())
     if found is None:
-        return [heading(table), tier, f"{len(table.cells(tier))} not run", ""]
-    cells, order = found
+        return [heading(table), tier, f"{len(table.cells(tier))} not run", effects, ""]
     correlations = [
         f"{o.column} {float(o.rho):.2f} of {o.rows} ({float(o.low):.2f} to {float(o.high):.2f})"
         for o in order
     ]
     link = f"[{tier}]({table.name}/{tier}/table.md)"
-    return [heading(table), link, count_verdicts(cells), ", ".join(correlations)]
+    counts = count_verdicts(cell.verdict for cell in cells)
+    return [heading(table), link, counts, effects, ", ".join(correlations)]
 
 
 def block(table: Table, tier: str, cells: list[Cell], results: Path) -> Iterator[str]:
@@ -108,7 +119,8 @@ def block(table: Table, tier: str, cells: list[Cell], results: Path) -> Iterator
     for why in dict.fromkeys(cell.why for cell in cells if cell.why):
         same = [cell for cell in cells if cell.why == why]
         where = ", ".join(dict.fromkeys(table.columns[cell.column].title for cell in same))
-        yield from (f"{name} {count_verdicts(same)} ({where}): {why}", "")
+        counts = count_verdicts(cell.verdict for cell in same)
+        yield from (f"{name} {counts} ({where}): {why}", "")
     for cell in cells:
         if cell.verdict == "differs":
             row, column = table.rows[cell.row], table.columns[cell.column]
@@ -143,6 +155,7 @@ def grid(table: Table, cells: list[Cell]) -> Iterator[str]:
 def main() -> int:
     results = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results"
     for file, page in pages(results).items():
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(page, encoding="utf-8")
     insert(results / "README.md", section(results))
     return 0

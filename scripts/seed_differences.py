@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t
+from fourfold.reproduce.statements import interval
 
 HEADINGS = ("column", "row", "base", "seeds", "difference", "low", "high")
 
@@ -40,9 +40,8 @@ def differences(cells: list[dict[str, Any]], base: str) -> list[tuple[Any, ...]]
         of_base = by_seed.get((column, base), {})
         paired = [value - of_base[seed] for seed, value in values.items() if seed in of_base]
         if row != base and len(paired) > 1:
-            mean = statistics.mean(paired)
-            half = statistics.stdev(paired) / len(paired) ** 0.5 * t.ppf(0.975, len(paired) - 1)
-            shown = (round(float(value), 3) for value in (mean, mean - half, mean + half))
+            numbers = (statistics.mean(paired), *interval(paired))
+            shown = (round(float(value), 3) for value in numbers)
             lines.append((column, row, base, len(paired), *shown))
     return sorted(lines, key=lambda line: line[0])  # a stable sort keeps the order of the rows
 

@@ -1129,6 +1129,39 @@ def test_a_row_that_names_nothing_says_so(
     assert not children.asked
 
 
+EFFECT = """
+    statements:
+      heads: {order: one > two, column: ppl, source: table 1}
+    tiers:"""
+
+
+def test_an_effect_runs_only_its_rows_and_gets_a_verdict(
+    here: Path,
+    children: Children,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = PAPER.replace("three: {ppl: 7.0}", "three: {laptop: {}, ppl: 7.0}")
+    text = text.replace("{title: perplexity}", "{title: perplexity, better: lower}")
+    paper = read_paper("p.yaml", text.replace("\n    tiers:", EFFECT))
+    monkeypatch.setattr(load_tables, "papers", lambda: {"p": paper})
+    command = ["reproduce", "p/t", "--effect", "heads"]
+    assert main([*command, "--commands"]) == 0
+    assert "three" not in capsys.readouterr().out
+    assert main(command) == 0  # the tier is laptop
+    assert {folder.partition("/")[0] for _, folder in children.asked} == {"one", "two"}
+    assert "- `heads`: one > two, perplexity: not resolved, by 1. Source" in capsys.readouterr().out
+    assert main([*command, "--seeds", "3"]) == 0
+    assert len(children.asked) == 2 * 2 * 3
+    assert "- `heads`: one > two, perplexity: seen, by 1 (1 to 1), 3 s" in capsys.readouterr().out
+    verdicts = (here / "results/p/t/laptop/statements.csv").read_text().splitlines()
+    assert verdicts[1:] == ["heads,ppl,lower,one > two,table 1,seen,3,1,1,1"]
+    assert main([*command, "--rows", "one"]) == 2
+    assert "--rows: not allowed with argument --effect" in capsys.readouterr().err
+    assert main(["reproduce", "p/t", "--effect", "head"]) == 2
+    assert "p/t, --effect must be one of heads, got 'head'" in capsys.readouterr().err
+
+
 def test_a_narrower_command_takes_nothing_from_a_table(
     here: Path, children: Children, capsys: pytest.CaptureFixture[str]
 ) -> None:

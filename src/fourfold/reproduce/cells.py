@@ -9,7 +9,7 @@ parameters, are divided by `Column.scale` to obtain printed units.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -186,7 +186,6 @@ def format_value(value: Value | None, column: Column) -> str:
     return format_number(value)
 
 
-def count_verdicts(cells: Sequence[Cell]) -> str:
-    """Return the number of cells with each verdict, such as "3 agrees, 1 differs", as text."""
-    counts = Counter(cell.verdict for cell in cells)
-    return ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+def count_verdicts(verdicts: Iterable[str]) -> str:
+    """Return the number of times that each verdict occurs, such as "3 agrees, 1 differs"."""
+    return ", ".join(f"{n} {verdict}" for verdict, n in Counter(verdicts).items())

@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
         hint = "before --rows; --list shows all" if options.rows else "--list shows all"
         message = f"must be a table such as vaswani2017/table3, a paper, or all; {hint}"
         raise InputError(message, option="TABLE")
+    options.tier = options.tier or ("laptop" if options.effect else "exact")
     check_choice("--tier", options.tier, TIERS)
     check_positive("--seeds", options.seeds)
     for name in ("budget", "commands", "machine", "memory"):
@@ -80,11 +81,14 @@ def make_parser() -> OptionParser:
     add("--list", action="store_true", help="list tables, tiers and how many cells have results")
     add(
         "--tier",
-        default="exact",
         help="exact (default; computed without training), measured (timed on this machine),"
         " weights (official weights), laptop, single-gpu or paper (the published recipe)",
     )
-    add("--rows", nargs="+", metavar="ROW", help="run only these rows")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--rows", nargs="+", metavar="ROW", help="run only these rows")
+    selection.add_argument(
+        "--effect", metavar="NAME", help="run only the rows of a published effect (tier: laptop)"
+    )
     add("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1, or rounds of measured")
     add("--budget", metavar="TIME", help="start no run expected to end later: 90s, 30m, 2h")
     add("--machine", metavar="FILE", help="Trainer config, whose devices share the batches")
@@ -130,20 +134,26 @@ def _with_tier(options: Namespace) -> list[Table]:
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """Return the rows of a table that `--rows` names, in the order of the table.
+    """Return the rows of a table that `--rows` or `--effect` names, in the order of the table.
 
-    Without `--rows`, all rows that have cells (numbers) for the tier `--tier` are returned. A tier
-    is a way to obtain cells, such as exact or laptop.
+    Without these options, all rows that have cells (numbers) for the tier `--tier` are returned. A
+    tier is a way to obtain cells, such as exact or laptop.
 
     Args:
         table: Published table.
         options: Parsed options of `fourfold reproduce`.
 
     Raises:
-        InputError: `--rows` is empty, or names an unknown row or a row without cells for the tier.
+        InputError: `--rows` is empty, or names an unknown row or a row without cells for the tier,
+            or the table has no such effect.
     """
     available = {row.name: row for row, _ in table.cells(options.tier)}
-    wanted = [name for word in options.rows or available for name in word.split(",") if name]
+    words = options.rows or available
+    if options.effect:
+        known = (*table.statements,) or ("none",)
+        check_choice(f"{table.name}, --effect", options.effect, known)
+        words = table.statements[options.effect].rows
+    wanted = [name for word in words for name in word.split(",") if name]
     if not wanted:
         raise InputError("must name at least one row", option="--rows")
     for name in wanted:

@@ -13,7 +13,18 @@ from typing import Any
 import yaml
 
 from fourfold.core.validation import check_choice
-from fourfold.reproduce.tables import Column, Paper, Reason, Recipe, Row, T, Table, Tier, make
+from fourfold.reproduce.tables import (
+    Column,
+    Paper,
+    Reason,
+    Recipe,
+    Row,
+    Statement,
+    T,
+    Table,
+    Tier,
+    make,
+)
 
 DATA = Path(__file__).with_name("data")
 
@@ -94,6 +105,7 @@ def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table
         )
     reasons = [make(Reason, f"{name}, reasons", reason) for reason in content.get("reasons", ())]
     content |= {"columns": columns, "tiers": tiers, "rows": rows, "reasons": reasons}
+    content["statements"] = made(Statement, "statement ", content.get("statements", {}))
     return make(Table, name, content, name=name)
 
 

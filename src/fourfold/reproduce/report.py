@@ -14,10 +14,12 @@ from typing import Any
 
 from fourfold.reproduce.cells import Cell, count_verdicts, format_number, format_value
 from fourfold.reproduce.rank_correlation import RankCorrelation
+from fourfold.reproduce.statements import as_list, judge
 from fourfold.reproduce.tables import Column, Paper, Table
 
 METHODS = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained
 HEADINGS = ("row", "column", "paper", "ours", "tier, how obtained", "deviation", "why")
+EFFECTS = 'The sign ">" means "better than". docs/reproduce.md explains verdicts and intervals.'
 FIELDS = ("row", "column", "unit", "paper", "ours", "std", "seeds", "deviation", "verdict", "why")
 
 
@@ -44,10 +46,13 @@ def markdown(
     if tier in table.tiers:
         paragraphs.append(f"Differences from the paper: {table.tiers[tier].about}")
     paragraphs += _grid(paper, table, tier, cells)
-    paragraphs.append(f"{len(cells)} cells: {count_verdicts(cells)}.")
+    paragraphs.append(f"{len(cells)} cells: {count_verdicts(cell.verdict for cell in cells)}.")
     if rest := left_out(table, tier):
         paragraphs.append(f"Printed, but not filled by this tier: {rest}.")
     paragraphs += [entry.sentence() for entry in order]
+    if judged := judge(table, tier, cells):
+        counts = count_verdicts(step.verdict for step in judged.values())
+        paragraphs += [f"Published effects: {counts}. {EFFECTS}", as_list(table, judged)]
     if table.note:
         paragraphs.append(table.note)
     return "\n\n".join(paragraphs) + "\n"

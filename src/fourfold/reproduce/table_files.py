@@ -1,6 +1,7 @@
 """Files of a reproduced table: Markdown page, CSV, JSON, plot and provenance.
 
-The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json}. A
+The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json},
+and statements.csv with the verdicts on the published effects, if the table has any. A
 tier is one way to obtain cells (numbers) of a table, such as computing them without training. A run
 is one training of a row (line) of the table with one seed, followed by a test. The provenance holds
 the command, date, machine and package versions, and the results of the runs.
@@ -15,7 +16,7 @@ from typing import Any
 from fourfold.atomic_files import write_atomically
 from fourfold.commands.train.metrics_report import to_json
 from fourfold.errors import InputError
-from fourfold.reproduce import load_tables
+from fourfold.reproduce import load_tables, statements
 from fourfold.reproduce.cells import Cell
 from fourfold.reproduce.plot import draw
 from fourfold.reproduce.rank_correlation import compare_orders
@@ -26,7 +27,7 @@ from fourfold.reproduce.tables import Table
 def write(
     table: Table, tier: str, cells: Sequence[Cell], provenance: dict[str, Any], out: Path
 ) -> str:
-    """Write table.md, table.csv, table.json, table.png and provenance.json, each atomically.
+    """Write the files of a table, each atomically.
 
     An existing provenance.json with the same runs and data hashes is kept. In this case, table.md
     shows the command and date of the existing file.
@@ -56,6 +57,8 @@ def write(
     write_atomically(folder / "table.md", with_provenance(page, provenance))
     write_atomically(folder / "table.csv", as_csv(table, cells))
     write_atomically(folder / "table.json", _json(content(table, tier, cells, order)))
+    if judged := statements.judge(table, tier, cells):
+        write_atomically(folder / "statements.csv", statements.as_csv(table, judged))
     draw(table, cells, folder / "table.png")
     return f"{page}\nwrote {folder}\n"
 

@@ -65,6 +65,7 @@ class Column:
         at: Coordinate of the column on the horizontal axis of a figure; None if the column is not
             a point of a curve.
         panel: Title of the panel that shows the curves; "" for the title of the table.
+        better: Direction of better numbers: "lower" for a loss, a perplexity or an error.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Column:
     whole: bool = False
     at: float | None = None
     panel: str = ""
+    better: Literal["higher", "lower"] = "higher"
 
     @property
     def heading(self) -> str:
@@ -105,6 +107,30 @@ class Reason:
     changes: dict[str, Any] = field(default_factory=dict)
     rounding: Literal["nearest", "down"] = "nearest"
     unknown: bool = False
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Published effect that our numbers can show or contradict: an order of rows by a column.
+
+    Args:
+        order: Names of two or more rows, the best first, such as "base > A_h4 > A_h1". The sign
+            means "better than"; `Column.better` is the direction.
+        column: Name of the column of our numbers.
+        source: Table or section of the paper that states the effect; it begins with the authors
+            and the year if it is another paper than that of the table.
+        printed: Name of the column with the paper's numbers; "" if it is `column`.
+    """
+
+    order: str
+    column: str
+    source: str
+    printed: str = ""
+
+    @property
+    def rows(self) -> list[str]:
+        """Names of the rows, the best first."""
+        return self.order.split(" > ")
 
 
 @dataclass(frozen=True)
@@ -246,6 +272,7 @@ class Table:
         tiers: Tiers (ways to obtain numbers) that train or test models, by name. The names are in
             `RECIPES`.
         reasons: Explanations of differences between computed and printed numbers.
+        statements: Published effects by name.
         note: Remark below the table.
         axis: Label of the horizontal axis on which columns have their coordinates (`Column.at`).
         log: True if curves have a logarithmic vertical axis.
@@ -260,6 +287,7 @@ class Table:
     source: list[str] = field(default_factory=list)
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)
+    statements: Mapping[str, Statement] = field(default_factory=dict)
     note: str = ""
     axis: str = ""
     log: bool = False
