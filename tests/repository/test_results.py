@@ -11,7 +11,9 @@ import pytest
 from fourfold.reproduce.exact_values import exact_cell
 from fourfold.reproduce.load_tables import all_tables
 from fourfold.reproduce.runs.plan import plan_runs
+from fourfold.reproduce.runs.record import Record, collect_results
 from fourfold.reproduce.runs.run import Machine, title_of
+from fourfold.reproduce.statements import as_csv, judge
 from fourfold.reproduce.tables import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +121,20 @@ def test_page_and_table_are_of_the_same_run(file: Path) -> None:
     ]
     page = file.with_name("table.md").read_text()
     assert sum(line.startswith("| ") for line in page.splitlines()) == len(cells) + 2
+
+
+def test_verdicts_are_those_of_the_recorded_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    stated = {}
+    for table in TABLES.values():
+        if "laptop" in table.tiers and table.statements:
+            file = RESULTS / table.name / "laptop" / "statements.csv"
+            record = Record([file.with_name("provenance.json")], {})  # empty if it was not run
+            cells, _ = collect_results(table, "laptop", 1, Path("none"), record, Machine())
+            stated[file] = as_csv(table, judge(table, "laptop", cells))
+    assert sorted(RESULTS.rglob("statements.csv")) == sorted(stated)
+    for file, text in stated.items():
+        assert file.read_text(encoding="utf-8") == text, f"{file}: run scripts/results_page.py"
 
 
 def test_there_is_a_page_for_every_table_with_exact_cells() -> None:
