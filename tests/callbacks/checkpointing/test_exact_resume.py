@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning import LightningDataModule
@@ -12,6 +13,7 @@ from fourfold.callbacks.checkpointing.exact_resume import (
     step_seed,
 )
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 
 COUNTERS = ("ready", "started", "processed", "completed")
 
@@ -61,6 +63,9 @@ def restored_trainer(batches_of_rank: int, position: int, world_size: int) -> An
     trainer = make_trainer(epoch_loop=SimpleNamespace(batch_progress=progress))
     trainer.world_size = world_size
     trainer.datamodule.mark_trained(0, position)
+    order = LengthBucketedOrder(np.ones(41), max_rows=2)  # 21 batches
+    trainer.datamodule.splits = {"train": SimpleNamespace(order=order)}
+    trainer.datamodule.trainer = trainer
     return trainer
 
 
@@ -71,7 +76,8 @@ def restored_trainer(batches_of_rank: int, position: int, world_size: int) -> An
         (6, 12, 2, 6),  # two processes, as before
         (6, 12, 1, 12),  # saved by two processes, resumed by one
         (12, 12, 2, 6),  # saved by one process, resumed by two
-        (5, 5, 2, 3),  # rounded up
+        (5, 5, 2, 3),  # 16 batches remain, which take 8 of 11 steps
+        (6, 6, 2, 3),  # 15 batches remain, which take 8 steps
         (0, 0, 4, 0),  # saved at the start of an epoch
     ],
 )

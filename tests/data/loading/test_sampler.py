@@ -83,6 +83,82 @@ def test_surplus_batches_are_joined_by_size_not_across_lengths() -> None:
         assert len({order.lengths[key.row] for key in batch}) == 1
 
 
+@given(
+    seed=st.integers(0, 10**6),
+    n_rows=st.integers(16, 400),
+    longest=st.integers(1, 64),
+    max_rows=st.sampled_from([None, 2, 7]),
+    world_size=st.integers(1, 16),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_share_of_any_step_exceeds_the_bounds(
+    seed: int, n_rows: int, longest: int, max_rows: int | None, world_size: int
+) -> None:
+    """On all ranks in all epochs; batches of one row may leave no other choice than to merge."""
+    lengths = np.random.default_rng(seed).integers(1, longest, n_rows, endpoint=True)
+    order = LengthBucketedOrder(lengths, max_tokens=64, max_rows=max_rows, seed=seed)
+    n_steps = len(EpochSampler(order, world_size=world_size))
+    is_merged = n_steps < -(-order.n_batches // world_size)
+    for epoch in range(3):
+        ranks = [
+            list(EpochSampler(order, rank=rank, world_size=world_size, start=(epoch, 0)))
+            for rank in range(world_size)
+        ]
+        assert {len(steps) for steps in ranks} == {n_steps}
+        rows = [key.row for steps in ranks for step in steps for key in step]
+        assert sorted(rows) == list(range(n_rows))
+        batches = order.batches(epoch)
+        start = 0
+        for step, shares in enumerate(zip(*ranks, strict=True), start=1):
+            (end,) = {key.position for share in shares for key in share}
+            rows = [key.row for share in shares for key in share]
+            assert sorted(rows) == sorted(np.concatenate(batches[start:end]).tolist())
+            sampler = EpochSampler(order, world_size=world_size)
+            assert sampler.n_steps(end) == n_steps - step
+            start = end
+        unmerged = (steps[: n_steps - is_merged] for steps in ranks)
+        for share in itertools.chain(*unmerged):
+            assert len(share) * max(lengths[key.row] for key in share) <= 64
+            assert len(share) <= (max_rows or n_rows)
+    # Epochs of enough rows for all steps, even if the largest batches come one after another.
+    sizes = sorted(map(len, order.batches(0)), reverse=True)
+    assert not (is_merged and n_rows > (n_steps + 1) * world_size + sum(sizes[:n_steps]))
+
+
+@given(st.integers(0, 10**6), st.sampled_from([(8, 12), (16, 8), (12, 5), (2, 7)]))
+@settings(max_examples=30, deadline=None)
+def test_resume_at_any_step_with_any_number_of_ranks(seed: int, sizes: tuple[int, int]) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 60, 150 + seed % 100)
+    order = LengthBucketedOrder(lengths, max_tokens=64, seed=seed)
+    before, after = sizes
+    steps = list(EpochSampler(order, world_size=before, start=(1, 0)))
+    batches = order.batches(1)
+    for done, position in enumerate((step[0].position for step in steps[:-1]), start=1):
+        again = EpochSampler(order, world_size=before, start=(1, position))
+        assert list(again) == steps[done:]
+        if len(np.concatenate(batches[position:])) < after:
+            continue  # an error, as the docstring says
+        ranks = [
+            EpochSampler(order, rank=rank, world_size=after, start=(1, position))
+            for rank in range(after)
+        ]
+        rows = [key.row for rank in ranks for step in rank for key in step]
+        assert sorted(rows) == sorted(np.concatenate(batches[position:]).tolist())
+        # Lightning ends an epoch after `len` steps, the trained steps included.
+        trained = len(ranks[0]) - ranks[0].n_steps(position)
+        assert all(trained + len(list(rank)) <= len(rank) for rank in ranks)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, None])
+def test_a_limited_epoch_ends_at_the_same_step_after_a_resume(limit: int | None) -> None:
+    lengths = np.random.default_rng(1).integers(1, 20, 105)
+    order = LengthBucketedOrder(lengths, max_tokens=60, seed=1)
+    steps = list(EpochSampler(order, world_size=8))[:limit]
+    for step in steps:
+        resumed = EpochSampler(order, world_size=8, start=(0, step[0].position), max_steps=limit)
+        assert resumed.start.epoch == (step is steps[-1])
+
+
 def test_number_of_training_steps_is_computed_without_shuffling() -> None:
     class NotShuffled(LengthBucketedOrder):
         def batches(self, epoch: int) -> list[np.ndarray]:

@@ -7,7 +7,6 @@ epoch when the step with this batch ends. Dropout is seeded by the index of the 
 "Guarantees of a run" in CONTRIBUTING.md.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -59,8 +58,8 @@ class ExactResume(Callback):
         progress = trainer.fit_loop.epoch_loop.batch_progress
         if not progress.current.ready or progress.is_last_batch:
             return
-        position = 0 if data is None else data.position.batch
-        difference = math.ceil(position / trainer.world_size) - progress.current.ready
+        done = 0 if data is None else data.n_train_batches(upto=data.position.batch)
+        difference = done - progress.current.ready
         for counts in (progress.current, progress.total):
             for name in ("ready", "started", "processed", "completed"):
                 setattr(counts, name, getattr(counts, name) + difference)

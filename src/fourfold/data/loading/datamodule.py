@@ -222,12 +222,16 @@ class ResumableDataModule(LightningDataModule):
             raise InputError(message, option=f"data.{name}")
         return self.splits[name]
 
-    def n_train_batches(self) -> int:
+    def n_train_batches(self, upto: int | None = None) -> int:
         """Return the number of training batches of each rank in a complete epoch.
 
         The Trainer's option `limit_train_batches` is ignored.
+
+        Args:
+            upto: Number of batches of all ranks, as in `position`: only these are counted.
         """
-        return len(EpochSampler(self.split("train").order, world_size=self._rank_and_size()[1]))
+        sampler = EpochSampler(self.split("train").order, world_size=self._rank_and_size()[1])
+        return len(sampler) - (0 if upto is None else sampler.n_steps(upto))
 
     def _rank_and_size(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

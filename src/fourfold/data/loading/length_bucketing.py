@@ -8,6 +8,7 @@ therefore enough to resume.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +43,9 @@ class BatchOrder(Protocol):
     @property
     def n_batches(self) -> int:
         """Number of batches in an epoch, over all ranks."""
+
+    def max_rows_of(self, n: int) -> int:
+        """Return the number of rows in the `n` largest batches of every epoch."""
 
     def min_rows_of_last(self, n: int) -> int:
         """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
@@ -148,12 +152,19 @@ class LengthBucketedOrder:
         """Number of batches in an epoch, over all ranks."""
         return len(self._boundaries) + 1
 
+    @cached_property
+    def _ascending_sizes(self) -> np.ndarray:
+        return np.sort(np.diff(self._boundaries, prepend=0, append=self.n_rows))
+
+    def max_rows_of(self, n: int) -> int:
+        """Return the number of rows in the `n` largest batches of every epoch."""
+        return int(self._ascending_sizes[self.n_batches - n :].sum())
+
     def min_rows_of_last(self, n: int) -> int:
         """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
-        sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
-        if self.equal_lengths:
-            return int(sizes[-n:].sum())
-        sizes.sort()
+        sizes = self._ascending_sizes
+        if self.equal_lengths:  # only the last batch may have fewer rows than the others
+            return int(sizes[:n].sum())
         # `batches` puts a batch of at least median size last.
         return int(sizes[: n - 1].sum() + sizes[max(n - 1, len(sizes) // 2)])
 

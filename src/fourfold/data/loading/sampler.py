@@ -1,6 +1,8 @@
 """EpochSampler: distributed batch sampler that can resume at any batch of any epoch."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +45,9 @@ class EpochSampler(Sampler[list[SampleKey]]):
     Each step of an epoch takes the next `world_size` batches of the order, one for each rank. In
     training, the last step divides all remaining examples among the ranks. Therefore every rank
     takes the same number of steps, and no example comes twice. If the last step could have fewer
-    examples than ranks in some epoch, it is merged into the step before it in all epochs.
+    examples than ranks in some epoch, it takes batches of the steps before it in all epochs, and
+    the batches of these steps are divided, so that no rank exceeds the size of a batch. Only if the
+    epoch may have too few examples for so many steps is the last step merged into the one before.
 
     In evaluation (an order that does not shuffle), batches stay complete. An example is therefore
     always padded with the same examples, and its results are bitwise equal on any number of
@@ -77,15 +81,15 @@ class EpochSampler(Sampler[list[SampleKey]]):
         max_steps: int | None = None,
         repeat_first_epoch: bool = False,
     ) -> None:
-        n_batches = order.n_batches
-        if max_steps is not None:
-            n_batches = min(n_batches, max_steps * world_size)
         epoch, batch = start
-        # A checkpoint after the last batch of an epoch resumes at the next epoch.
-        self.start = Position(epoch, batch) if batch < n_batches else Position(epoch + 1, 0)
         self.order = order
         self.rank = rank
         self.world_size = world_size
+        # A checkpoint after the last batch of an epoch resumes at the next epoch.
+        n_steps = self.n_steps()
+        limit = n_steps if max_steps is None else min(max_steps, n_steps)
+        is_complete = n_steps - self.n_steps(batch) >= limit
+        self.start = Position(epoch + 1, 0) if is_complete else Position(epoch, batch)
         self.epoch = self.start.epoch
         self.repeat_first_epoch = repeat_first_epoch or not order.shuffle
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
@@ -104,26 +108,27 @@ class EpochSampler(Sampler[list[SampleKey]]):
 
         The steps before `start` are included, because Lightning counts them as well.
         """
-        starts = self._step_starts()
+        n_steps = self.n_steps()
         if self.order.shuffle:
-            return len(starts)
+            return n_steps
         # Evaluation repeats no row, so this rank may have no rows in the last step.
-        last = self.order.batches(0)[starts[-1] :]
-        return len(starts) - (len(self._rows_of_rank(last)) == 0)
+        last = self.order.batches(0)[(n_steps - 1) * self.world_size :]
+        return n_steps - (len(self._rows_of_rank(last)) == 0)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         epoch = 0 if self.repeat_first_epoch else self.epoch
         batches = self.order.batches(epoch)
-        starts = self._step_starts(self.start.batch if self.epoch == self.start.epoch else 0)
+        first = self.start.batch if self.epoch == self.start.epoch else 0
+        starts, last = self._step_starts(batches, first)
+        n_rows_of_last = sum(map(len, batches[[*starts[-1:], *last][-1] :]))
         # All ranks raise, or those with rows would wait for the others forever.
-        if self.order.shuffle and sum(map(len, batches[starts[-1] :])) < self.world_size:
+        if self.order.shuffle and n_rows_of_last < self.world_size:
             message = (
                 f"must be at most the rows in the last step of an epoch, got {self.world_size}"
             )
             message += " processes: use fewer devices or smaller batches"
             raise InputError(message, option="trainer.devices")
-        for start in starts:
-            end = len(batches) if start == starts[-1] else start + self.world_size
+        for start, end in pairwise(chain(starts, last, [len(batches)])):
             rows = self._rows_of_rank(batches[start:end])
             if len(rows):
                 yield [SampleKey(epoch, end, row) for row in rows.tolist()]
@@ -141,23 +146,53 @@ class EpochSampler(Sampler[list[SampleKey]]):
             return batches[self.rank] if self.rank < len(batches) else np.array([], dtype=np.int64)
         return _divide_among_ranks(batches, self.world_size, self.order.equal_lengths)[self.rank]
 
-    def _step_starts(self, first: int = 0) -> range:
-        """Return the index of the first batch of each step of an epoch.
-
-        A step takes `world_size` consecutive batches of the epoch, one for each rank. The last step
-        may have fewer batches, or more if it was merged with a step of too few examples. The
-        indices are the same in every epoch.
+    def n_steps(self, first: int = 0) -> int:
+        """Return the number of steps from a batch to the end of an epoch, equal in all epochs.
 
         Args:
-            first: Index of the batch with which the first step begins: 0, or the number of batches
-                that are already trained when a run is resumed.
+            first: Index of the batch, the number of batches that are already trained.
         """
-        starts = range(first, self.order.n_batches, self.world_size)
-        if self.order.shuffle and len(starts) > 1:
-            n_last = self.order.n_batches - starts[-1]
-            if self.order.min_rows_of_last(n_last) < self.world_size:
-                return starts[:-1]
-        return starts
+        n_steps = -(-(self.order.n_batches - first) // self.world_size)
+        return n_steps - (n_steps > 1 and self._merges_steps)
+
+    @cached_property
+    def _merges_steps(self) -> bool:
+        """True if in some epoch the rows may not suffice for a last step of its own."""
+        order, size = self.order, self.world_size
+        n_full = (order.n_batches - 1) // size  # number of steps before the last
+        if not order.shuffle or order.min_rows_of_last(order.n_batches - n_full * size) >= size:
+            return False
+        # Steps as short as possible have at most `size` - 1 rows and one batch each.
+        return order.n_rows <= (n_full + 1) * (size - 1) + order.max_rows_of(n_full)
+
+    def _step_starts(self, batches: Sequence[np.ndarray], first: int) -> tuple[range, list[int]]:
+        """Return the index of the first batch of each step: of most steps, and of the last steps.
+
+        A step takes `world_size` consecutive batches. If the last step has fewer rows than ranks,
+        it begins earlier, and the steps before it as well, until a step has batches to spare. A run
+        that resumes at the beginning of any step has the same steps from there on.
+
+        Args:
+            batches: Row indices of each batch of the epoch.
+            first: Index of the batch with which the first step begins.
+        """
+        starts = range(first, len(batches), self.world_size)[: self.n_steps(first)]
+        if not self.order.shuffle:
+            return starts, []
+        last: list[int] = []
+        for index in range(len(starts) - 1, -1, -1):
+            start, end = starts[index], last[0] if last else len(batches)
+            while start > first and sum(map(len, batches[start:end])) < self.world_size:
+                start -= 1
+            if start == starts[index] > first:
+                return starts[: index + 1], last
+            if start == first:
+                break
+            last.insert(0, start)
+        # Too few batches remain in an epoch that was begun with another number of ranks.
+        if last and sum(map(len, batches[first : last[0]])) < self.world_size:
+            del last[0]
+        return starts[:1], last
 
 
 def _divide_among_ranks(

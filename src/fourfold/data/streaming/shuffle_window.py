@@ -66,6 +66,10 @@ class ShuffleWindowOrder:
         """Return the number of rows in the last `n` batches, which is the same in all epochs."""
         return self.n_rows - (self.n_batches - n) * self.max_rows
 
+    def max_rows_of(self, n: int) -> int:
+        """Return the number of rows in the `n` largest batches of every epoch."""
+        return min(n * self.max_rows, self.n_rows)
+
     def batches(self, epoch: int) -> "ShuffleWindowBatches":
         """Return the batches of an epoch.
 
