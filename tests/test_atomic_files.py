@@ -73,3 +73,14 @@ def test_damaged_file_is_renamed_once(tmp_path: Path, capsys: pytest.CaptureFixt
         assert capsys.readouterr().err == message
     set_aside(file, "it is junk")  # as if another process had renamed it
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_temporary_file_is_always_a_new_file(kind: str, tmp_path: Path) -> None:
+    target, part = tmp_path / "thesis.txt", tmp_path / "last.ckpt.part"
+    target.write_text("chapter 1")
+    part.symlink_to(target) if kind == "link" else os.mkfifo(part)
+    with atomic_path(tmp_path / "last.ckpt") as file:
+        file.write_text("weights")
+    assert (tmp_path / "last.ckpt").read_text() == "weights"
+    assert target.read_text() == "chapter 1"

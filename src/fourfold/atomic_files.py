@@ -44,6 +44,7 @@ def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:
         with disk_errors(file):
+            temporary.unlink(missing_ok=True)  # it may be a link or a FIFO
             yield temporary
             sync(temporary)
             os.replace(temporary, file)

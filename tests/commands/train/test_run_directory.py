@@ -1,4 +1,8 @@
 import errno
+import os
+import socket
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -191,10 +195,75 @@ def test_cleanup_keeps_the_directory_of_another_process(
         raise BlockingIOError(errno.EAGAIN, "taken")
 
     with first.lock():
-        monkeypatch.setattr(run_directory.fcntl, "lockf", taken)
-        with pytest.raises(InputError, match="another process trains"), second.lock():
-            pass
-        second.cleanup_if_empty()
+        with monkeypatch.context() as patch:
+            patch.setattr(run_directory.fcntl, "lockf", taken)
+            with pytest.raises(InputError, match="another process trains"), second.lock():
+                pass
+            second.cleanup_if_empty()
         assert (tmp_path / "r/.lock").is_file()
     first.cleanup_if_empty()
     assert not (tmp_path / "r").exists()
+
+
+def test_cleanup_never_removes_what_another_process_uses(tmp_path: Path) -> None:
+    """Two kinds of processes: one fails and cleans up, the others train in the same directory."""
+    script = """
+import pathlib, sys
+from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.errors import InputError
+for number in range(400):
+    run = RunDirectory(sys.argv[1])
+    try:
+        with run.lock():
+            if sys.argv[2] == "train":
+                file = run.path / f"{sys.argv[3]}.txt"
+                file.write_text("used")
+                (run.path / "again.txt").write_text("used")
+                assert file.read_text() == "used", "removed"
+    except InputError as error:
+        assert "another process trains" in str(error)
+    run.cleanup_if_empty()
+"""
+    arguments = [("fail", "a"), ("fail", "b"), ("train", "c"), ("train", "d")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "new/r"), *words],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words in arguments
+    ]
+    for process in processes:
+        assert process.communicate(timeout=120)[1] == ""
+        assert process.returncode == 0
+
+
+def test_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "last")
+    target = tmp_path / "thesis.txt"
+    target.write_text("chapter 1")
+    (run.path / ".lock").symlink_to(target)
+    with pytest.raises(InputError, match=r"\.lock: must be a file, not a link"), run.lock():
+        pass
+    with pytest.raises(InputError, match="not a link"):
+        run.is_locked()
+    assert target.read_text() == "chapter 1"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link to a fifo", "socket"])
+@pytest.mark.parametrize(
+    "name", [".lock", "config.yaml", "metrics.csv", "metrics.json", "checkpoints/last.ckpt"]
+)
+def test_special_files_are_refused(name: str, kind: str, tmp_path: Path) -> None:
+    file = run_with(tmp_path, "previous").path / name
+    if kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "socket":
+        socket.socket(socket.AF_UNIX).bind(str(file))
+    elif kind == "fifo":
+        os.mkfifo(file)
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        file.symlink_to(tmp_path / "fifo")
+    with pytest.raises(InputError, match=f"{file}: must be a file or a directory, not a FIFO"):
+        RunDirectory(tmp_path / "run")

@@ -284,6 +284,9 @@ class FourfoldCLI(LightningCLI):
         Args:
             resources: Stack that the lock is added to. Closing the stack releases the lock.
         """
+        is_first = getattr(rank_zero_only, "rank", 0) == 0
+        if self.command == "fit" and is_first and not self.is_dry_run:
+            resources.enter_context(self.run_directory.lock())  # before a file is written in it
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
@@ -296,8 +299,6 @@ class FourfoldCLI(LightningCLI):
             check_model(self.model, self.trainer, self.datamodule, self.config["check_memory"])
         if self.is_dry_run:
             return
-        if self.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0:
-            resources.enter_context(self.run_directory.lock())
         if self.command != "predict":
             self.trainer.loggers = make_loggers(
                 self.command, self.run_directory, self.config_init, self.dump()

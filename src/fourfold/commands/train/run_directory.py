@@ -27,6 +27,10 @@ class RunDirectory:
 
     Args:
         path: The directory.
+
+    Raises:
+        InputError: The directory or its checkpoints/ holds a FIFO, a device or a socket. To open
+            it might block, or write to another place.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -37,6 +41,9 @@ class RunDirectory:
         self._lock_file = self.path / ".lock"
         self._is_new = not self.path.exists()
         self._new_parents = [folder for folder in self.path.parents if not folder.exists()]
+        for file in (*self.path.glob("*"), *self.checkpoints.glob("*")):
+            if file.exists() and not (file.is_file() or file.is_dir()):
+                raise InputError("must be a file or a directory, not a FIFO or device", file=file)
 
     @classmethod
     def from_config(cls, config: Any) -> "RunDirectory":
@@ -193,31 +200,51 @@ class RunDirectory:
         Raises:
             InputError: Another process holds the lock.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with self._lock_file.open("w") as file:
-            if not _try_lock(file):
-                self._is_new = False  # the other process made the directory
-                raise InputError(
-                    f"must not be in use, but another process trains in {self.path}",
-                    option="--run_dir",
-                )
-            yield
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self._open_lock(os.O_CREAT) as file:
+                if not _try_lock(file):
+                    self._is_new = False  # the other process made the directory
+                    raise InputError(
+                        f"must not be in use, but another process trains in {self.path}",
+                        option="--run_dir",
+                    )
+                # Another process may have removed the directory before the file was locked.
+                if os.fstat(file.fileno()).st_nlink:
+                    yield
+                    return
+
+    def _open_lock(self, flags: int = 0) -> IO[str]:
+        """Open the lock file for reading and writing; never another file that it links to."""
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise InputError("must be a file, not a link", file=self._lock_file) from error
+            raise
+        return os.fdopen(descriptor, "r+")
 
     def is_locked(self) -> bool:
         """Return True if another process trains in this directory."""
         try:
-            with self._lock_file.open("r+") as file:
+            with self._open_lock() as file:
                 return not _try_lock(file)
         except OSError:  # the directory does not exist, or belongs to somebody else
             return False
 
     def cleanup_if_empty(self) -> None:
-        """Remove the run directory if this process created it and saved no checkpoint in it."""
-        if self._is_new and not self.checkpoints.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
-            for folder in self._new_parents:
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
+        """Remove the run directory if this process created it and saved no checkpoint in it.
+
+        A directory in which another process trains is kept.
+        """
+        if not self._is_new or not self.path.exists():
+            return
+        with suppress(InputError, OSError), self.lock():
+            if not self.checkpoints.exists():
+                shutil.rmtree(self.path)
+        for folder in self._new_parents:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
     def find_checkpoint(self, which: str | None) -> Path:
         """Return a checkpoint for evaluation.
