@@ -1,5 +1,6 @@
 """Private attributes of Lightning behave as `fourfold.lightning_internals` expects."""
 
+import signal
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -33,6 +34,7 @@ from fourfold.lightning_internals import (
     remove_wandb_init_argument,
     set_average_device,
     set_data_parallel_size,
+    set_signal_handlers,
     take_wandb_run,
     training_epoch_is_done,
     will_validate,
@@ -299,3 +301,27 @@ def test_ddp_options() -> None:
     assert ddp_options(DDPStrategy(**options)) == options
     assert ddp_options(DDPStrategy()) == {}
     assert ddp_options(SingleDeviceStrategy()) is None
+
+
+def test_signal_handlers_are_ours_in_fit_and_restored() -> None:
+    found = []
+
+    class Look(Callback):
+        def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+            set_signal_handlers(trainer, lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            found.append(signal.getsignal(signal.SIGTERM))
+
+        def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", max_steps=4, callbacks=[Look()], **quiet)  # type: ignore[arg-type]
+    trainer.fit(Model())
+    assert set(found) == {signal.SIG_IGN}
+    assert signal.getsignal(signal.SIGTERM) == before
+    trainer.validate(Model())
+    assert found[-1] not in (signal.SIG_IGN, before)  # Lightning's
+    assert signal.getsignal(signal.SIGTERM) == before

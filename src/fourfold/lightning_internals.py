@@ -5,7 +5,7 @@ Lightning object, so only this module has to be checked when Lightning is upgrad
 `tests/test_lightning_internals.py` has a test for every function.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -66,6 +66,28 @@ def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
         weights_only: True leaves out the states of optimizers, schedules and callbacks.
     """
     return trainer._checkpoint_connector.dump_checkpoint(weights_only)
+
+
+def set_signal_handlers(trainer: Trainer, install: Callable[[], None]) -> None:
+    """Let `fit` install other signal handlers than Lightning's, which it restores at its end.
+
+    Lightning's handler for SIGTERM communicates with the other processes, and ends the training
+    with exit code 0. It would be active from the set-up until the first hook of the training.
+
+    Args:
+        trainer: The Trainer, in the hook `setup`.
+        install: Function that installs the handlers.
+    """
+    connector = trainer._signal_connector
+
+    def register() -> None:
+        if trainer.state.fn != "fit":
+            type(connector).register_signal_handlers(connector)
+            return
+        connector._original_handlers = connector._get_current_signal_handlers()
+        install()
+
+    connector.register_signal_handlers = register  # type: ignore[method-assign]
 
 
 # Logging.

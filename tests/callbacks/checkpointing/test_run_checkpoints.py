@@ -180,18 +180,22 @@ def test_last_is_saved_when_a_run_ends_inside_an_epoch(tmp_path: Path) -> None:
     assert trainer.saved == [("last.ckpt", 3)]
 
 
-def test_last_is_saved_once_at_the_end_of_a_due_epoch(tmp_path: Path) -> None:
-    saver = RunCheckpoints(tmp_path, every_n_epochs=2, every_n_steps=10)
-    trainer = FakeTrainer()
+@pytest.mark.parametrize("every_n_steps", [10, 15])
+def test_the_last_batch_of_an_epoch_is_saved_when_the_epoch_is_counted(
+    every_n_steps: int, tmp_path: Path
+) -> None:
+    saver = RunCheckpoints(tmp_path, every_n_epochs=2, every_n_steps=every_n_steps)
+    trainer = FakeTrainer(validation_next=True)
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
     for trainer.current_epoch in range(4):
+        n_saved = len(trainer.saved)
         batch_end(saver, trainer, trainer.global_step + 10)
-        # If the epoch is due, only its end saves.
-        assert (("last.ckpt", trainer.global_step) in trainer.saved) is (
-            trainer.current_epoch in (0, 2)
-        )
+        validate(saver, trainer, trainer.global_step, loss=4.0 - trainer.current_epoch)
+        assert len(trainer.saved) == n_saved
         saver.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
-    assert trainer.saved == [("last.ckpt", step) for step in (10, 20, 30, 40)]
+    lasts = [step for name, step in trainer.saved if name == "last.ckpt"]
+    assert lasts == ([10, 20, 30, 40] if every_n_steps == 10 else [20, 30, 40])
+    assert [step for name, step in trainer.saved if name != "last.ckpt"] == [10, 20, 30, 40]
 
 
 def test_resume_restores_scores_of_existing_files(tmp_path: Path) -> None:

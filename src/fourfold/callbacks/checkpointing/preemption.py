@@ -9,7 +9,7 @@ handlers of this module only store the signal. The callbacks act on the signal b
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -18,9 +18,9 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from fourfold.callbacks.checkpointing.run_checkpoints import (
     RunCheckpoints,
     is_last_batch_of_run,
-    validation_follows,
+    is_resumable,
 )
-from fourfold.lightning_internals import is_accumulating, log_step_metrics
+from fourfold.lightning_internals import log_step_metrics, set_signal_handlers
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 INTERRUPTED = 130  # a shell's exit code after Ctrl-C
@@ -69,16 +69,17 @@ class StopOnSignal(Callback):
         self.signal = 0  # number of the received signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Discard a signal that was received in an earlier training."""
-        self.signal = 0
+        """Discard a signal that was received in an earlier training, and replace the handlers.
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install the signal handlers; Lightning restores the original handlers after training."""
+        Lightning restores the original handlers after training.
+        """
+        self.signal = 0
+        set_signal_handlers(trainer, self._install)
+
+    def _install(self) -> None:
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for number in SIGNALS:
                 signal.signal(number, self._handle)
-
-    on_train_start = on_sanity_check_start
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:
@@ -92,11 +93,11 @@ class StopOnSignal(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save last.ckpt and stop, if a process received a signal and the step is complete.
 
-        A step is complete after its last micro-batch. If a validation follows this batch, the stop
-        waits until the validation has ended, since a resumed run would skip the validation. After
-        the last batch of the run the signal is ignored, since there is nothing left to resume.
+        A step is complete after its last micro-batch. If a validation or the end of an epoch
+        follows this batch, the stop waits for them, since a resumed run would skip them. After the
+        last batch of the run the signal is ignored, since there is nothing left to resume.
         """
-        if is_accumulating(trainer) or validation_follows(trainer) or is_last_batch_of_run(trainer):
+        if is_last_batch_of_run(trainer) or not is_resumable(trainer, "batch"):
             return
         normalizer: Any = pl_module.loss_normalizer
         stops = self.signal if trainer.world_size == 1 else normalizer.stop_requested_anywhere
@@ -105,14 +106,21 @@ class StopOnSignal(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt and stop training if a rank received a signal.
+        """Save last.ckpt and stop if a rank received a signal, unless the epoch ends here.
 
         Nothing happens while gradients of an incomplete optimizer step are accumulated.
         """
-        if trainer.state.fn != "fit" or trainer.sanity_checking or is_last_batch_of_run(trainer):
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._stop_if_resumable(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save last.ckpt and stop if a rank received a signal, unless the training ends here."""
+        self._stop_if_resumable(trainer, "epoch")
+
+    def _stop_if_resumable(self, trainer: Trainer, hook: Literal["validation", "epoch"]) -> None:
+        if is_last_batch_of_run(trainer) or not is_resumable(trainer, hook):
             return
-        stops = trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False)
-        if stops and not is_accumulating(trainer):
+        if trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:

@@ -88,7 +88,8 @@ class RunCheckpoints(Checkpoint):
         self.best = folder / "best.ckpt"
         self.options = CheckpointOptions(**options)
         self.saved_step = 0  # step of the newest last.ckpt
-        self.save_after_validation = False  # last.ckpt will be saved after the next validation
+        self.last_is_due = False  # last.ckpt will be saved in a later hook of this batch
+        self.best_is_due = False  # the checkpoint of the last validation, likewise
         self.stop_after_step = False  # a callback asked to stop during gradient accumulation
         self.mid_accumulation = False  # the checkpoint being saved lacks an accumulated gradient
         self.stopped = False  # the checkpoint being saved is where a callback ended the run
@@ -131,20 +132,17 @@ class RunCheckpoints(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save last.ckpt every `every_n_steps` optimizer steps, and when the run ends.
 
-        If a validation follows, `on_validation_end` saves last.ckpt instead. At the end of an epoch
-        `on_train_epoch_end` may save last.ckpt instead.
+        If a validation or the end of an epoch follows, a later hook saves last.ckpt instead.
         """
         self._delay_stop(trainer)
         step = trainer.global_step
-        if step == self.saved_step or is_accumulating(trainer) or self._saves_at_epoch_end(trainer):
+        if step == self.saved_step or is_accumulating(trainer):
             return
         every_n_steps = self.options.every_n_steps
         is_due = every_n_steps is not None and step % every_n_steps == 0
         # If the run ends inside an epoch, later hooks do not know the position in the data.
-        is_due = is_due or step == trainer.max_steps or stops_early(trainer)
-        # A run that resumed from a checkpoint saved before a validation would skip it.
-        self.save_after_validation = is_due and validation_follows(trainer)
-        if is_due and not self.save_after_validation:
+        self.last_is_due = is_due or step == trainer.max_steps or stops_early(trainer)
+        if self.last_is_due and is_resumable(trainer, "batch"):
             write_metrics_row(trainer)
             self.save_last(trainer)
 
@@ -158,23 +156,20 @@ class RunCheckpoints(Checkpoint):
         self.stop_after_step = is_requested and is_accumulating(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt every `every_n_epochs` epochs, and if the run ends with this epoch."""
-        if self._saves_at_epoch_end(trainer):
-            self.save_last(trainer)
+        """Save last.ckpt every `every_n_epochs` epochs, and if an earlier hook has left it to this.
 
-    def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
-        """Return True if `on_train_epoch_end` will save last.ckpt after the current batch.
-
-        The hooks that Lightning calls earlier, after the batch and its validation, then save
-        nothing. Lightning has not yet counted the epoch as complete when it calls these hooks. A
-        run resumed from their file would count one epoch too few.
+        The same holds for the checkpoint of a validation after the last batch of the epoch.
         """
-        is_complete = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        n_epochs = trainer.current_epoch + 1
+        if not is_resumable(trainer, "epoch"):
+            return
+        if self.best_is_due:
+            self._save_best(trainer)
         every_n_epochs = self.options.every_n_epochs
-        is_due = bool(every_n_epochs) and n_epochs % every_n_epochs == 0
+        is_due = bool(every_n_epochs) and (trainer.current_epoch + 1) % every_n_epochs == 0
         # The last epoch is saved here, since in `on_train_end` the model holds the moving average.
-        return is_complete and (is_due or is_last_batch_of_run(trainer) or stops_early(trainer))
+        is_due = is_due or is_last_batch_of_run(trainer) or stops_early(trainer)
+        if self.last_is_due or is_due:
+            self.save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save last.ckpt unless it was already saved after the last step."""
@@ -184,7 +179,7 @@ class RunCheckpoints(Checkpoint):
     def save_last(self, trainer: Trainer) -> None:
         """Write last.ckpt, and keep the earlier last.ckpt as previous.ckpt."""
         self.saved_step = trainer.global_step
-        self.save_after_validation = False
+        self.last_is_due = False
         if trainer.is_global_zero and self.last.is_file():
             _link(self.last, self.folder / "previous.ckpt")
         self.stopped = stops_early(trainer)
@@ -197,25 +192,28 @@ class RunCheckpoints(Checkpoint):
         """Save step=N.ckpt if its score is among the best, and perhaps last.ckpt.
 
         last.ckpt is saved if `on_train_batch_end` has left it to this hook, or if the run stops
-        early.
+        early. After the last batch of an epoch, `on_train_epoch_end` saves both.
 
         Raises:
             InputError: The metric `monitor` was not logged in this validation.
         """
         if trainer.state.fn != "fit":
             return
-        if self.options.save_top_k:
+        ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        self.best_is_due = bool(self.options.save_top_k)
+        if self.best_is_due and (trainer.sanity_checking or not ends_epoch):
             self._save_best(trainer)
         if trainer.sanity_checking:
             return
         self._delay_stop(trainer)
         # After this hook of a run that stops early, Lightning has counted the epoch as complete,
         # and the model holds the moving average.
-        is_due = self.save_after_validation or stops_early(trainer)
-        if is_due and not self._saves_at_epoch_end(trainer):
+        self.last_is_due |= stops_early(trainer)
+        if self.last_is_due and is_resumable(trainer, "validation"):
             self.save_last(trainer)
 
     def _save_best(self, trainer: Trainer) -> None:
+        self.best_is_due = False
         name = self._monitored(trainer)  # rejects a wrong name before training starts, too
         if name is None or trainer.sanity_checking:
             return
@@ -278,6 +276,43 @@ class RunCheckpoints(Checkpoint):
         self.stopped = state_dict["stopped"]
         scores = state_dict["scores"]
         self.scores = {file: s for file, s in scores.items() if (self.folder / file).is_file()}
+
+
+def is_resumable(trainer: Trainer, hook: Literal["batch", "validation", "epoch"]) -> bool:
+    """Return True if a run resumes exactly from a checkpoint that is saved in the current hook.
+
+    This holds for one hook of each optimizer step: `on_train_batch_end`, or else the
+    `on_validation_end` that follows, or `on_train_epoch_end` after the last batch of an epoch.
+    Lightning has not yet counted the epoch as complete when it calls the hooks before. A checkpoint
+    saved before a validation would skip it.
+
+    Args:
+        trainer: The Trainer.
+        hook: Name of the current hook, without "on_", "train_" and "end".
+
+    Example:
+        >>> from lightning import Callback
+        >>> from fourfold.data import RecallData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> class Print(Callback):
+        ...     def on_train_batch_end(self, trainer, *_):
+        ...         print(is_resumable(trainer, "batch"))
+        ...     def on_train_epoch_end(self, trainer, *_):
+        ...         print(is_resumable(trainer, "epoch"))
+        >>> Trainer(fast_dev_run=2, callbacks=[Print()], **quiet).fit(task, data)
+        True
+        False
+        True
+    """
+    ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    if hook == "epoch":
+        return ends_epoch  # otherwise the run ends inside the epoch
+    follows = hook == "batch" and validation_follows(trainer)
+    return not (ends_epoch or follows or is_accumulating(trainer))
 
 
 def validation_follows(trainer: Trainer) -> bool:
@@ -357,7 +392,6 @@ def _link(source: Path, target: Path) -> None:
     An existing `target` is replaced atomically.
     """
     with atomic_path(target) as part:
-        part.unlink(missing_ok=True)  # left by a process that was killed
         try:
             os.link(source, part)
         except OSError:
