@@ -1,5 +1,6 @@
-"""Tests of scripts/kill_test.py with two kills; a hundred kills are a slow test."""
+"""Tests of scripts/kill_test.py with a few signals; a hundred signals are a slow test."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from scripts.kill_cases import DAMAGES, SETTINGS, cases, damage, tasks
-from scripts.kill_test import unequal
+from scripts.kill_test import MOMENTS, SIGNALS, difference, draw_plan, unequal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,6 +49,37 @@ def test_two_killed_trainings_resume_beside_damaged_files(tmp_path: Path) -> Non
 @pytest.mark.timeout(3600)
 def test_a_hundred_killed_trainings_resume_exactly(tmp_path: Path) -> None:
     assert "100 of 100 were bitwise equal" in run("--work", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_signals_of_all_kinds_to_ranks_and_workers(tmp_path: Path) -> None:
+    only = ("--only", "two processes", "two workers")
+    assert "8 of 8 were bitwise equal" in run("--kills=8", "--each=4", *only, "--work", tmp_path)
+
+
+def test_a_hundred_plans_cover_signals_receivers_and_moments(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    plans = [draw_plan(case, list(SIGNALS), rng) for case in cases(tmp_path, 50) for _ in range(2)]
+    assert {plan.signal for plan in plans} == {"KILL", "TERM", "INT"}
+    assert {plan.receiver for plan in plans} == {"group", "process", "rank", "worker"}
+    assert {plan.moment for plan in plans} == set(MOMENTS)
+    assert {draw_plan(case, ["TERM"], rng).signal for case in cases(tmp_path, 9)} == {"TERM"}
+
+
+def test_only_a_stop_that_saves_may_change_the_previous_checkpoint(tmp_path: Path) -> None:
+    for number, folder in enumerate((tmp_path / "a", tmp_path / "b")):
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.yaml").write_text("model: 1")
+        state = {"RunCheckpoints": {"saved_step": number, "scores": {}}}
+        torch.save({"callbacks": state}, folder / "checkpoints/best.ckpt")
+        if number:
+            torch.save({"global_step": number}, folder / "checkpoints/previous.ckpt")
+    assert "previous.ckpt" in difference(tmp_path / "a", tmp_path / "b")
+    assert difference(tmp_path / "a", tmp_path / "b", saved_on_stop=True) == ""
+    state["RunCheckpoints"]["scores"] = {"step=1.ckpt": 2.0}
+    torch.save({"callbacks": state}, tmp_path / "b/checkpoints/best.ckpt")
+    assert "scores" in difference(tmp_path / "a", tmp_path / "b", saved_on_stop=True)
 
 
 def test_fifty_cases_cover_all_tasks_and_settings(tmp_path: Path) -> None:

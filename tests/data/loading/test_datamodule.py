@@ -1,6 +1,10 @@
 """ResumableDataModule: exact resume, other data rejected, splits, batch sizes, ranks."""
 
 import logging
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -278,3 +282,20 @@ def test_number_of_training_batches_is_that_of_one_rank() -> None:
     attach_trainer(data, 1, 2)
     assert data.n_train_batches() == 4
     assert len(list(data.train_dataloader().batch_sampler)) == 4
+
+
+def test_a_worker_serves_on_after_sigterm_to_all_processes() -> None:
+    before = set(multiprocessing.active_children())
+    loader = NumberData(num_workers=1, n_rows=200).train_dataloader()
+    batches = iter(loader)
+    rows = next(batches).x.tolist()
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGTERM)
+    time.sleep(0.2)
+    for batch in batches:
+        rows += batch.x.tolist()
+    assert sorted(rows) == list(range(200))
+    os.kill(worker.pid, signal.SIGTERM)  # the second one ends it
+    worker.join(10)
+    assert worker.exitcode == -signal.SIGTERM

@@ -1,6 +1,7 @@
 """ResumableDataModule and BatchedDataset: base classes of DataModules and of their datasets."""
 
 import os
+import signal
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -96,6 +97,20 @@ def max_workers() -> int:
 
 def _identity(batch: Any) -> Any:
     return batch
+
+
+def _outlive_sigterm(worker: int) -> None:
+    """Let a worker process serve 30 more seconds after a first SIGTERM.
+
+    A scheduler sends the signal to all processes of a training, whose first process then finishes
+    its step, perhaps its validation, and saves a checkpoint.
+    """
+
+    def handle(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.alarm(30)
+
+    signal.signal(signal.SIGTERM, handle)
 
 
 class ResumableDataModule(LightningDataModule):
@@ -270,6 +285,7 @@ class ResumableDataModule(LightningDataModule):
             batch_sampler=sampler,
             num_workers=self.num_workers,
             collate_fn=_identity,
+            worker_init_fn=_outlive_sigterm,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
         )
