@@ -1,7 +1,8 @@
 """Tokenizer: exact decoding, special tokens, corpora in chunks, word starts, JSON."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers, processors
 
 import fourfold.tokenization.tokenizer as module
 from fourfold.errors import InputError
@@ -165,6 +167,101 @@ def test_word_starts_divide_ids_into_words(kind: Kind, words: list[str]) -> None
     ids_of_words = np.split(ids[1:-2], np.flatnonzero(starts[2:-2]) + 1)
     decoded = [tokenizer.decode(of_word).strip(" ") for of_word in ids_of_words]
     assert decoded == [word.strip(" ") for word in words]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(sentence=st.lists(st.text(LETTERS + "字 \u00a0", max_size=5), max_size=8))
+def test_tokens_of_words_are_those_that_the_library_assigns(
+    kind: Kind, sentence: list[str]
+) -> None:
+    tokenizer = trained(kind)
+    words = [tokenizer.with_leading_space(word) if i else word for i, word in enumerate(sentence)]
+    options = {"is_pretokenized": True, "add_special_tokens": False}
+    encoding = tokenizer.backend.encode(words, **options)
+    spans = map(encoding.word_to_tokens, range(len(words)))
+    expected = [encoding.ids[slice(*span)] if span else [tokenizer.unk_id] for span in spans]
+    assert tokenizer.encode_words([sentence]) == [expected]
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return the shortest processor time of three calls."""
+    times = [time.process_time()]
+    for _ in range(3):
+        function()
+        times.append(time.process_time())
+    return float(min(np.diff(times)))
+
+
+def test_words_are_located_in_linear_time() -> None:
+    tokenizer, words = trained("byte_bpe"), ["houses"] * 30_000
+    options = {"is_pretokenized": True, "add_special_tokens": False}
+    library = seconds(lambda: tokenizer.backend.encode_batch([words], **options))
+    assert seconds(lambda: tokenizer.encode_words([words])) < 4 * library
+
+
+SPACES = " \t\n\u00a0"
+PRE_TOKENIZERS = {
+    "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "bytes with prefix": pre_tokenizers.ByteLevel(add_prefix_space=True),
+    "words": pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    ),
+    "words without prefix": pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    "digits": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()]
+    ),
+    "punctuation": pre_tokenizers.Sequence(
+        [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    ),
+}
+ROBERTA = (("</s>", 2), ("<s>", 1))
+POST_PROCESSORS = {
+    "none": None,
+    "bytes": processors.ByteLevel(trim_offsets=True),
+    "bytes without trimming": processors.ByteLevel(trim_offsets=False),
+    "RoBERTa": processors.RobertaProcessing(*ROBERTA, trim_offsets=True, add_prefix_space=True),
+    "RoBERTa without prefix": processors.RobertaProcessing(
+        *ROBERTA, trim_offsets=True, add_prefix_space=False
+    ),
+    "sequence": processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(
+                single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+            ),
+        ]
+    ),
+}
+
+
+@cache
+def combined(pre_tokenizer: str, post_processor: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(trained("byte_bpe").to_str())
+    tokenizer.backend.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
+    tokenizer.backend.post_processor = POST_PROCESSORS[post_processor]
+    return tokenizer
+
+
+@pytest.mark.parametrize("post_processor", POST_PROCESSORS)
+@pytest.mark.parametrize("pre_tokenizer", PRE_TOKENIZERS)
+@given(text=st.text(LETTERS + SPACES + "(A) 字é", max_size=30))
+@settings(max_examples=25)
+def test_offsets_cover_a_text_whatever_the_tokenizer_trims(
+    pre_tokenizer: str, post_processor: str, text: str
+) -> None:
+    tokenizer = combined(pre_tokenizer, post_processor)
+    before = tokenizer.to_str()
+    ((ids, offsets),) = tokenizer.encode_with_offsets([text])
+    assert ids == tokenizer.encode(text)
+    assert tokenizer.to_str() == before
+    covered = {i for begin, end in offsets for i in range(begin, end)}
+    assert covered >= {i for i, character in enumerate(text) if not character.isspace()}
+    for begin, end in offsets:
+        assert text[begin:end].isspace() or text[begin:end] == text[begin:end].strip()
+    begins = [begin for begin, _ in offsets]
+    assert begins == sorted(begins)
 
 
 def test_invalid_json_is_rejected() -> None:

@@ -198,11 +198,12 @@ class Tokenizer:
         ]
         options = {"is_pretokenized": True, "add_special_tokens": False}
         encodings = self._call("encode_batch", texts, **options)
-        encoded = []
+        encoded: list[list[list[int]]] = []
         for words, encoding in zip(sentences, encodings, strict=True):
-            spans = [encoding.word_to_tokens(number) for number in range(len(words))]
-            ids = encoding.ids
-            encoded.append([ids[slice(*span)] if span else [self.unk_id] for span in spans])
+            pieces: list[list[int]] = [[] for _ in words]
+            for token, word in zip(encoding.ids, encoding.word_ids, strict=True):
+                pieces[word].append(token)  # `word_to_tokens` would search all words each time
+            encoded.append([ids or [self.unk_id] for ids in pieces])
         return encoded
 
     def encode_with_offsets(
@@ -213,10 +214,21 @@ class Tokenizer:
         Returns:
             List with a pair (ids, spans) for each text. `ids` is the list of token ids. `spans` is
             a list with a pair (begin, end) for each token, the indices of the token's first
-            character in the text and of the character after the token.
+            character in the text and of the character after the token. White space at the ends of a
+            token is left out, except in a token of white space.
         """
-        encodings = self._call("encode_batch", list(texts), add_special_tokens=False)
-        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+        # With `trim_offsets`, a post-processor takes a space that the pre-tokenizer has added for
+        # a space of the text, and cuts off a character of the word.
+        post_processor = self.backend.post_processor
+        self.backend.post_processor = None
+        try:
+            encodings = self._call("encode_batch", list(texts), add_special_tokens=False)
+        finally:
+            self.backend.post_processor = post_processor
+        return [
+            (encoding.ids, [_without_space(text, *span) for span in encoding.offsets])
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
 
     def encode_corpus(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode a corpus without special tokens, with all CPU cores.
@@ -325,6 +337,13 @@ class Tokenizer:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.backend.to_str(pretty=True))
+
+
+def _without_space(text: str, begin: int, end: int) -> tuple[int, int]:
+    """Return the bounds of `text[begin:end]` without white space at its ends, unless it is all."""
+    if not (word := text[begin:end].lstrip()):
+        return begin, end
+    return end - len(word), end - len(word) + len(word.rstrip())
 
 
 def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
