@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from fourfold.data import QuestionData
-from fourfold.data.text.question_answering import NO_ANSWER, read_squad
+from fourfold.data.text.question_answering import MAX_WRONG_SHARE, NO_ANSWER, read_squad
 from fourfold.errors import InputError
-from fourfold.tokenization.training import TokenizerConfig
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,86 @@ def test_question_without_answer_raises_unless_allowed(tmp_path: Path) -> None:
 def test_doc_stride_that_skips_tokens_raises(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"doc_stride must lie between 1 and the 42 .*got 50"):
         data(write(tmp_path / "x.json", question(0, "24-10")), doc_stride=50)
+
+
+WORDS = "In 1889 A met B, then [C] moved to Amsterdam (Noord-Holland) and paid $5 or 7 % of it."
+ANSWERS = ("1889", "A", "B", "C", "Amsterdam", "Noord-Holland", "$5", "7 %", "In", "it")
+BYTES = {"type": "ByteLevel", "use_regex": True, "trim_offsets": True}
+
+
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("post_processor", ["ByteLevel", "RobertaProcessing", None])
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("first", ["Whitespace", "WhitespaceSplit", "BertPreTokenizer", None])
+def test_spans_are_the_answers_whatever_the_tokenizer_trims(
+    first: str | None, prefix: bool, post_processor: str | None, trim: bool, tmp_path: Path
+) -> None:
+    questions = [question(i, answer, WORDS) for i, answer in enumerate(ANSWERS)]
+    file = write(tmp_path / "x.json", *questions, context=WORDS)
+    config = TokenizerConfig("byte_bpe", vocab_size=300)
+    description = json.loads(train_tokenizer(config, [WORDS] * 3, mask=False).to_str())
+    steps = [{"type": first}] if first else []
+    steps.append(BYTES | {"add_prefix_space": prefix})  # type: ignore[arg-type]
+    description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    options = {"sep": ["</s>", 2], "cls": ["<s>", 1]} if post_processor != "ByteLevel" else {}
+    if post_processor:
+        description["post_processor"] = (
+            BYTES
+            | {"type": post_processor, "add_prefix_space": prefix, "trim_offsets": trim}
+            | options
+        )
+    (tmp_path / "t.json").write_text(json.dumps(description))
+    loaded = TokenizerConfig(file=str(tmp_path / "t.json"))
+    dataset = QuestionData(file, val=file, tokenizer=loaded, max_len=300).questions("train")
+    texts = {w.question: w.text(WORDS, *w.span) for w in dataset.windows}
+    exact = first in ("Whitespace", "BertPreTokenizer")  # these separate punctuation from words
+    assert len(texts) == len(ANSWERS)
+    for number, answer in enumerate(ANSWERS):
+        assert texts[number] == answer or (answer in texts[number] and not exact)
+
+
+@pytest.mark.parametrize("n_wrong", [0, 1, 2])
+def test_answers_that_their_tokens_miss_are_counted_and_above_a_share_an_error(
+    n_wrong: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    encode = Tokenizer.encode_with_offsets
+
+    def trimmed(self: Tokenizer, texts: Any) -> Any:
+        found = encode(self, texts)
+        cut = [(ids, [(min(a + 1, b), b) for a, b in spans]) for ids, spans in found]
+        return cut[:n_wrong] + found[n_wrong:]
+
+    monkeypatch.setattr(Tokenizer, "encode_with_offsets", trimmed)
+    contexts = [f"The score number {i} was 24-10 in the city." for i in range(25)]
+    paragraphs = [
+        {"context": text, "qas": [question(i, "24-10", text)]} for i, text in enumerate(contexts)
+    ]
+    (tmp_path / "x.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    found = QuestionData(str(tmp_path / "x.json"), tokenizer=TokenizerConfig("word"))
+    if n_wrong > MAX_WRONG_SHARE * 25:
+        with pytest.raises(InputError, match=r"data.tokenizer .*2 of 25 .*'4-10' for '24-10'"):
+            found.setup()
+        return
+    found.setup()
+    said = [text for text in caplog.messages if "answers" in text]
+    message = "train: the tokens of 1 of 25 answers hold another text than the answer: '4-10' for"
+    assert [text.startswith(message) for text in said] == [True] * n_wrong
+
+
+def test_answers_in_no_window_and_wider_tokens_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = ("24-10", "Santa", CONTEXT[:60], "Denver won the gam")
+    file = write(tmp_path / "x.json", *[question(i, x) for i, x in enumerate(answers)])
+    config = TokenizerConfig("word", min_frequency=1)
+    found = QuestionData(file, tokenizer=config, max_len=12, doc_stride=1, max_query_length=2)
+    windows = found.questions("train").windows
+    assert {window.question for window in windows} == {0, 1, 3}
+    assert caplog.messages[-2:] == [
+        "train: the tokens of 1 of 4 answers hold another text than the answer:"
+        " 'Denver won the game' for 'Denver won the gam'",
+        "train: the answers of 1 of 4 questions are in no window, such as question q2",
+    ]

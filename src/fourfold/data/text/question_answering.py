@@ -3,6 +3,7 @@
 Shapes: B windows of a batch, T tokens of the longest window.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -20,6 +21,10 @@ from fourfold.data.text.segments import segment_ids
 from fourfold.errors import InputError
 from fourfold.text_files import parse_json, read_text
 from fourfold.tokenization.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_WRONG_SHARE = 0.05  # largest share of a split's answers that are not in their tokens
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,8 @@ class QuestionData(LabelledDataModule):
     A context is divided into overlapping windows if question and context have more than `max_len`
     tokens together. A window that does not contain the whole answer has the target "no answer",
     which is the span of the first token (BOS). Training skips such windows unless `allow_no_answer`
-    is True. If `val` or `test` is a fraction, contexts are held out with all their questions.
+    is True. The number of questions whose answer is in no window is logged. If `val` or `test` is a
+    fraction, contexts are held out with all their questions.
 
     Args:
         train: One or several files, plain or compressed, also looked up under $FOURFOLD_DATA.
@@ -191,7 +197,8 @@ class QuestionData(LabelledDataModule):
 
     Raises:
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, or if an answer is not in its context.
+            corrupted, if an answer is not in its context, or if the tokens of more than 5 % of the
+            answers of a split do not contain the answer.
 
     Example:
         >>> import json, tempfile
@@ -257,6 +264,7 @@ class QuestionData(LabelledDataModule):
             head = [tokenizer.bos_id, *query[: self.max_query_length]]
             head += [tokenizer.eos_id] * self.n_separators
             windows += self._windows(number, question, head, *encoded[question.context])
+        _check_spans(name, raw, windows)
         if name == "train" and not self.allow_no_answer:
             windows = [window for window in windows if window.span != NO_ANSWER]
         lengths = np.array([len(window.ids) for window in windows])
@@ -302,6 +310,40 @@ class QuestionData(LabelledDataModule):
             split: "train", "val" or "test".
         """
         return cast(SpanDataset, self.split(split))
+
+
+def _check_spans(
+    name: str, questions: Sequence[Question], windows: Sequence[ContextWindow]
+) -> None:
+    """Compare the text of each target span with the answer, and log how many differ or are missing.
+
+    Tokens such as "1889," may hold more than the answer.
+
+    Raises:
+        InputError: If more than `MAX_WRONG_SHARE` of the texts do not contain the answer, because
+            the tokenizer locates tokens at wrong places.
+    """
+    answers = {
+        i: question.answers[0].strip() for i, question in enumerate(questions) if question.answers
+    }
+    texts = {
+        window.question: window.text(questions[window.question].context, *window.span)
+        for window in windows
+        if window.span != NO_ANSWER
+    }
+    differing = [i for i, text in texts.items() if text != answers[i]]
+    wrong = [i for i in differing if answers[i] not in texts[i]]
+    if len(wrong) > MAX_WRONG_SHARE * len(answers):
+        message = f"must locate tokens in a text: for {len(wrong)} of {len(answers)} answers of the"
+        message += f" {name} split, the tokens miss the answer, such as {texts[wrong[0]]!r} for"
+        raise InputError(f"{message} {answers[wrong[0]]!r}", option="data.tokenizer")
+    if differing:
+        text, answer = texts[differing[0]], answers[differing[0]]
+        message = "%s: the tokens of %d of %d answers hold another text than the answer: %r for %r"
+        log.warning(message, name, len(differing), len(answers), text, answer)
+    if missing := [i for i in answers if i not in texts]:
+        message = "%s: the answers of %d of %d questions are in no window, such as question %s"
+        log.warning(message, name, len(missing), len(answers), questions[missing[0]].id)
 
 
 def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
