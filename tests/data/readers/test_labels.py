@@ -1,5 +1,11 @@
 """Labels: errors with the location of the row."""
 
+import json
+import math
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -30,4 +36,66 @@ def test_labels_that_are_no_finite_numbers_are_rejected(label: str) -> None:
 
 def test_a_single_class_is_rejected() -> None:
     with pytest.raises(InputError, match=r"x.tsv:2: all training rows have the label 'a'"):
-        find_classes(["a", "a"], TABLE.location(0))
+        find_classes(["a", "a"], TABLE)
+
+
+# Writes the class names of label sets, given as JSON, as JSON.
+FIND_CLASSES = """
+import json, sys
+from fourfold.data.readers.labels import find_classes
+from fourfold.data.readers.text_table import TextTable
+for labels in json.load(sys.stdin):
+    print(json.dumps(find_classes(labels, TextTable.from_columns([labels], "x:"))))
+"""
+WORDS = [
+    "nan",
+    "NaN",
+    "-nan",
+    "inf",
+    "-inf",
+    "0",
+    "1",
+    "-1.5",
+    "1e3",
+    "a",
+    "A",
+    "é",
+    "字",
+    "_",
+    "1_0",
+]
+
+
+def test_the_order_of_classes_does_not_depend_on_the_hash_seed_or_the_order_of_rows() -> None:
+    rng = np.random.default_rng(0)
+    sets = [rng.choice(WORDS, n, replace=False).tolist() for n in rng.integers(2, 9, 400)]
+    found = {}
+    for seed in ("0", "1", "2"):
+        shuffled = [rng.permutation(labels).tolist() for labels in sets]
+        command = [sys.executable, "-c", FIND_CLASSES]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        given = json.dumps(shuffled)
+        ended = subprocess.run(
+            command, input=given, text=True, capture_output=True, env=environment
+        )
+        assert ended.returncode == 0, ended.stderr
+        found[seed] = ended.stdout
+    assert found["0"] == found["1"] == found["2"]
+    for labels, line in zip(sets, found["0"].splitlines(), strict=True):
+        names = json.loads(line)
+        assert sorted(names) == sorted(labels)
+        try:
+            values = [float(name) for name in names]
+        except ValueError:
+            assert names == sorted(labels)
+        else:  # as before for sets without NaN, whose place is the end
+            numbers = [value for value in values if not math.isnan(value)]
+            assert np.array_equal(values[: len(numbers)], sorted(numbers))
+
+
+def test_nan_among_numbers_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    labels = ["1", "nan", "0"]
+    table = TextTable.from_columns([labels], "x.csv, row ", 2)
+    assert find_classes(labels, table) == ["0", "1", "nan"]
+    message = "x.csv, row 3: the label 'nan' becomes a class, all others are numbers"
+    assert caplog.messages == [message]

@@ -1,8 +1,11 @@
 """Sentences and sentence pairs as rows with labels, and GLUE."""
 
+import csv
 import gzip
 import json
+import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,9 @@ import torch
 
 from fourfold.data import GlueData, SequenceData
 from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.labels import find_classes, stratified_subset
+from fourfold.data.readers.text_table import TextTable
 from fourfold.data.text.glue import GLUE_TASKS
 from fourfold.data.text.segments import join_segments
 from fourfold.errors import InputError
@@ -151,8 +156,86 @@ def test_unknown_validation_label_raises(tmp_path: Path) -> None:
 
 
 def test_numeric_classes_are_sorted_by_value() -> None:
-    assert find_classes(["10", "9", "1"], "x.tsv:2") == ["1", "9", "10"]
-    assert find_classes(["b", "a", "10"], "x.tsv:2") == ["10", "a", "b"]
+    for labels, names in (
+        (["10", "9", "1"], ["1", "9", "10"]),
+        (["b", "a", "10"], ["10", "a", "b"]),
+    ):
+        assert find_classes(labels, TextTable.from_columns([labels], "x.tsv:")) == names
+
+
+NAMES = ("pos", "neg", "New York", "nan?", "10", "-9", "1_0", "0.5", "é", "None", "01x")
+TEXTS = ("hello", "nan", "NULL", " a  b", "1.0", "None", "ß", 'hello, "world"')
+# Of each defect: the column, and the value that is missing or has a second spelling.
+DEFECTS: dict[str, tuple[str, Any]] = {
+    "NaN as a text": ("text", math.nan),
+    "infinity as a text": ("text", -math.inf),
+    "null as a text": ("text", None),
+    "NaN as a label": ("label", math.nan),
+    "null as a label": ("label", None),
+    "no label": ("label", ""),
+    "blank label": ("label", " \u00a0"),
+    "space before a label": ("label", " pos"),
+    "space after a label": ("label", "neg "),
+    "number with a decimal": ("label", "10.0"),
+    "number with a zero": ("label", "-09"),
+}
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> SequenceData:
+    """Write a table in the format of the suffix, and return a DataModule that reads the file."""
+    if path.suffix == ".parquet":
+        table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        pytest.importorskip("datasets")
+        options = {"data_files": {"train": str(path)}, "cache_dir": str(path.parent / "cache")}
+        hub = HubConfig("parquet", options=options)
+        return SequenceData("hub", train="train", hub=hub, tokenizer=CHARS)
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file) if path.suffix == ".csv" else None
+            for values in [("text", "label"), *(row.values() for row in rows)]:
+                if writer:
+                    writer.writerow(values)
+                else:
+                    file.write("\t".join(values) + "\n")
+    return data(train=str(path))
+
+
+def random_rows(seed: int) -> list[dict[str, Any]]:
+    """Return 20 rows, of which the first 11 have each class once."""
+    random = Random(seed)
+    labels = random.sample(NAMES, len(NAMES)) + random.choices(NAMES, k=9)
+    return [{"text": random.choice(TEXTS), "label": label} for label in labels]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_texts_and_labels_of_a_table_are_read_unchanged(suffix: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        rows = random_rows(seed)
+        found = write_table(tmp_path / f"{seed}.{suffix}", rows)
+        expected = [[row["text"] for row in rows], [row["label"] for row in rows]]
+        assert found.read()["train"].columns == expected
+        assert found.class_names == sorted(NAMES)
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_missing_or_ambiguous_value_is_no_text_and_no_class(
+    suffix: str, defect: str, tmp_path: Path
+) -> None:
+    column, value = DEFECTS[defect]
+    if not isinstance(value, str) and suffix in ("csv", "tsv"):
+        column, value = "label", ""  # an empty text is a text
+    rows = random_rows(len(defect))
+    if isinstance(value, float):  # a column of Parquet has one type
+        rows = [row | {column: i + 0.5} for i, row in enumerate(rows)]
+    at = Random(len(defect)).randrange(len(NAMES), len(rows))
+    rows[at][column] = value
+    number = at + {"csv": 2, "tsv": 2, "jsonl": 1, "parquet": 0}[suffix]
+    with pytest.raises(InputError, match=rf"(:|row ){number}: "):
+        write_table(tmp_path / f"x.{suffix}", rows).setup()
 
 
 def test_named_split_of_builtin_source_raises() -> None:

@@ -101,6 +101,35 @@ def test_json_lines_with_either_suffix(tmp_path: Path) -> None:
         assert (found.words, found.tags) == (["London"], ["B-LOC"])
 
 
+@pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "{}", "[]"])
+@pytest.mark.parametrize("column", ["tokens", "tags"])
+def test_a_missing_value_is_no_word_and_no_tag(value: str, column: str, tmp_path: Path) -> None:
+    line = '{"tokens": ["Ada", 1], "tags": ["O", 2]}'
+    wrong = line.replace(f'"{column}": [', f'"{column}": [{value}, ')
+    (tmp_path / "a.jsonl").write_text(f"{line}\n{wrong}\n")
+    with pytest.raises(
+        InputError, match=rf"a.jsonl:2: '{column}' must be a list of texts, but has"
+    ):
+        read_tagged_sentences(str(tmp_path / "a.jsonl"), "tokens", "tags")
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ("", "is empty"),
+        (" O", "begins or ends with white"),
+        (1.0, "is the same number as the label '1'"),
+    ],
+)
+def test_an_ambiguous_tag_is_no_class(tag: str | float, message: str, tmp_path: Path) -> None:
+    lines = [{"tokens": ["Ada"] * 2, "tags": ["O", 1]}, {"tokens": ["Ada"], "tags": [tag]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(InputError, match=rf"a.jsonl:2: the label '{tag}' {message}"):
+        data(str(tmp_path / "a.jsonl"), word="tokens", tag="tags").setup()
+    named = data(str(tmp_path / "a.jsonl"), word="tokens", tag="tags", tags=["O", "1", str(tag)])
+    assert named.n_classes == 3
+
+
 def data(file: str, **options: Any) -> TokenData:
     options = {"tokenizer": TokenizerConfig(kind="char"), **options}
     return TokenData(file, val=file, **options)

@@ -1,3 +1,4 @@
+import math
 import struct
 from pathlib import Path
 
@@ -64,7 +65,16 @@ def test_invalid_parquet_labels(tmp_path: Path) -> None:
     cases = [
         ([cell, cell], [0, 5], ["a", "b"], r"x\.parquet, row 1: .* got 5"),
         ([cell, cell], [0, None], ["a", "b"], "label must hold class numbers or names"),
-        ([cell, cell], ["a", None], None, "label must hold class numbers or names"),
+        ([cell, cell], ["a", None], None, r"x\.parquet, row 1: .*must hold class numbers or names"),
+        ([cell, cell], [1.0, math.nan], None, r"x\.parquet, row 1: .*must hold class numbers"),
+        ([cell, cell], ["a", ""], None, r"x\.parquet, row 1: the label '' is empty"),
+        ([cell, cell], ["a", " a"], None, r"x\.parquet, row 1: the label ' a' begins or ends"),
+        (
+            [cell, cell],
+            ["1", "1.0"],
+            None,
+            r"x\.parquet, row 1: the label '1.0' is the same number",
+        ),
         ([cell, cell], [0.5, 1.5], None, "label must hold class numbers or names"),
     ]
     for images, labels, names, message in cases:

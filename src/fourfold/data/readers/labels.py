@@ -1,7 +1,8 @@
 """Functions for labels: class names, class indices, regression targets and balanced subsets."""
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -10,30 +11,71 @@ from fourfold.core.validation import check_range
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
+log = logging.getLogger(__name__)
 
-def find_classes(labels: Sequence[str], location: str) -> list[str]:
+
+def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
     """Return the distinct labels of a training split, which become the class names.
 
-    The labels are sorted by value if all of them are numbers, otherwise alphabetically.
+    The labels are sorted by value if all of them are numbers, otherwise alphabetically. The order
+    is the same in every process.
 
     Args:
         labels: Labels of the training examples, at least one.
-        location: Location of the first example, such as "train.tsv:2", for the error message.
+        table: Table of the examples; used only for the location of an invalid label in the error
+            message.
 
     Raises:
-        InputError: If all labels are equal.
+        InputError: If all labels are equal, or if `check_labels` raises it.
 
     Example:
-        >>> find_classes(["10", "9", "9"], "train.tsv:2")
+        >>> table = TextTable.from_columns([["10", "9", "9"]], "train.tsv:")
+        >>> find_classes(table.columns[0], table)
         ['9', '10']
     """
-    classes = set(labels)
+    classes = list(dict.fromkeys(labels))
     if len(classes) < 2:
-        raise InputError(f"all training rows have the label {labels[0]!r}", file=location)
+        message = f"all training rows have the label {labels[0]!r}"
+        raise InputError(message, file=table.location(0))
+    check_labels(classes, lambda label: table.location(labels.index(label)))
     try:
-        return sorted(classes, key=lambda label: (float(label), label))
+        values = {label: float(label) for label in classes}
     except ValueError:
         return sorted(classes)
+    # Comparisons with NaN are false in both directions, so it needs a place of its own: the end.
+    unordered = [label for label in classes if math.isnan(values[label])]
+    for label in unordered:
+        message = "%s: the label %r becomes a class, all others are numbers"
+        log.warning(message, table.location(labels.index(label)), label)
+    numbers = sorted(set(classes) - set(unordered), key=lambda label: (values[label], label))
+    return numbers + sorted(unordered)
+
+
+def check_labels(labels: Iterable[str], location: Callable[[str], str]) -> None:
+    """Check that no label is missing, and that no class has two spellings.
+
+    Args:
+        labels: Distinct labels of a training split.
+        location: Function from a label to the location of its first example.
+
+    Raises:
+        InputError: If a label is empty or has white space at an end, as in " pos", or if two labels
+            are the same number, as in "1" and "1.0".
+    """
+    numbers: dict[float, str] = {}
+    for label in labels:
+        first = label
+        with suppress(ValueError):
+            first = label if "_" in label else numbers.setdefault(float(label), label)
+        if not label.strip():
+            problem = "is empty"
+        elif label != label.strip():
+            problem = "begins or ends with white space"
+        elif label != first:
+            problem = f"is the same number as the label {first!r}"
+        else:
+            continue
+        raise InputError(f"the label {label!r} {problem}", file=location(label))
 
 
 def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str]) -> np.ndarray:

@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -230,10 +231,15 @@ def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
             yield number, parse_json(line, path, number)
 
 
+def is_text(value: object) -> bool:
+    """Return True for a text or a finite number, but not for a missing value (None or NaN)."""
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, str | int)
+
+
 def get_column(record: object, column: str, location: str) -> str:
     """Return the value in a column of a record as text.
 
-    The value may be a text or a number.
+    The value may be a text or a finite number.
 
     Args:
         record: Record of a table or dataset, which must be a dict.
@@ -242,7 +248,8 @@ def get_column(record: object, column: str, location: str) -> str:
         location: Location of the record, such as "data.jsonl:1", for the error message.
 
     Raises:
-        InputError: If there is no such column, or if it holds neither a text nor a number.
+        InputError: If there is no such column, or if it holds neither a text nor a finite
+            number.
 
     Example:
         >>> get_column({"translation": {"de": "Hallo"}}, "translation.de", "data.jsonl:1")
@@ -254,6 +261,6 @@ def get_column(record: object, column: str, location: str) -> str:
             names = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
             raise InputError(f"there is no column {column!r}, only {names}", file=location)
         value = value[name]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not is_text(value):
         raise InputError(f"column {column!r} must be a text, got {value!r}", file=location)
     return str(value)

@@ -82,7 +82,8 @@ class SequenceData(LabelledDataModule):
             table without a header, otherwise names.
         label: Column of the label.
         classes: Class names in the order of their numbers; by default the sorted labels of the
-            training split.
+            training split. None of these may be empty, begin or end with white space, or be the
+            same number as another label, as 1 and 1.0.
         regression: Predict the label as a number, instead of a class.
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training examples to sample, so that the classes are as balanced as
@@ -159,7 +160,7 @@ class SequenceData(LabelledDataModule):
         raw = read_tables(self.source, self.split_sources, self.builtin, self._read_split, divide)
         labels = raw["train"].columns[-1]
         if not self.regression and self._class_names is None:
-            self._class_names = find_classes(labels, raw["train"].location(0))
+            self._class_names = find_classes(labels, raw["train"])
         if self.train_rows is not None:
             groups = np.zeros(len(labels)) if self.regression else np.array(labels)
             kept = stratified_subset(groups, self.train_rows, self.draw_seed)

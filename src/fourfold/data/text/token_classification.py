@@ -18,8 +18,9 @@ from fourfold.data.loading.batches import TokenBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
+from fourfold.data.readers.labels import check_labels
 from fourfold.data.readers.splits import read_rows
-from fourfold.data.readers.text_table import read_json_lines
+from fourfold.data.readers.text_table import is_text, read_json_lines
 from fourfold.data.text.base import LabelledDataModule
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
@@ -107,6 +108,9 @@ def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]
         for key in (str(word), str(tag)):
             if not isinstance(record, dict) or not isinstance(record.get(key), list):
                 raise InputError(f"{key!r} must be a list", file=path, line=number)
+            if missing := [item for item in record[key] if not is_text(item)]:
+                message = f"{key!r} must be a list of texts, but has {missing[0]!r}"
+                raise InputError(message, file=path, line=number)
         words, tags = ([str(item) for item in record[str(key)]] for key in (word, tag))
         if len(words) != len(tags):
             message = f"there are {len(words)} words, but {len(tags)} tags"
@@ -202,7 +206,9 @@ class TokenData(LabelledDataModule):
         read = partial(read_tagged_sentences, word=self.word_column, tag=self.tag_column)
         raw = read_rows(self.split_sources, read, lambda sentence: " ".join(sentence.words))
         if self._class_names is None:
-            tags = {tag for sentence in raw["train"] for tag in sentence.tags}
+            train = raw["train"]
+            tags = dict.fromkeys(tag for sentence in train for tag in sentence.tags)
+            check_labels(tags, lambda tag: next(s.location for s in train if tag in s.tags))
             self._class_names = sorted(tags, key=lambda tag: (tag != "O", tag))
         return raw
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from fourfold.core.validation import check_choice
 from fourfold.data.readers.hf_datasets import loading
-from fourfold.data.readers.labels import encode_labels
-from fourfold.data.readers.text_table import TextTable
+from fourfold.data.readers.labels import check_labels, encode_labels
+from fourfold.data.readers.text_table import TextTable, is_text
 from fourfold.data.vision.image_stores import (
     ColumnStore,
     DatasetStore,
@@ -212,10 +212,14 @@ def _from_datasets(loaded: Mapping[str, Any], origin: str, image: str, label: st
             return None
         known = getattr(loaded[name].features[label], "names", None) or class_names
         if all(isinstance(value, str) for value in labels):
-            known = known or sorted(set(labels))
             rows = TextTable.from_columns([labels], f"{location}, row ", 0)
+            if not known:
+                known = sorted(set(labels))
+                check_labels(known, lambda name: rows.location(labels.index(name)))
             labels = encode_labels(labels, rows, known)
         elif not all(isinstance(value, int) for value in labels):
+            missing = [row for row, value in enumerate(labels) if not is_text(value)]
+            location += f", row {missing[0]}" if missing else ""
             raise InputError(f"the column {label} must hold class numbers or names", file=location)
         return ColumnStore(images, labels, known, location)
 
