@@ -41,6 +41,7 @@ from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_lr_scales
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
+from fourfold.tasks.training.equal_tables import check_equal_tables
 from fourfold.tasks.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
 from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
 from fourfold.tasks.training.loss_normalization import (
@@ -197,7 +198,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Lightning calls this hook before training and evaluation.
 
         Raises:
-            InputError: The batches of the DataModule are not of the class `batch_class`.
+            InputError: The batches of the DataModule are not of the class `batch_class`, or the
+                ranks have different artifacts or data.
         """
         made = getattr(self.datamodule, "batch_class", self.batch_class)
         if not issubclass(made, self.batch_class):
@@ -207,6 +209,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
                 option="--data",
             )
         self.artifacts = artifacts_of(self.datamodule)
+        check_equal_tables(self.trainer, self.artifacts, self.datamodule)
         self.save_hyperparameters({"config": asdict(self.config), **self.init_args()})
 
     @cached_property

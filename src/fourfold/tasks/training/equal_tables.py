@@ -1,0 +1,45 @@
+"""Check that all ranks derive the same tables, such as class names, from the data."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from lightning import Trainer
+
+from fourfold.errors import InputError
+
+
+def table_digests(artifacts: Mapping[str, Any], splits: Mapping[str, Any]) -> dict[str, str]:
+    """Return a hash of each artifact of a DataModule, and of the batch order of each split.
+
+    Args:
+        artifacts: Artifacts of the DataModule by name, such as the class names and the tokenizer.
+        splits: Dataset of each split by name.
+    """
+    orders = {f"{name} split": split.order.fingerprint() for name, split in splits.items()}
+    return {
+        name: hashlib.blake2b(repr(table).encode(errors="backslashreplace")).hexdigest()
+        for name, table in (dict(artifacts) | orders).items()
+    }
+
+
+def check_equal_tables(trainer: Trainer, artifacts: Mapping[str, Any], datamodule: Any) -> None:
+    """Check that the tables of all ranks are equal; all ranks must call this function.
+
+    Args:
+        trainer: The Trainer. With one process, nothing is computed.
+        artifacts: Artifacts of the DataModule by name.
+        datamodule: The DataModule, or None.
+
+    Raises:
+        InputError: On every rank, if a table differs between two ranks.
+    """
+    if trainer.world_size == 1:
+        return
+    mine = table_digests(artifacts, getattr(datamodule, "splits", {}))
+    first = trainer.strategy.broadcast(mine)
+    for rank in range(1, trainer.world_size):
+        other = trainer.strategy.broadcast(mine, src=rank)
+        if differing := [name for name in first | other if first.get(name) != other.get(name)]:
+            message = f"must be equal on all ranks, but rank {rank} has another {differing[0]} than"
+            raise InputError(f"{message} rank 0", option="the data")
