@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fourfold.data.vision.image_classification import ImageData
 from fourfold.data.vision.sources import digits, open_source
 from fourfold.errors import InputError
 from tests.data.vision.stores import digests, open_path, write_parquet, write_png
@@ -149,9 +148,34 @@ def test_class_folders_without_splits(tmp_path: Path) -> None:
     for name in "ab":
         write_png(tmp_path / name / "1.png", 3)
     assert list(open_path(tmp_path)) == ["train"]
-    (tmp_path / "c").mkdir()
-    with pytest.raises(InputError, match="the class c has no training images"):
-        ImageData(str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+    "file", [None, "notes.txt", "._1.png", ".hidden/1.png", "train/cat/._1.jpg"]
+)
+def test_a_class_folder_without_images_is_skipped_and_named(
+    split: str, file: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in ("train/a", "train/z", "val/z"):
+        write_png(tmp_path / folder / "1.png", 3)
+    empty = tmp_path / split / "__MACOSX"
+    empty.mkdir()
+    if file:
+        (empty / file).parent.mkdir(parents=True, exist_ok=True)
+        write_png(tmp_path / "1.png", 3)
+        (empty / file).write_bytes((tmp_path / "1.png").read_bytes())
+    splits = open_path(tmp_path)
+    assert splits["train"].class_names == splits["val"].class_names == ["a", "z"]
+    assert (splits["train"].labels.tolist(), splits["val"].labels.tolist()) == ([0, 1], [1])
+    message = f"{tmp_path / split}: skipped the folders without images: __MACOSX"
+    assert caplog.messages == [message]
+    write_png(empty / "1.png", 3)
+    if split == "train":
+        assert open_path(tmp_path)["train"].class_names == ["__MACOSX", "a", "z"]
+    else:
+        with pytest.raises(InputError, match="val/__MACOSX: the folder must be one of the 2"):
+            open_path(tmp_path)
 
 
 def test_missing_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from fourfold.data.vision.augment import Augmentation
 from fourfold.data.vision.caption_files import CaptionedImages, CaptionLayout, read_captions
 from fourfold.data.vision.features import SIDE, FeatureConfig, image_features, load_network
 from fourfold.data.vision.image_classification import ImageDataset, make_transforms
-from fourfold.data.vision.image_stores import ImageStore
+from fourfold.data.vision.image_stores import ImageStore, log_rotated
 from fourfold.data.vision.sources import digits
 from fourfold.data.vision.transforms import TransformConfig, check_channels
 from fourfold.errors import InputError
@@ -273,6 +273,7 @@ class CaptionData(TextDataModule):
         """
         is_builtin = self.source == "digits"
         splits = digit_captions() if is_builtin else read_captions(self.source, self.layout)
+        log_rotated(splits["train"].images)
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}

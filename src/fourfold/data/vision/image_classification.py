@@ -15,7 +15,7 @@ from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
-from fourfold.data.vision.image_stores import ImageStore, stratified_split
+from fourfold.data.vision.image_stores import ImageStore, log_rotated, stratified_split
 from fourfold.data.vision.sources import open_source
 from fourfold.data.vision.transforms import EvalTransform, TransformConfig, check_channels
 from fourfold.errors import InputError
@@ -284,6 +284,7 @@ class ImageData(ResumableDataModule):
         if self.classes is not None:
             splits = {name: store.with_classes(self.classes) for name, store in splits.items()}
         _check_classes(splits["train"])
+        log_rotated(splits["train"])
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction
         test = test or val

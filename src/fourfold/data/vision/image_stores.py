@@ -7,25 +7,30 @@ import copy
 import functools
 import hashlib
 import io
+import logging
 import os
 import warnings
 import zipfile
 from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from fourfold.core.validation import check_choice, check_range
 from fourfold.errors import InputError
 
+log = logging.getLogger(__name__)
+
 MAX_PIXELS = 1 << 26  # pixels of the largest image; decoding such an image needs up to 1 GB
 MAX_IMAGE_BYTES = 1 << 28  # bytes of the largest encoded image in a zip archive
 PIL_MODES = {1: "L", 3: "RGB"}  # mode of Pillow for each number of channels
+MAX_LOOKED_AT = 100  # images of which `log_rotated` reads the EXIF data
 
 
 class UnreadableImage(InputError):
@@ -92,6 +97,26 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # otherwise Pillow warns
     return image.convert(mode)  # reads all pixels, which detects incomplete files
+
+
+def log_rotated(images: "ImageStore") -> None:
+    """Log how many of up to 100 images are rotated or mirrored by EXIF, which `decode` ignores."""
+    rows = np.linspace(0, len(images) - 1, min(len(images), MAX_LOOKED_AT)).astype(np.int64)
+    n_rotated = sum(_exif_orientation(images, row) in range(2, 9) for row in rows)
+    if n_rotated:
+        message = "%s: %d of the %d images looked at have an EXIF orientation, which is ignored"
+        log.warning(message, images.origin, n_rotated, len(rows))
+
+
+def _exif_orientation(images: "ImageStore", row: int) -> int | None:
+    """Return the orientation in the EXIF data before the pixels; None without such data."""
+    with suppress(Exception):  # an image that cannot be read is an error when it is used
+        image = images.encoded(row)
+        if not isinstance(image, Image.Image):
+            image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        if "exif" in image.info:  # otherwise `getexif` decodes a PNG
+            return image.getexif().get(ExifTags.Base.Orientation)
+    return None
 
 
 class ImageStore:

@@ -135,15 +135,16 @@ def _open_each(
 def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
     """Open a folder that holds a subfolder of images for each class.
 
-    Files and subfolders whose names begin with "." are ignored.
+    Files and subfolders whose names begin with "." are ignored. A subfolder without images, such as
+    __MACOSX, is skipped with a warning.
 
     Args:
         folder: Folder with the subfolders.
         class_names: Names of the classes in the order of the class indices; None means the names of
-            all subfolders in alphabetical order.
+            all subfolders with images in alphabetical order.
 
     Raises:
-        InputError: There are no subfolders, or a subfolder is not in `class_names`.
+        InputError: There are no images, or a subfolder with images is not in `class_names`.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -154,14 +155,19 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
     found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not found:
         raise InputError("there are no class folders with images", file=folder)
-    names = class_names or found
-    if unknown := sorted(set(found) - set(names)):
+    numbers = {name: number for number, name in enumerate(found)}
+    samples = make_dataset(str(folder), numbers, is_valid_file=is_image, allow_empty=True)
+    filled = [found[number] for number in sorted({number for _, number in samples})]
+    if empty := sorted(set(found) - set(filled)):
+        log.warning("%s: skipped the folders without images: %s", folder, ", ".join(empty[:20]))
+    names = class_names or filled
+    if unknown := sorted(set(filled) - set(names)):
         message = f"the folder must be one of the {len(names)} training classes"
         raise InputError(message, file=folder / unknown[0])
-    numbers = {name: number for number, name in enumerate(names)}
-    samples = make_dataset(str(folder), numbers, is_valid_file=is_image, allow_empty=True)
     files = [os.path.relpath(file, folder) for file, _ in samples]
-    return FileStore(files, [label for _, label in samples], names, str(folder))
+    classes = {name: number for number, name in enumerate(names)}
+    labels = [classes[found[number]] for _, number in samples]
+    return FileStore(files, labels, names, str(folder))
 
 
 # Parquet files and Hugging Face datasets.
