@@ -35,8 +35,7 @@ def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
     """
     classes = list(dict.fromkeys(labels))
     if len(classes) < 2:
-        message = f"all training rows have the label {labels[0]!r}"
-        raise InputError(message, file=table.location(0))
+        raise InputError(f"all training rows have the label {labels[0]!r}", file=table.location(0))
     check_labels(classes, lambda label: table.location(labels.index(label)))
     try:
         values = {label: float(label) for label in classes}

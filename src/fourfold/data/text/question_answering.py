@@ -323,9 +323,7 @@ def _check_spans(
         InputError: If more than `MAX_WRONG_SHARE` of the texts do not contain the answer, because
             the tokenizer locates tokens at wrong places.
     """
-    answers = {
-        i: question.answers[0].strip() for i, question in enumerate(questions) if question.answers
-    }
+    answers = {i: found.answers[0].strip() for i, found in enumerate(questions) if found.answers}
     texts = {
         window.question: window.text(questions[window.question].context, *window.span)
         for window in windows
@@ -334,9 +332,9 @@ def _check_spans(
     differing = [i for i, text in texts.items() if text != answers[i]]
     wrong = [i for i in differing if answers[i] not in texts[i]]
     if len(wrong) > MAX_WRONG_SHARE * len(answers):
-        message = f"must locate tokens in a text: for {len(wrong)} of {len(answers)} answers of the"
-        message += f" {name} split, the tokens miss the answer, such as {texts[wrong[0]]!r} for"
-        raise InputError(f"{message} {answers[wrong[0]]!r}", option="data.tokenizer")
+        message = f"locates {len(wrong)} of {len(answers)} answers of the {name} split wrongly, as"
+        message += f" {texts[wrong[0]]!r} for {answers[wrong[0]]!r}"
+        raise InputError(message, option="data.tokenizer")
     if differing:
         text, answer = texts[differing[0]], answers[differing[0]]
         message = "%s: the tokens of %d of %d answers hold another text than the answer: %r for %r"

@@ -102,8 +102,7 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
 def log_rotated(images: "ImageStore") -> None:
     """Log how many of up to 100 images are rotated or mirrored by EXIF, which `decode` ignores."""
     rows = np.linspace(0, len(images) - 1, min(len(images), MAX_LOOKED_AT)).astype(np.int64)
-    n_rotated = sum(_exif_orientation(images, row) in range(2, 9) for row in rows)
-    if n_rotated:
+    if n_rotated := sum(_exif_orientation(images, row) in range(2, 9) for row in rows):
         message = "%s: %d of the %d images looked at have an EXIF orientation, which is ignored"
         log.warning(message, images.origin, n_rotated, len(rows))
 

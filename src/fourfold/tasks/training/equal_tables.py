@@ -9,21 +9,18 @@ from lightning import Trainer
 from fourfold.errors import InputError
 
 
-def table_digests(artifacts: Mapping[str, Any], splits: Mapping[str, Any]) -> dict[str, str]:
+def table_digests(artifacts: dict[str, Any], splits: Mapping[str, Any]) -> dict[str, str]:
     """Return a hash of each artifact of a DataModule, and of the batch order of each split.
 
     Args:
         artifacts: Artifacts of the DataModule by name, such as the class names and the tokenizer.
         splits: Dataset of each split by name.
     """
-    orders = {f"{name} split": split.order.fingerprint() for name, split in splits.items()}
-    return {
-        name: hashlib.blake2b(repr(table).encode(errors="backslashreplace")).hexdigest()
-        for name, table in (dict(artifacts) | orders).items()
-    }
+    tables = {f"{name} split": x.order.fingerprint() for name, x in splits.items()} | artifacts
+    return {name: hashlib.blake2b(ascii(x).encode()).hexdigest() for name, x in tables.items()}
 
 
-def check_equal_tables(trainer: Trainer, artifacts: Mapping[str, Any], datamodule: Any) -> None:
+def check_equal_tables(trainer: Trainer, artifacts: dict[str, Any], datamodule: Any) -> None:
     """Check that the tables of all ranks are equal; all ranks must call this function.
 
     Args:
