@@ -77,8 +77,8 @@ def recipes(text: Path) -> dict[str, dict[str, object]]:
                 "TranslationData",
                 {
                     "source": "files",
-                    "src_lang": "a",
-                    "tgt_lang": "b",
+                    "src_lang": "en",
+                    "tgt_lang": "de",
                     "max_tokens": 64,
                     "max_len": 32,
                     "tokenizer": tokenizer,

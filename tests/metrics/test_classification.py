@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchmetrics.functional.classification import multiclass_f1_score
 
 from fourfold.metrics import ClassificationScores, RegressionScores
 
@@ -25,14 +28,31 @@ def test_classification_scores_equal_scikit_learn(k: int, seed: int) -> None:
     assert result == pytest.approx(
         {
             "accuracy": sklearn.accuracy_score(labels, predicted),
-            name: sklearn.f1_score(
-                labels, predicted, average=average, labels=None if k == 2 else range(k)
-            ),
+            name: sklearn.f1_score(labels, predicted, average=average),
             "mcc": sklearn.matthews_corrcoef(labels, predicted),
         }
     )
     expected = sklearn.confusion_matrix(labels, predicted, labels=range(k))
     assert scores.counts() == expected.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    k=st.integers(3, 12),
+    pairs=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=12),
+)
+def test_macro_f1_counts_the_classes_of_truth_and_prediction(
+    k: int, pairs: list[tuple[int, int]]
+) -> None:
+    """Many of the k classes occur in neither."""
+    predicted, labels = (torch.tensor([pair[i] % k for pair in pairs]) for i in (0, 1))
+    scores = ClassificationScores(k)
+    scores.update(torch.eye(k)[predicted], labels)
+    found = scores.compute()["macro_f1"]
+    by_torchmetrics = multiclass_f1_score(predicted, labels, num_classes=k, average="macro")
+    assert found == pytest.approx(float(by_torchmetrics), abs=1e-6)
+    by_sklearn = sklearn.f1_score(labels, predicted, average="macro", zero_division=0)
+    assert found == pytest.approx(by_sklearn, abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -64,13 +84,30 @@ def test_regression_scores_equal_scipy(seed: int) -> None:
     scores = RegressionScores()
     for rows in np.array_split(np.arange(40), 1 + seed):
         scores.update(torch.tensor(predictions[rows])[:, None], torch.tensor(labels[rows]))
+    predictions, labels = predictions.astype(np.float64), labels.astype(np.float64)
     assert scores.compute() == pytest.approx(
         {
             "pearson": stats.pearsonr(predictions, labels)[0],
             "spearman": stats.spearmanr(predictions, labels)[0],
         },
-        rel=1e-6,
+        rel=1e-12,
     )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(-5, 5), st.floats(-1e3, 1e3)), min_size=2, max_size=30))
+def test_spearman_equals_scipy_with_ties_and_few_pairs(pairs: list[tuple[int, float]]) -> None:
+    predictions, labels = (torch.tensor(x, dtype=torch.float64) for x in zip(*pairs, strict=True))
+    scores = RegressionScores()
+    scores.update(predictions, labels)
+    found = scores.compute()["spearman"]
+    if len(predictions.unique()) < 2 or len(labels.unique()) < 2:
+        assert found == 0.0
+    else:
+        assert found == pytest.approx(stats.spearmanr(predictions, labels)[0], abs=1e-12)
+        perfect = RegressionScores()
+        perfect.update(labels, labels)
+        assert perfect.compute()["spearman"] == pytest.approx(1.0, abs=1e-12)
 
 
 def test_correlations_of_nan_are_nan() -> None:

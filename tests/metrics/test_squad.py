@@ -1,14 +1,55 @@
-"""SquadScores against torchmetrics; best window and "no answer"."""
+"""SquadScores against torchmetrics and the official rules; best window and "no answer"."""
 
 import math
 import random
+import re
+import string
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torchmetrics.functional.text import squad
 
 from fourfold.metrics import Answer, SquadScores
 
 WORDS = ["the", "a", "Cat", "cat.", "sat", "(on)", "mat", "An", "1990s", "U.S.", "--"]
+
+
+def normalize(text: str) -> str:
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def official_f1(prediction: str, reference: str, version: int) -> float:
+    """Return `f1_score` of evaluate-v1.1.py or `compute_f1` of evaluate-v2.0.py."""
+    guess, gold = normalize(prediction).split(), normalize(reference).split()
+    if version == 2 and (len(gold) == 0 or len(guess) == 0):
+        return int(gold == guess)
+    n_same = sum((Counter(guess) & Counter(gold)).values())
+    if n_same == 0:
+        return 0
+    precision, recall = n_same / len(guess), n_same / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+ANSWERS = st.lists(st.sampled_from([*WORDS, ""]), max_size=4).map(" ".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(version=st.sampled_from([1, 2]), prediction=ANSWERS, answers=st.lists(ANSWERS, max_size=3))
+def test_scores_equal_the_official_rules(version: int, prediction: str, answers: list[str]) -> None:
+    """Answers may normalize to nothing, such as "the" and "--"."""
+    if version == 1:
+        references = answers or ["cat"]  # version 1.1 has no unanswerable questions
+    else:
+        references = [answer for answer in answers if normalize(answer)] or [""]
+    scores = SquadScores(allow_no_answer=version == 2)
+    scores.update([(0, 0)], [Answer(1.0, prediction, 0.0)])
+    assert scores.compute([answers or references if version == 1 else answers]) == {
+        "exact_match": max(normalize(prediction) == normalize(x) for x in references),
+        "f1": pytest.approx(max(official_f1(prediction, x, version) for x in references)),
+    }
 
 
 def test_scores_equal_torchmetrics() -> None:
@@ -40,7 +81,7 @@ def test_normalization_of_articles_case_and_punctuation() -> None:
     assert score("theory", "ory") == (0.0, 0.0)  # an article is a complete word
     assert score("the cat sat", "a cat") == (0.0, pytest.approx(2 / 3))
     assert score("", "cat") == score("the", "cat") == (0.0, 0.0)
-    assert score("the", "") == (1.0, 1.0)
+    assert score("the", "--") == (1.0, 0.0)  # as in the official script of version 1.1
 
 
 def test_best_window_gives_the_answer() -> None:

@@ -1,12 +1,20 @@
 """TranslationScores against sacreBLEU: corpus level, order and duplicates, languages, ranks."""
 
+import builtins
 import random
 import re
+import string
+from itertools import product
+from typing import Any
 
 import pytest
 import sacrebleu
 
+from fourfold import metrics
+from fourfold.errors import InputError
 from fourfold.metrics import TranslationScores
+from fourfold.metrics.base import RowMetric
+from fourfold.metrics.bleu_tokenizer import bleu_tokenizer
 
 HYPOTHESES = [
     "the cat sat on the mat .",
@@ -75,7 +83,13 @@ def test_reset_drops_all_rows() -> None:
 
 @pytest.mark.parametrize(
     ("language", "tokenizer"),
-    [("zh", "zh"), ("zh_TW", "zh"), ("ja", "ja-mecab|char"), ("de", "13a"), ("", "13a")],
+    [
+        *[(code, "zh") for code in ("zh", "zh_TW", "zho_Hans", "cmn", "yue", "yue_Hant", "wuu")],
+        *[(code, "ja-mecab|char") for code in ("ja", "jpn", "jpn_Jpan", "ja_XX")],
+        *[(code, "ko-mecab|char") for code in ("ko", "kor_Hang", "ko-KR")],
+        *[(code, "char") for code in ("th", "tha_Thai", "khm", "lo", "lao_Laoo", "my", "mya")],
+        *[(code, "13a") for code in ("", "de", "DE", "deu_Latn", "en_XX", "pt-BR", "ja_Latn")],
+    ],
 )
 def test_bleu_tokenizer_follows_the_language(language: str, tokenizer: str) -> None:
     metric = TranslationScores()
@@ -83,6 +97,56 @@ def test_bleu_tokenizer_follows_the_language(language: str, tokenizer: str) -> N
     scores = metric.compute(language)
     assert re.search(rf"tok:({tokenizer})(\W|$)", scores["bleu_signature"])
     assert (scores["bleu"] > 50) == (tokenizer != "13a")
+
+
+@pytest.mark.parametrize("code", ["xx", "zz_Latn", "German", "de_DE.UTF-8", "und", "d", "de,fr"])
+def test_unknown_language_is_an_error_that_names_the_option(code: str) -> None:
+    metric = TranslationScores()
+    metric.update([0], ["a"], ["a"])
+    with pytest.raises(InputError, match=r"^data\.tgt_lang must be the code of a language.*got '"):
+        metric.compute(code)
+
+
+def test_tokenizer_does_not_depend_on_babel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Babel, a code is either unknown or has the same tokenizer, for all short codes."""
+    pytest.importorskip("babel")
+
+    def tokenizers() -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        letters = string.ascii_lowercase
+        codes = ["".join(x) for n in (2, 3) for x in product(letters, repeat=n)]
+        for code in [*codes, "zho_Hans", "khm_Khmr", "kor_Hang", "deu_Latn", "ja_Latn"]:
+            try:
+                found[code] = bleu_tokenizer(code)
+            except InputError:
+                found[code] = None
+        return found
+
+    def without_babel(name: str, *args: Any, **options: Any) -> Any:
+        if name.split(".")[0] == "babel":
+            raise ImportError(name)
+        return import_module(name, *args, **options)
+
+    import_module = builtins.__import__
+    given = tokenizers()
+    monkeypatch.setattr(builtins, "__import__", without_babel)
+    known = {code: name for code, name in tokenizers().items() if name}
+    assert len(known) > 180
+    assert known == {code: given[code] for code in known}
+    two_letters = {code for code, name in given.items() if name and len(code) == 2}
+    assert two_letters - set(known) <= {"bh", "in", "iw", "ji", "jw", "mo"}  # withdrawn codes
+
+
+@pytest.mark.parametrize("name", [*vars(metrics)])
+def test_metric_of_no_example_is_an_error_or_a_number(name: str) -> None:
+    kind = getattr(metrics, name)
+    if not isinstance(kind, type) or not issubclass(kind, RowMetric):
+        return
+    if kind is metrics.RegressionScores:
+        assert kind().compute() == {"pearson": 0.0, "spearman": 0.0}
+        return
+    with pytest.raises(InputError, match=f"^{name} has no example to score"):
+        kind().compute()
 
 
 def test_lists_of_unequal_lengths_are_rejected() -> None:

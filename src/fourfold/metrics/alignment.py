@@ -186,7 +186,7 @@ class AlignmentErrorRate(RowMetric):
         of sure links that were found.
         """
         counts = self.gather().values()
-        sure, possible, found, n_sure = map(sum, zip(*counts, strict=True)) if counts else [0.0] * 4
+        sure, possible, found, n_sure = map(sum, zip(*counts, strict=True))
         return {
             "aer": 1 - (sure + possible) / max(1, found + n_sure),
             "precision": possible / max(1, found),

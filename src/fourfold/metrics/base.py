@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
+from fourfold.errors import InputError
+
 
 def lower_is_better(name: str) -> bool:
     """Return True if lower values of a metric are better.
@@ -76,8 +78,14 @@ class RowMetric(Metric):
         """Return a dict from the index of each example to its value, for the examples of all ranks.
 
         All entries of `rows` must be pairs (index, value).
+
+        Raises:
+            InputError: No rank has an example.
         """
-        return dict(row for rows in gather_objects(self.rows) for row in rows)
+        found = dict(row for rows in gather_objects(self.rows) for row in rows)
+        if not found:
+            raise InputError("has no example to score", option=type(self).__name__)
+        return found
 
 
 class BatchSums(Metric):

@@ -63,6 +63,9 @@ class CaptionScores(TranslationScores):
                 depend on the code.
             groups: Indices of examples by the name of a group. The entry bleu_NAME is the sacreBLEU
                 of the examples of a group. A group without an example in the split has no entry.
+
+        Raises:
+            InputError: The language is unknown, or there is no example.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)

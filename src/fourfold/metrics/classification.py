@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
-from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.regression import pearson_corrcoef
 
 from fourfold.metrics.base import RowMetric, gather_objects
 
@@ -14,10 +14,10 @@ class ClassificationScores(MulticlassConfusionMatrix):
     """Accuracy, F1 and Matthews correlation coefficient (MCC) of K classes.
 
     The three scores are computed from one confusion matrix in float64. For two classes, F1 is the
-    F1 of class 1, as in GLUE's MRPC and QQP. For more classes, F1 is the mean over classes. As in
-    scikit-learn, a division by 0 gives 0. In contrast, torchmetrics computes the MCC in float32.
-    The MCC of torchmetrics is 1 if all samples of a binary task are of one class and predicted
-    right.
+    F1 of class 1, as in GLUE's MRPC and QQP. For more classes, F1 is the mean over the classes that
+    occur in truth or prediction, as in torchmetrics and scikit-learn. As in scikit-learn, a
+    division by 0 gives 0. In contrast, torchmetrics computes the MCC in float32. The MCC of
+    torchmetrics is 1 if all samples of a binary task are of one class and predicted right.
 
     Args:
         n_classes: Number of classes K.
@@ -43,7 +43,8 @@ class ClassificationScores(MulticlassConfusionMatrix):
     def compute(self) -> dict[str, float]:  # type: ignore[override]
         """Return the scores by name: accuracy, mcc (Gorodkin 2004), and f1 or macro_f1.
 
-        f1 is the F1 of class 1 if K is 2; otherwise macro_f1 is the mean of the F1 of all classes.
+        f1 is the F1 of class 1 if K is 2; otherwise macro_f1 is the mean of the F1 of the classes
+        that are the true or the predicted class of a sample.
         """
         table = self.confmat.cpu().double()
         total = table.sum()
@@ -51,12 +52,15 @@ class ClassificationScores(MulticlassConfusionMatrix):
         true = table.sum(1)
         predicted = table.sum(0)
         f1 = 2 * table.diag() / (true + predicted).clamp(min=1)
+        n_occurring = ((true + predicted) > 0).sum().clamp(min=1)
         variances = (total**2 - predicted.square().sum()) * (total**2 - true.square().sum())
         covariance = correct * total - true @ predicted
         is_binary = len(table) == 2
         return {
             "accuracy": float(correct / total.clamp(min=1)),
-            "f1" if is_binary else "macro_f1": float(f1[1] if is_binary else f1.mean()),
+            "f1" if is_binary else "macro_f1": float(
+                f1[1] if is_binary else f1.sum() / n_occurring
+            ),
             "mcc": float(covariance / variances.sqrt()) if variances > 0 else 0.0,
         }
 
@@ -87,7 +91,14 @@ class RegressionScores(RowMetric):
             return {"pearson": math.nan, "spearman": math.nan}
         if len(predictions.unique()) < 2 or len(labels.unique()) < 2:
             return {"pearson": 0.0, "spearman": 0.0}
+        ranks = torch.stack([_ranks(predictions), _ranks(labels)])
         return {
             "pearson": float(pearson_corrcoef(predictions, labels)),
-            "spearman": float(spearman_corrcoef(predictions, labels)),
+            "spearman": float(ranks.corrcoef()[0, 1]),  # torchmetrics adds 1e-6 to the divisor
         }
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """Return the rank of each number of x (n,) in float64; equal numbers share their mean rank."""
+    _, group, sizes = x.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2.0)[group].double()

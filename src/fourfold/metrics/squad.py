@@ -1,10 +1,11 @@
 """SquadScores: exact match and F1 of the best answer over all windows of a context (SQuAD)."""
 
 import math
+import re
+import string
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
-from torchmetrics.functional.text import squad
+from typing import NamedTuple
 
 from fourfold.metrics.base import RowMetric
 
@@ -70,7 +71,8 @@ class SquadScores(RowMetric):
     (Rajpurkar et al. 2018, arXiv:1806.03822).
 
     Args:
-        allow_no_answer: Predict "no answer" where it scores higher than every span (SQuAD 2.0).
+        allow_no_answer: Predict "no answer" where it scores higher than every span, and compute the
+            scores of SQuAD 2.0 in place of those of SQuAD 1.1 (see `answer_scores`).
 
     Example:
         >>> metric = SquadScores()
@@ -111,10 +113,45 @@ class SquadScores(RowMetric):
             references: For each question of the split, in order, the list of its accepted answers.
                 The list is empty for a question without an answer.
         """
-        predictions: list[dict[str, str]] = []
-        targets: list[dict[str, Any]] = []
-        for question, text in self.best_answers().items():
-            predictions.append({"prediction_text": text, "id": str(question)})
-            accepted = list(references[question]) or [""]
-            targets.append({"answers": {"text": accepted}, "id": str(question)})
-        return {name: float(percent) / 100 for name, percent in squad(predictions, targets).items()}
+        found = [
+            answer_scores(text, references[question], self.allow_no_answer)
+            for question, text in self.best_answers().items()
+        ]
+        exact, f1 = (sum(column) / len(found) for column in zip(*found, strict=True))
+        return {"exact_match": exact, "f1": f1}
+
+
+def answer_scores(
+    text: str, references: Sequence[str], allow_no_answer: bool
+) -> tuple[float, float]:
+    """Return exact match and F1 of an answer, the highest over its references.
+
+    Case, punctuation and articles do not count. In the official script of SQuAD 1.1, an answer in
+    which nothing else is left has the F1 0, even if it equals a reference. The script of SQuAD 2.0
+    ignores such references, and without any other reference, both scores are 1 for such an answer.
+
+    Args:
+        text: The predicted answer.
+        references: The accepted answers, empty for a question without an answer.
+        allow_no_answer: Follow the script of SQuAD 2.0 in place of that of SQuAD 1.1.
+
+    Example:
+        >>> answer_scores("The Eiffel tower", ["Eiffel", "tower in Paris"], allow_no_answer=False)
+        (0.0, 0.6666666666666666)
+    """
+    words, accepted = _words(text), [_words(reference) for reference in references]
+    if allow_no_answer:
+        accepted = [reference for reference in accepted if reference]
+    accepted = accepted or [[]]
+    exact = float(words in accepted)
+    if allow_no_answer and not words:
+        return exact, exact
+    n_common = [(Counter(words) & Counter(reference)).total() for reference in accepted]
+    f1 = (2 * n / max(1, len(words) + len(x)) for n, x in zip(n_common, accepted, strict=True))
+    return exact, max(f1)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without ASCII punctuation and English articles."""
+    plain = text.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()

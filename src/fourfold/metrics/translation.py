@@ -1,6 +1,5 @@
 """TranslationScores: BLEU, chrF and exact match of translations, summaries and captions."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 
 from fourfold.metrics.base import RowMetric
+from fourfold.metrics.bleu_tokenizer import bleu_tokenizer
 
 
 class TranslationScores(RowMetric):
@@ -44,10 +44,13 @@ class TranslationScores(RowMetric):
         has several references, its generated text may match any of them, as in sacreBLEU.
 
         Args:
-            language: Code of the target language, such as "de". For languages without spaces (zh,
-                ja, ko), BLEU divides texts into words with a tokenizer of the language.
+            language: Code of the target language, such as "de" or "zho_Hans"; "" if it is unknown.
+                The tokenizer of BLEU is that of `bleu_tokenizer` for this code.
             groups: Indices of examples by the name of a group. The entry bleu_NAME is the BLEU of
                 the examples of a group. A group without an example in the split has no entry.
+
+        Raises:
+            InputError: The language is unknown, or there is no example.
         """
         scored = sorted(self.gather().items())
         hypotheses, references, columns = _columns([pair for _, pair in scored])
@@ -83,12 +86,12 @@ def _columns(pairs: list[Any]) -> tuple[list[str], list[Sequence[str]], list[Any
 
 
 def _bleu(language: str) -> BLEU:
-    """Return sacreBLEU's BLEU with its tokenizer for the code `language`, such as "de".
+    """Return sacreBLEU's BLEU with the tokenizer for the code `language`, such as "de".
 
     sacreBLEU's tokenizers of Japanese and Korean need packages that may not be installed. Without
     such a package, BLEU divides the texts into characters.
     """
     try:
-        return BLEU(trg_lang=re.split("[-_]", language)[0].lower())
+        return BLEU(tokenize=bleu_tokenizer(language))
     except RuntimeError:  # Japanese and Korean need mecab
         return BLEU(tokenize="char")

@@ -17,6 +17,7 @@ from fourfold.loggers.media import AttentionMaps, Media, Table
 from fourfold.loggers.samples import MAX_TOKENS, layer_maps, token_names
 from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity, TranslationScores
+from fourfold.metrics.bleu_tokenizer import bleu_tokenizer
 from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.models.encoder_decoder import Seq2Seq
 from fourfold.tasks.base import BatchT, Task
@@ -64,6 +65,16 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         super().__post_init__()
         self.ppl = Perplexity()
         self.scores = TranslationScores()
+
+    def setup(self, stage: str) -> None:
+        """Store the artifacts of the DataModule, as `Task.setup` does.
+
+        Raises:
+            InputError: BLEU will be computed, and the target language is unknown.
+        """
+        super().setup(stage)
+        if stage == "test" or self.val_num_beams:
+            bleu_tokenizer(self.artifacts.get("tgt_lang", ""))
 
     @property
     def start_id(self) -> int:
