@@ -1,8 +1,9 @@
 """Optimizers compared with the formulas of their papers; parameter groups."""
 
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -43,6 +44,24 @@ def names(model: nn.Module, decay: str) -> tuple[set[str], set[str]]:
     everything = [p for group in groups for p in group["params"]]
     assert len(everything) == len(by_id)  # each once
     return found[0.1], found[0.0]
+
+
+@pytest.mark.parametrize("name", get_args(get_type_hints(OptimizerConfig)["name"]))
+def test_default_weight_decay_is_no_l2_penalty(name: Any) -> None:
+    """adam and sgd inherited the 0.01 of adamw, which torch adds to their gradients."""
+    config = OptimizerConfig(name=name)
+    decoupled = name in ("adamw", "muon")
+    assert config.weight_decay == (0.01 if decoupled else 0.0)
+    assert OptimizerConfig(**asdict(config)) == config
+    assert OptimizerConfig(name=name, weight_decay=0.5).weight_decay == 0.5
+    model = CausalLM(CausalLMConfig(**TINY, vocab_size=20, max_len=6))
+    groups = make_optimizer(model, config).param_groups
+    assert max(group["weight_decay"] for group in groups) == config.weight_decay
+    if name in ("adam", "sgd"):  # a parameter without gradient signal rests
+        before = model.embed.tokens.weight.clone()
+        (0.0 * sum(p.sum() for p in model.parameters())).backward()
+        make_optimizer(model, config).step()
+        assert torch.equal(model.embed.tokens.weight, before)
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:

@@ -16,6 +16,8 @@ from fourfold.errors import InputError
 # Step of Adam at which the correction of the bias, 1 - beta^step, is exactly 1; the largest step
 # that torch can count to in fp32.
 LAST_STEP = 2.0**24
+# Optimizers whose weight decay is decoupled from the gradient. For the others it is an L2 penalty.
+DECOUPLED = ("adamw", "muon")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class OptimizerConfig:
             sgd.
         weight_decay: Strength of the weight decay. For adamw and muon, it is decoupled from the
             gradient and multiplied by the learning rate. For adam, adadelta and sgd, it is an L2
-            penalty.
+            penalty. None means 0.01 if it is decoupled, and 0 if it is a penalty.
         weight_decay_params: Parameters with weight decay. "matrices" means all parameters of two or
             more dimensions (GPT-2, BERT). "linear" means the weights of linear layers and
             convolutions only (ViT, DeiT). "all" means all parameters.
@@ -68,7 +70,7 @@ class OptimizerConfig:
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    weight_decay: float = 0.01
+    weight_decay: float | None = None
     weight_decay_params: Literal["matrices", "linear", "all"] = "matrices"
     momentum: float = 0.9
     muon_lr_scale: float = 1.0
@@ -78,6 +80,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_types(self, prefix="optimizer.")
+        if self.weight_decay is None:
+            object.__setattr__(self, "weight_decay", 0.01 if self.name in DECOUPLED else 0.0)
         check_range("optimizer.lr", self.lr, above=0.0)
         check_range("optimizer.eps", self.eps, above=0.0)
         for i, beta in enumerate(self.betas):
@@ -188,7 +192,7 @@ def make_optimizer(
     Example:
         >>> optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="sgd", lr=0.1))
         >>> [group["weight_decay"] for group in optimizer.param_groups]  # matrix, bias
-        [0.01, 0.0]
+        [0.0, 0.0]
     """
     groups = parameter_groups(model, config, lr_scales)
     if not groups:

@@ -1,7 +1,10 @@
 """Every recipe in configs parses and builds a model of the expected size; tiny recipes train."""
 
 import re
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ import yaml
 from fourfold.cli import main
 from fourfold.commands.recipe import make_parser, parse, read_recipe
 from fourfold.commands.train.parser import Parser
+from fourfold.optim import OptimizerConfig
 from fourfold.reproduce.recipe_cards.cards import find_card
 from fourfold.tasks import load_task
 
@@ -107,6 +111,30 @@ def test_recipe_names_its_source_and_command(name: str) -> None:
     if counts := re.findall(r"Parameters: ([\d,]+\d)", head):
         assert int(counts[0].replace(",", "")) == GOLDEN[name]["parameters"]
     assert (name in PAPERS) <= bool(counts)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_weight_decay_of_a_recipe_and_of_another_optimizer(name: str, parser: Parser) -> None:
+    """A decay for adamw must not become an L2 penalty of sgd, unless the recipe states it."""
+    model = yaml.safe_load(Path(path(name)).read_text())["model"]
+    stated = model["init_args"].get("optimizer", {})
+    default = signature(resolve_name(model["class_path"])).parameters["optimizer"].default
+
+    def optimizer(*options: str) -> OptimizerConfig:
+        parsed = parse(parser, ["--config", path(name), *options])
+        found = parsed["model"]["init_args"]["optimizer"]
+        return found if isinstance(found, OptimizerConfig) else OptimizerConfig(**vars(found))
+
+    own = optimizer()
+    assert own.name == stated.get("name", default.name)
+    assert own.weight_decay == stated.get("weight_decay", default.weight_decay)
+    other = next(kind for kind in ("sgd", "adam") if kind != default.name)
+    corrected = "--model.optimizer.bias_correction=true"  # adamw alone supports false
+    changed = optimizer(corrected, f"--model.optimizer.name={other}")
+    decay = stated.get("weight_decay", 0.0)
+    assert changed == replace(own, name=other, weight_decay=decay, bias_correction=True)
+    same = optimizer(corrected, "--model.optimizer.name=sgd", "--model.optimizer.weight_decay=0.25")
+    assert same.weight_decay == 0.25
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from fourfold.commands.train.config_files import (
 )
 from fourfold.core.precision import AUTO
 from fourfold.errors import InputError
+from fourfold.optim import DECOUPLED, OptimizerConfig
 from fourfold.tasks import Task
 
 MAX_QUOTED = 80  # characters of a value in a message
@@ -159,7 +160,9 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
     check_option_values(arguments)
     known = known_keys(parser)
     check_files(config_files(arguments), {key.split(".")[0] for key in known})
-    config = parser.parse_args(arguments)
+    shown = [text for text in arguments if not text.startswith("--print_config")]
+    given = parser.parse_args(shown, defaults=False)
+    config = parser.parse_args([*arguments, *_without_penalty(given)])
     for name in sorted(set(parser.groups or ()) - {"model", "data"}):
         # An option of the section replaces a value that is not a mapping, without default values.
         if any(key.startswith(f"{name}.") and key not in config for key in known):
@@ -168,7 +171,26 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
         section = config[name]
         if section is None or resolve_name(section["class_path"]) in (Task, LightningDataModule):
             raise InputError("must have a class_path, for example from --config FILE", option=name)
-    return config, parser.parse_args(arguments, defaults=False)
+    return config, given
+
+
+def _without_penalty(given: Namespace) -> list[str]:
+    """Return the option that sets the weight decay to 0 where an L2 penalty is not asked for.
+
+    A task has default values for its own optimizer. If the user selects another one without a
+    weight decay, then the decay of that default must not become an L2 penalty.
+
+    Args:
+        given: The config with only the values that the user gave.
+    """
+    chosen = given.get("model.init_args.optimizer")
+    if not isinstance(chosen, Namespace) or chosen.get("name", "adamw") in DECOUPLED:
+        return []
+    task = signature(resolve_name(given["model.class_path"])).parameters
+    default = task["optimizer"].default if "optimizer" in task else None
+    is_same = isinstance(default, OptimizerConfig) and default.name == chosen["name"]
+    keeps = is_same or "weight_decay" in chosen
+    return [] if keeps else ["--model.optimizer.weight_decay=0.0"]
 
 
 def known_keys(parser: Parser) -> list[str]:
