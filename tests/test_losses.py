@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourfold.errors import InputError
 from fourfold.kernels import cross_entropy
@@ -200,7 +201,6 @@ def test_slices_have_equal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("exact_slices")
 def test_peak_memory_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of the size of all logits is allocated."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Sizes(TorchDispatchMode):
         largest = 0
@@ -303,20 +303,57 @@ def test_micro_batches_sum_to_the_batch() -> None:
     torch.testing.assert_close(weight.grad, whole, rtol=1e-10, atol=1e-12)
 
 
-def test_frozen_inputs_get_no_gradient() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("smoothing", ["uniform", "off_target_pad"])
+def test_frozen_inputs_get_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, smoothing: str, compiled: bool
+) -> None:
+    monkeypatch.setattr(cross_entropy, "MAX_SLICE_LOGITS", 3 * V)
+    monkeypatch.setattr(cross_entropy, "TILE_LOGITS_CPU", 12)
+    options: dict[str, Any] = {"label_smoothing": 0.1, "label_smoothing_type": smoothing}
     hidden, weight, bias, targets = problem()
-    expected = torch.autograd.grad(plain(hidden, weight, bias, targets), (hidden, weight, bias))
+    reference = plain(hidden, weight, bias, targets, **options)
+    expected = torch.autograd.grad(reference, (hidden, weight, bias))
     leaves = (hidden, weight, bias)
     for chosen in itertools.product([True, False], repeat=3):
         if not any(chosen):
             continue
         given = [t.detach().requires_grad_(c) for t, c in zip(leaves, chosen, strict=True)]
-        linear_cross_entropy(*given, targets).backward()
+        run: Any = linear_cross_entropy
+        if compiled:
+            torch._dynamo.reset()
+            run = torch.compile(run, fullgraph=True, backend="aot_eager")
+        run(*given, targets, **options).backward()
         for tensor, wanted, learns in zip(given, expected, chosen, strict=True):
             if learns:
                 torch.testing.assert_close(tensor.grad, wanted)
             else:
                 assert tensor.grad is None
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradient_of_a_frozen_output_matrix_is_not_computed(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool, compiled: bool
+) -> None:
+    """LoRA and frozen tokens train the layers below the output matrix only."""
+    shapes = []
+
+    class Recorded(cross_entropy._Gradients):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            shapes.append(None if self.weight is None else tuple(self.weight.shape))
+
+    monkeypatch.setattr(cross_entropy, "_Gradients", Recorded)
+    hidden, weight, bias, targets = problem(torch.float32)
+    torch._dynamo.reset()
+    run: Any = linear_cross_entropy
+    if compiled:
+        run = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for learns in (True, False):
+        with torch.autocast("cpu", enabled=autocast):
+            run(hidden, weight.detach().requires_grad_(learns), bias, targets).backward()
+    assert shapes == [(V, D), None]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -52,6 +52,7 @@ class Pass:
         terms: Target distribution and factor of the z-loss.
         needs_grad: Compute the gradients. Each tile of a slice then has memory of its own.
             Otherwise all tiles share the memory of one tile.
+        needs_weight: Compute the gradient of the output matrix, too.
         needs_losses: Store the loss of each target in `losses`.
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D).
@@ -70,6 +71,7 @@ class Pass:
         self,
         terms: LossTerms,
         needs_grad: bool,
+        needs_weight: bool,
         needs_losses: bool,
         hidden: Tensor,
         weight: Tensor,
@@ -102,7 +104,7 @@ class Pass:
         self._scratch = x.new_empty(n_scratch, dtype=sum_dtype)
         self.total = torch.zeros((), dtype=sum_dtype, device=x.device)
         self.losses = x.new_empty(len(x) if needs_losses else 0, dtype=sum_dtype)
-        self.gradients = _Gradients(self) if needs_grad else None
+        self.gradients = _Gradients(self, needs_weight) if needs_grad else None
         with torch.autocast(x.device.type, enabled=False):
             for rows in slices:
                 part = _Slice(self, rows)
@@ -252,19 +254,20 @@ class _Gradients:
 
     Args:
         run: Computation that the gradients belong to.
+        needs_weight: Compute the gradient of the output matrix.
 
     Attributes:
         hidden: Gradient (N, D) of the hidden states, in fp32 or fp64.
-        weight: Gradient (V, D) of the output matrix, in fp32 or fp64.
+        weight: Gradient (V, D) of the output matrix, in fp32 or fp64; None if it is not needed.
         bias: Gradient (V,) of the bias, in fp32 or fp64; None without a bias.
     """
 
-    def __init__(self, run: Pass) -> None:
+    def __init__(self, run: Pass, needs_weight: bool) -> None:
         self.w = run.w
         self.terms = run.terms
         dtype = run.total.dtype
         self.hidden = torch.zeros_like(run.x, dtype=dtype)
-        self.weight = torch.zeros_like(run.w, dtype=dtype)
+        self.weight = torch.zeros_like(run.w, dtype=dtype) if needs_weight else None
         self.bias = None if run.bias is None else torch.zeros_like(run.bias, dtype=dtype)
 
     def add(self, part: _Slice) -> None:
@@ -278,16 +281,17 @@ class _Gradients:
         x = part.x.to(self.hidden.dtype)
         hidden = self.hidden[part.rows]
         for columns, tile, factor in zip(part.columns, part.tiles, part.factors, strict=True):
-            scaled = (x * factor[:, None]).to(tile.dtype)
             hidden += torch.mm(tile, self.w[columns]) * factor[:, None]
-            self.weight[columns] += torch.mm(tile.T, scaled)
+            if self.weight is not None:
+                self.weight[columns] += torch.mm(tile.T, (x * factor[:, None]).to(tile.dtype))
             if self.bias is not None:
                 self.bias[columns] += torch.mm(tile.T, factor[:, None].to(tile.dtype)).squeeze(1)
         self._add_for_tokens(hidden, x, -remaining, part.targets.clamp(min=0))
         if elsewhere:
             uniform = -elsewhere * part.row_weights
             hidden += torch.outer(uniform, self.w.sum(0, dtype=x.dtype))
-            self.weight += uniform @ x
+            if self.weight is not None:
+                self.weight += uniform @ x
             if self.bias is not None:
                 self.bias += uniform.sum()
             if pad_id is not None:
@@ -295,7 +299,7 @@ class _Gradients:
 
     def remove_padding(self, vocab_size: int) -> None:
         """Remove the gradients of the padding of the vocabulary."""
-        self.weight = self.weight[:vocab_size]
+        self.weight = None if self.weight is None else self.weight[:vocab_size]
         self.bias = None if self.bias is None else self.bias[:vocab_size]
 
     def _add_for_tokens(self, hidden: Tensor, x: Tensor, grad: Tensor, tokens: Tensor) -> None:
@@ -310,7 +314,8 @@ class _Gradients:
             tokens: Vocabulary index (n,) of each logit.
         """
         hidden += grad[:, None] * self.w[tokens]
-        self.weight.index_add_(0, tokens, grad[:, None] * x)
+        if self.weight is not None:
+            self.weight.index_add_(0, tokens, grad[:, None] * x)
         if self.bias is not None:
             self.bias.index_add_(0, tokens, grad)
 

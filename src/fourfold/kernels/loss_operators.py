@@ -73,9 +73,10 @@ def summed_cross_entropy(
         return torch.stack(parts).sum()
     learns = [x is not None and x.requires_grad for x in (hidden, weight, bias)]
     needs_grad = torch.is_grad_enabled() and any(learns)
+    needs_weight = needs_grad and weight.requires_grad  # not if the output matrix is frozen
     needs_losses = torch.is_grad_enabled() and weights is not None and weights.requires_grad
     dtype = autocast_dtype(hidden)
-    settings = *terms, dtype, needs_grad, needs_losses
+    settings = *terms, dtype, needs_grad, needs_weight, needs_losses
     if torch.compiler.is_compiling():
         return _operator(hidden, weight, bias, targets, weights, *settings)[0]
     return _LinearCrossEntropy.apply(hidden, weight, bias, targets, weights, *settings)
@@ -102,8 +103,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # a second backward pass: the first scaled the gradients in place
             gradients = _compute(*inputs, *ctx.settings)[1:]
-        *_, needs_grad, needs_losses = ctx.settings
-        return _scaled(gradients, grad, inputs, needs_grad, needs_losses, Tensor.mul_)
+        return _scaled(gradients, grad, inputs, ctx.settings[-3:], Tensor.mul_)
 
 
 def _compute(
@@ -118,6 +118,7 @@ def _compute(
     z_loss: float,
     dtype: torch.dtype | None,
     needs_grad: bool,
+    needs_weight: bool,
     needs_losses: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the sum of the weighted losses and its gradients, one slice of the logits at a time.
@@ -133,7 +134,8 @@ def _compute(
         pad_id: Padding token, whose probability is 0, or None.
         z_loss: Factor on the square of the logsumexp of the logits, which is added to the loss.
         dtype: Data type of the matrix products under autocast. None without autocast.
-        needs_grad: Compute the gradients of hidden states, output matrix and bias.
+        needs_grad: Compute the gradients of hidden states and bias.
+        needs_weight: Compute the gradient of the output matrix, too.
         needs_losses: Return the loss of each target.
 
     Returns:
@@ -143,13 +145,14 @@ def _compute(
     """
     check_targets(targets, len(weight))
     terms = LossTerms(extra, elsewhere, pad_id, z_loss)
-    run = Pass(terms, needs_grad, needs_losses, hidden, weight, bias, targets, weights, dtype)
+    needs = needs_grad, needs_weight, needs_losses
+    run = Pass(terms, *needs, hidden, weight, bias, targets, weights, dtype)
     empty = run.total.new_empty
     if run.gradients is None:
         return run.total, empty(0), empty(0), empty(0), run.losses
     gradients = run.gradients
-    d_bias = empty(0) if gradients.bias is None else gradients.bias
-    return run.total, gradients.hidden, gradients.weight, d_bias, run.losses
+    d_weight, d_bias = (empty(0) if x is None else x for x in (gradients.weight, gradients.bias))
+    return run.total, gradients.hidden, d_weight, d_bias, run.losses
 
 
 _operator = torch.library.custom_op("fourfold::linear_cross_entropy", _compute, mutates_args=())
@@ -157,14 +160,12 @@ _operator = torch.library.custom_op("fourfold::linear_cross_entropy", _compute, 
 
 @_operator.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
-    targets, _, _, _, _, _, dtype, needs_grad, needs_losses = inputs
+    targets, _, _, _, _, _, dtype, needs_grad, needs_weight, needs_losses = inputs
     x, w, sum_dtype = matmul_operands(hidden, weight, dtype)
     empty = x.new_empty(0, dtype=sum_dtype)
     gradients = [
-        torch.empty_like(given, dtype=sum_dtype)
-        if given is not None and needs_grad
-        else empty.clone()
-        for given in (x, w, bias)
+        torch.empty_like(given, dtype=sum_dtype) if given is not None and needed else empty.clone()
+        for given, needed in ((x, needs_grad), (w, needs_weight), (bias, needs_grad))
     ]
     losses = x.new_empty(targets.shape if needs_losses else 0, dtype=sum_dtype)
     return x.new_empty((), dtype=sum_dtype), *gradients, losses
@@ -172,13 +173,12 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *inputs: Any) -> tupl
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:5], *output[1:])
-    ctx.needs = inputs[-2:]
+    ctx.needs = inputs[-3:]
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     inputs, gradients = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-    needs_grad, needs_losses = ctx.needs
-    return _scaled(gradients, grad, inputs, needs_grad, needs_losses, Tensor.mul)
+    return _scaled(gradients, grad, inputs, ctx.needs, Tensor.mul)
 
 
 _operator.register_autograd(_backward, setup_context=_save)
@@ -188,8 +188,7 @@ def _scaled(
     gradients: Sequence[Tensor],
     grad: Tensor,
     inputs: Sequence[Tensor | None],
-    needs_grad: bool,
-    needs_losses: bool,
+    needs: tuple[bool, bool, bool],
     multiply: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor | None, ...]:
     """Multiply gradients by the incoming gradient, and convert them to the types of the inputs.
@@ -202,25 +201,25 @@ def _scaled(
         grad: Gradient of the final loss with respect to the sum, a scalar.
         inputs: Hidden states, output matrix, bias or None, targets, and `weights` or None, in this
             order.
-        needs_grad: Return the gradients of hidden states, output matrix and bias.
-        needs_losses: Return the gradient of `weights`.
+        needs: The arguments `needs_grad`, `needs_weight` and `needs_losses` of `_compute`.
         multiply: Product of a tensor and a scalar, `Tensor.mul` or `Tensor.mul_`.
 
     Returns:
-        A tuple with one entry for each of the 12 arguments of `_compute`, in their order. The entry
+        A tuple with one entry for each of the 13 arguments of `_compute`, in their order. The entry
         is None for an argument without a gradient.
     """
     hidden, weight, bias, _, weights = inputs
+    needs_grad, needs_weight, needs_losses = needs
     scaled = [
         multiply(total, grad).to(given.dtype) if given is not None and needed else None
         for total, given, needed in zip(
             gradients,
             (hidden, weight, bias, weights),
-            (*[needs_grad] * 3, needs_losses),
+            (needs_grad, needs_weight, needs_grad, needs_losses),
             strict=True,
         )
     ]
-    return *scaled[:3], None, scaled[3], *[None] * 7
+    return *scaled[:3], None, scaled[3], *[None] * 8
 
 
 def _plain(
