@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fourfold.core.attention import (
+    BACKENDS,
     Attention,
     attend,
     attention_backend,
@@ -117,6 +118,104 @@ def test_backends_equal_the_definition(name: str, case: dict[str, Any]) -> None:
     for mine, theirs in zip(gradients(actual), gradients(expected), strict=True):
         assert mine is not None
         assert_same(mine, torch.zeros_like(mine) if theirs is None else theirs)
+
+
+def naive(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    """Compute attention by the rule of `attend`; the last query has the column of the last key."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5 + (0.0 if bias is None else bias)
+    rows, columns = q.shape[2], k.shape[2]
+    ahead = torch.arange(columns) - (torch.arange(rows) + columns - rows)[:, None]
+    allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    allowed = allowed & ((ahead <= 0) | (not causal))
+    allowed = allowed & (ahead.abs() < (rows + columns if window is None else window))
+    weights = scores.masked_fill(~allowed, -1e30).softmax(-1) * allowed
+    return weights @ v
+
+
+SIZES = st.sampled_from([0, 1, 2, 3, 5, 33])  # 33 queries are two slices of the kernel for windows
+
+
+@st.composite
+def edge_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw arguments of `attend` with empty sizes, more queries than keys, and single heads."""
+    n_rows, q_len, k_len = draw(st.integers(0, 2)), draw(SIZES), draw(SIZES)
+    n_kv_heads, groups = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    shapes = [(n_kv_heads * groups, q_len, 4), (n_kv_heads, k_len, 4), (n_kv_heads, k_len, 3)]
+    q, k, v = (torch.randn(n_rows, *shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    full = (n_rows, n_kv_heads * groups, q_len, k_len)
+    masks = [None, full, (n_rows, 1, 1, k_len), (q_len, k_len)]
+    given: dict[str, Any] = dict.fromkeys(("mask", "bias"))
+    if shape := draw(st.sampled_from(masks)):
+        given["mask"] = torch.rand(shape) < 0.6
+    if shape := draw(st.sampled_from(masks)):
+        given["bias"] = torch.randn(shape, dtype=dtype, requires_grad=True)
+    given["causal"] = draw(st.booleans())
+    given["window"] = draw(st.sampled_from([None, None, 1, 2, 4, 40]))
+    return {"qkv": (q, k, v), **given}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=150, deadline=None)
+@given(case=edge_cases(), learns=st.booleans())
+def test_empty_sizes_and_more_queries_than_keys(
+    name: str, case: dict[str, Any], learns: bool
+) -> None:
+    qkv = case.pop("qkv")
+    leaves = [*qkv] if case["bias"] is None else [*qkv, case["bias"]]
+    if not learns:
+        leaves = []
+        qkv = tuple(x.detach() for x in qkv)
+        case["bias"] = None if case["bias"] is None else case["bias"].detach()
+    expected = naive(*qkv, **case)
+    with attention_backend(name), torch.set_grad_enabled(learns):
+        actual = attend(*qkv, **case)
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual, expected)
+    if learns:
+        total = (actual * (1 + actual)).sum(), (expected * (1 + expected)).sum()
+        found, wanted = (torch.autograd.grad(x, leaves, allow_unused=True) for x in total)
+        for mine, theirs, leaf in zip(found, wanted, leaves, strict=True):
+            zeros = torch.zeros_like(leaf)
+            torch.testing.assert_close(zeros if mine is None else mine, zeros + theirs)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 5)),
+    causal=st.booleans(),
+    window=st.sampled_from([None, 1, 2, 4]),
+    n_kv_heads=st.sampled_from([1, 2]),
+    padded=st.booleans(),
+)
+def test_lowered_masks_of_empty_sizes_and_more_queries_than_keys(
+    name: str,
+    sizes: tuple[int, int, int],
+    causal: bool,
+    window: int | None,
+    n_kv_heads: int,
+    padded: bool,
+) -> None:
+    """A padding mask of real tokens only changes nothing; flex gets a BlockMask."""
+    n_rows, q_len, k_len = sizes
+    keys = torch.ones(n_rows, k_len, dtype=torch.bool) if padded and k_len else None
+    q = torch.randn(n_rows, 2, q_len, 4, dtype=torch.float64)
+    k, v = torch.randn(2, n_rows, n_kv_heads, k_len, 4, dtype=torch.float64)
+    with backend(name):
+        lowered = lower_mask(Mask(causal=causal, window=window, keys=keys), q_len, k_len, q)
+        actual = attend(q, k, v, **lowered._asdict())
+    assert_same(actual, naive(q, k, v, None, None, causal, window))
 
 
 @st.composite

@@ -233,9 +233,9 @@ def _attend_fused(
     if folds and (q_len := q.shape[2]) <= MAX_FOLDED_QUERIES:
         if mask is not None and mask.shape[-2] > 1:
             mask = torch.cat([mask] * groups, dim=-2)
-        q = q.reshape(q.shape[0], k.shape[1], groups * q_len, -1)  # (B, K, H/K Tq, Dh)
+        q = q.reshape(len(q), k.shape[1], groups * q_len, k.shape[3])  # (B, K, H/K Tq, Dh)
         y = _attend_fused(q, k, v, mask, None, False, scale, dropout_p)
-        return y.reshape(y.shape[0], n_heads, q_len, -1)
+        return y.reshape(len(y), n_heads, q_len, v.shape[3])
     if _backend.get() == "auto" and not exporting and products_are_faster(q, k.shape[2], dropout_p):
         k, v = (repeat_heads(x, n_heads) for x in (k, v))
         return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)

@@ -120,7 +120,7 @@ class Mask:
         causal = self.causal and (exporting or q_len > 1)
         # Local variables, because FlexAttention compiles `allowed` with the tensors that it uses.
         keys, documents, window, n_global = self.keys, self.documents, self.window, self.n_global
-        if window is not None and not exporting and k_len <= window:
+        if window is not None and not exporting and max(q_len, k_len) <= window:
             window = None
         plain = keys is None and documents is None and window is None
         if plain and (not causal or q_len == k_len):
@@ -129,7 +129,7 @@ class Mask:
         positions = None if keys is None else keys.long().cumsum(dim=1)
         q_documents = self.query_documents
         if documents is not None and q_documents is None:
-            q_documents = documents[:, -q_len:]
+            q_documents = documents[:, k_len - q_len :]
 
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             """Return True where query q may attend to key k, for indices of any common shape."""
@@ -146,11 +146,11 @@ class Mask:
 
         by_row = keys if keys is not None else documents
         n_batch = None if by_row is None else by_row.shape[0]
-        if flex:
+        if flex and q_len and k_len and n_batch != 0:
             block_mask = create_block_mask(allowed, n_batch, None, q_len, k_len, str(device))
             return LoweredMask(block_mask)
         # All four dimensions, so that the predicate computes the whole mask by broadcasting.
-        b = torch.arange(n_batch or 1, device=device)[:, None, None, None]
+        b = torch.arange(1 if n_batch is None else n_batch, device=device)[:, None, None, None]
         q = torch.arange(q_len, device=device)[None, None, :, None]
         k = torch.arange(k_len, device=device)[None, None, None, :]
         return LoweredMask(allowed(b, torch.zeros_like(b), q, k))
@@ -167,11 +167,12 @@ def _is_near(
         positions: Positions (B, Tk) of the columns, whose differences are the distances. None means
             that the columns are the positions.
         b: Row of the batch.
-        q: Column of the query.
+        q: Column of the query, negative before the first key.
         k: Column of the key.
     """
-    distance = q - k if positions is None else positions[b, q] - positions[b, k]
-    return (distance.abs() < window) | (q < n_global) | (k < n_global)
+    before, q = q.clamp(max=0), q.clamp(min=0)  # `before` is negative before the first key
+    distance = before + (q - k if positions is None else positions[b, q] - positions[b, k])
+    return (distance.abs() < window) | ((before == 0) & (q < n_global)) | (k < n_global)
 
 
 def count_positions(

@@ -103,12 +103,13 @@ class Inputs(NamedTuple):
         if self.window is not None:
             step, before = WINDOW_SLICE, self.window - 1
         elif not self.causal:
-            step = max(CAUSAL_SLICE, MAX_SLICE_SCORES // (len(self.q) * k_len))
+            step = max(CAUSAL_SLICE, MAX_SLICE_SCORES // max(1, len(self.q) * k_len))
         after = 0 if self.causal else before
         slices = []
         for start in range(0, q_len, step):
             end = min(start + step, q_len)
-            keys = slice(max(0, start + offset - before), min(k_len, end + offset + after))
+            stop = max(0, min(k_len, end + offset + after))  # 0 for queries before the first key
+            keys = slice(max(0, start + offset - before), stop)
             slices.append(QuerySlice(slice(start, end), keys))
         return slices
 
@@ -152,7 +153,7 @@ class Inputs(NamedTuple):
             return scores.softmax(-1)
         by_head += _additive_mask(allowed, scores.dtype)
         weights = scores.softmax(-1)
-        if self.mask is None:
+        if self.mask is None and self.q.shape[1] <= self.k.shape[1]:  # each query has a key
             return weights
         empty = ~allowed.any(-1, keepdim=True)
         if bool(empty.any()):
@@ -327,7 +328,7 @@ def _gradients(
     """
     q, k, v, _, bias = inputs[:5]
     slices = inputs.slices()
-    several = len(slices) > 1
+    several = [part.keys for part in slices] != [slice(0, k.shape[1])]
     sum_dtype = torch.promote_types(q.dtype, torch.float32)
     dq = torch.empty_like(q)
     if several:
@@ -501,9 +502,9 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
     heads, n, e = weights.shape
     width = values.shape[2]
     strides = values.stride()
-    step, remainder = divmod(strides[0], width)  # in rows, from one head to the next
+    step, remainder = divmod(strides[0], max(1, width))  # in rows, from one head to the next
     is_table = not remainder and strides[1:] == (width, 1)
-    if not (n == 1 and is_table and supports_weighted_sums(values)):
+    if not (n == 1 and is_table and values.numel() and supports_weighted_sums(values)):
         return torch.bmm(weights, values)
     table = values.as_strided(((heads - 1) * step + e, width), (width, 1))
     return weighted_sums(table, consecutive_terms(heads, e, step), weights.flatten()).unsqueeze(1)
