@@ -110,6 +110,19 @@ def test_a_page_has_a_formula_a_figure_a_table_and_exercises(page: str) -> None:
     assert exercises == ["Exercise", "Answer"] * (len(exercises) // 2)
 
 
+@pytest.mark.parametrize("page", LESSONS)
+def test_what_a_cell_prints_or_draws_is_asserted(page: str) -> None:
+    """A measurement without an assertion, in its cell or the next one, supports no statement."""
+    cells = CELL.findall(read(page))
+    asserted = [bool(re.search(r"\bassert\b|\bassert_\w+\(", cell)) for cell in cells] + [False]
+    unsupported = [
+        cell.strip().splitlines()[0]
+        for i, cell in enumerate(cells)
+        if re.search(r"\bprint\(|plt\.subplots", cell) and not any(asserted[i : i + 2])
+    ]
+    assert unsupported == []
+
+
 # Formulas of the library that a page has to notice if they are wrong.
 
 
