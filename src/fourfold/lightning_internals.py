@@ -68,26 +68,25 @@ def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
     return trainer._checkpoint_connector.dump_checkpoint(weights_only)
 
 
-def set_signal_handlers(trainer: Trainer, install: Callable[[], None]) -> None:
+def set_signal_handlers(trainer: Trainer, handlers: dict[int, Callable[..., None]]) -> None:
     """Let `fit` install other signal handlers than Lightning's, which it restores at its end.
 
     Lightning's handler for SIGTERM communicates with the other processes, and ends the training
     with exit code 0. It would be active from the set-up until the first hook of the training.
 
     Args:
-        trainer: The Trainer, in the hook `setup`.
-        install: Function that installs the handlers.
+        trainer: The Trainer, in the hook `setup` of `fit`.
+        handlers: Handler of each signal; they are installed in the main thread only.
     """
-    connector = trainer._signal_connector
+    connector: Any = trainer._signal_connector
 
     def register() -> None:
-        if trainer.state.fn != "fit":
-            type(connector).register_signal_handlers(connector)
-            return
+        del connector.register_signal_handlers  # a later `validate` has Lightning's handlers
         connector._original_handlers = connector._get_current_signal_handlers()
-        install()
+        for number, handler in handlers.items():
+            connector._register_signal(number, handler)
 
-    connector.register_signal_handlers = register  # type: ignore[method-assign]
+    connector.register_signal_handlers = register
 
 
 # Logging.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch.multiprocessing import ProcessExitedException
 
 from fourfold.commands.train import checks, lightning_cli
 
@@ -735,3 +736,21 @@ def test_model_that_cannot_be_exported_is_named_before_training(
     assert run("export", "r", "exported").code == 0
     printed = run("fit", "--config", configs["vit"], "--run_dir=s", *one_step, "mean").out
     assert printed.startswith(f"{line}: vit does not support pool=mean")
+
+
+@pytest.mark.parametrize("code", [75, 130, 1])
+def test_exit_code_of_a_stopped_rank_is_that_of_the_command(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped:
+        def __init__(self, *arguments: object) -> None: ...
+
+        def run(self) -> None:
+            raise ProcessExitedException("", 0, 1, exit_code=code)
+
+    monkeypatch.setattr(lightning_cli, "FourfoldCLI", Stopped)
+    if code == 1:
+        with pytest.raises(ProcessExitedException):
+            lightning_cli.run("fit", [])
+    else:
+        assert lightning_cli.run("fit", []) == code

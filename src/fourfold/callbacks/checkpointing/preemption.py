@@ -7,7 +7,6 @@ handlers of this module only store the signal. The callbacks act on the signal b
 """
 
 import signal
-import threading
 from types import FrameType
 from typing import Any, Literal
 
@@ -74,12 +73,8 @@ class StopOnSignal(Callback):
         Lightning restores the original handlers after training.
         """
         self.signal = 0
-        set_signal_handlers(trainer, self._install)
-
-    def _install(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # required by signal.signal
-            for number in SIGNALS:
-                signal.signal(number, self._handle)
+        if stage == "fit":
+            set_signal_handlers(trainer, dict.fromkeys(SIGNALS, self._handle))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:

@@ -19,10 +19,11 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.multiprocessing import ProcessExitedException
 
 from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
-from fourfold.callbacks.checkpointing.preemption import EXIT_CODE
+from fourfold.callbacks.checkpointing.preemption import EXIT_CODE, INTERRUPTED
 from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.changed_options import describe_changes
@@ -374,7 +375,7 @@ def limit_warnings() -> None:
 
 
 def run(command: str, options: list[str]) -> int:
-    """Run `fit`, `validate`, `test` or `predict`, and return the exit code 0.
+    """Run `fit`, `validate`, `test` or `predict`, and return the exit code.
 
     Args:
         command: fit, validate, test or predict.
@@ -389,6 +390,10 @@ def run(command: str, options: list[str]) -> int:
     except torch.OutOfMemoryError as error:
         error.add_note(OUT_OF_MEMORY)
         raise
+    except ProcessExitedException as stop:  # a rank that the strategy ddp_fork or ddp_spawn started
+        if stop.exit_code not in (EXIT_CODE, INTERRUPTED):
+            raise
+        return int(stop.exit_code)
     except InputError as error:
         raise locate(error, options) from error
     return 0

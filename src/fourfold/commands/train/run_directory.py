@@ -29,8 +29,8 @@ class RunDirectory:
         path: The directory.
 
     Raises:
-        InputError: The directory or its checkpoints/ holds a FIFO, a device or a socket. To open
-            it might block, or write to another place.
+        InputError: The directory or its checkpoints/ holds a FIFO, a device or a socket, or the
+            lock file is a link. To open it might block, or write to another place.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -42,8 +42,10 @@ class RunDirectory:
         self._is_new = not self.path.exists()
         self._new_parents = [folder for folder in self.path.parents if not folder.exists()]
         for file in (*self.path.glob("*"), *self.checkpoints.glob("*")):
-            if file.exists() and not (file.is_file() or file.is_dir()):
-                raise InputError("must be a file or a directory, not a FIFO or device", file=file)
+            is_special = file.exists() and not (file.is_file() or file.is_dir())
+            if is_special or (file == self._lock_file and file.is_symlink()):
+                message = "must be a file or a directory, not a FIFO, a device or a link"
+                raise InputError(message, file=file)
 
     @classmethod
     def from_config(cls, config: Any) -> "RunDirectory":
@@ -216,12 +218,7 @@ class RunDirectory:
 
     def _open_lock(self, flags: int = 0) -> IO[str]:
         """Open the lock file for reading and writing; never another file that it links to."""
-        try:
-            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise InputError("must be a file, not a link", file=self._lock_file) from error
-            raise
+        descriptor = os.open(self._lock_file, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
         return os.fdopen(descriptor, "r+")
 
     def is_locked(self) -> bool:
@@ -237,14 +234,13 @@ class RunDirectory:
 
         A directory in which another process trains is kept.
         """
-        if not self._is_new or not self.path.exists():
-            return
-        with suppress(InputError, OSError), self.lock():
-            if not self.checkpoints.exists():
-                shutil.rmtree(self.path)
-        for folder in self._new_parents:
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+        if self._is_new and self.path.exists():
+            with suppress(InputError, OSError), self.lock():
+                if not self.checkpoints.exists():
+                    shutil.rmtree(self.path)
+            for folder in self._new_parents:
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
 
     def find_checkpoint(self, which: str | None) -> Path:
         """Return a checkpoint for evaluation.

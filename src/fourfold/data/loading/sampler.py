@@ -160,10 +160,10 @@ class EpochSampler(Sampler[list[SampleKey]]):
         """True if in some epoch the rows may not suffice for a last step of its own."""
         order, size = self.order, self.world_size
         n_full = (order.n_batches - 1) // size  # number of steps before the last
-        if not order.shuffle or order.min_rows_of_last(order.n_batches - n_full * size) >= size:
-            return False
+        suffices = order.min_rows_of_last(order.n_batches - n_full * size) >= size
         # Steps as short as possible have at most `size` - 1 rows and one batch each.
-        return order.n_rows <= (n_full + 1) * (size - 1) + order.max_rows_of(n_full)
+        most_rows = (n_full + 1) * (size - 1) + order.max_rows_of(n_full)
+        return order.shuffle and not suffices and order.n_rows <= most_rows
 
     def _step_starts(self, batches: Sequence[np.ndarray], first: int) -> tuple[range, list[int]]:
         """Return the index of the first batch of each step: of most steps, and of the last steps.
@@ -180,19 +180,20 @@ class EpochSampler(Sampler[list[SampleKey]]):
         if not self.order.shuffle:
             return starts, []
         last: list[int] = []
-        for index in range(len(starts) - 1, -1, -1):
-            start, end = starts[index], last[0] if last else len(batches)
+        while len(starts) > 1:
+            start, end = starts[-1], last[0] if last else len(batches)
             while start > first and sum(map(len, batches[start:end])) < self.world_size:
                 start -= 1
-            if start == starts[index] > first:
-                return starts[: index + 1], last
+            if start == starts[-1]:
+                return starts, last
+            starts = starts[:-1]
             if start == first:
-                break
+                return starts[:1], last
             last.insert(0, start)
         # Too few batches remain in an epoch that was begun with another number of ranks.
         if last and sum(map(len, batches[first : last[0]])) < self.world_size:
             del last[0]
-        return starts[:1], last
+        return starts, last
 
 
 def _divide_among_ranks(
