@@ -80,13 +80,14 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_types(self, prefix="optimizer.")
-        if self.weight_decay is None:
-            object.__setattr__(self, "weight_decay", 0.01 if self.name in DECOUPLED else 0.0)
+        default = 0.01 if self.name in DECOUPLED else 0.0
+        decay = default if self.weight_decay is None else self.weight_decay
+        object.__setattr__(self, "weight_decay", decay)
         check_range("optimizer.lr", self.lr, above=0.0)
         check_range("optimizer.eps", self.eps, above=0.0)
         for i, beta in enumerate(self.betas):
             check_range(f"optimizer.betas[{i}]", beta, minimum=0.0, below=1.0)
-        check_range("optimizer.weight_decay", self.weight_decay, minimum=0.0)
+        check_range("optimizer.weight_decay", decay, minimum=0.0)
         check_range("optimizer.momentum", self.momentum, minimum=0.0, below=1.0)
         check_range("optimizer.rho", self.rho, minimum=0.0, below=1.0)
         check_range("optimizer.muon_lr_scale", self.muon_lr_scale, above=0.0)

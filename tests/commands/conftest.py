@@ -35,8 +35,8 @@ def write_text(folder: Path) -> None:
     # Sentences of three number words, and their translation: the same, backwards.
     rows = [[WORDS[i * k % 10] for k in (1, 3, 7)] for i in range(1, 41)]
     for name, part in (("train", rows), ("val", rows[:8]), ("test", rows[8:20])):
-        (folder / f"{name}.a").write_text("".join(" ".join(row) + "\n" for row in part))
-        (folder / f"{name}.b").write_text("".join(" ".join(row[::-1]) + "\n" for row in part))
+        (folder / f"{name}.en").write_text("".join(" ".join(row) + "\n" for row in part))
+        (folder / f"{name}.de").write_text("".join(" ".join(row[::-1]) + "\n" for row in part))
         # Pairs that are the same or not, and words that are numbers below six or not.
         pairs = [(row, row if i % 2 else row[::-1], i % 2) for i, row in enumerate(part)]
         table = [f"{' '.join(a)}\t{' '.join(b)}\t{('other', 'same')[k]}\n" for a, b, k in pairs]
@@ -46,7 +46,7 @@ def write_text(folder: Path) -> None:
 
 
 def _text_parts(folder: Path) -> dict[str, object]:
-    return {"source": "files"} | {n: str(folder / f"{n}.a") for n in ("train", "val", "test")}
+    return {"source": "files"} | {n: str(folder / f"{n}.en") for n in ("train", "val", "test")}
 
 
 def recipes(text: Path) -> dict[str, dict[str, object]]:

@@ -248,7 +248,7 @@ def test_any_text_is_measured_with_a_stride(
         "--model.init_from",
         here / "gpt2",
         "--data.test",
-        text / "test.a",
+        text / "test.en",
         "--data.block_size",
         16,
     ]
@@ -259,7 +259,7 @@ def test_any_text_is_measured_with_a_stride(
         found[past] = json.loads((here / "r/metrics.json").read_text())
     model = fourfold.load(here / "gpt2")
     tokenizer = Tokenizer.from_str((here / "gpt2/tokenizer.json").read_text())
-    raw = (text / "test.a").read_text()
+    raw = (text / "test.en").read_text()
     # So that each token has one before it, the text begins and ends with the end of a text.
     ids = torch.tensor([[tokenizer.eos_id, *tokenizer.encode(raw), tokenizer.eos_id]])
     for past, metrics in found.items():
@@ -285,7 +285,7 @@ def test_any_text_is_measured_with_a_stride(
         "--run_dir",
         here / "s",
         "--data.test",
-        text / "test.a",
+        text / "test.en",
         "--model.init_from",
         here / "gpt2",
         "--data.block_size",

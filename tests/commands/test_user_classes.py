@@ -86,7 +86,7 @@ def modules(here: Path) -> Iterator[Path]:
 
 
 def write_config(folder: Path, text: Path, **data: Any) -> Path:
-    splits = {name: str(text / f"{name}.a") for name in ("train", "val", "test")}
+    splits = {name: str(text / f"{name}.en") for name in ("train", "val", "test")}
     own = {"source": "files", "block_size": 16, "batch_size": 4, "tokenizer": {"vocab_size": 60}}
     config = {
         "model": {

@@ -90,7 +90,7 @@ def test_invalid_config_is_rejected_with_its_line(
 
 def test_error_of_a_command_line_option_names_no_file(world: World, refused: Refused) -> None:
     call = ("fit", "--config", world.configs["mt"], "--run_dir=r", "--model.config.d_model=5")
-    assert refused(*call).startswith("fourfold: error: d_model must be divisible by n_heads (")
+    assert refused(*call).startswith("fourfold: error: model.config.d_model must be divisible")
 
 
 def test_key_that_is_not_a_string(world: World, refused: Refused) -> None:

@@ -11,6 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from fourfold.errors import InputError
 
+# Names that other packages give to gated feed-forward layers, with the activations of the gates.
+GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+
 MAX_SIZE = 2**31 - 1  # of one dimension; torch counts the elements of a tensor in 64 bits
 MAX_BEAMS = 1024  # width of a beam search, whose memory grows with it
 MAX_DEPTH = 64  # levels of nested mappings and lists in a config or a checkpoint
@@ -179,10 +182,22 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """
     if value not in choices:
         names = [str(choice) for choice in choices]
-        close = get_close_matches(quote(value), names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = suggestion(quote(value), names)
         shown = quote(value) if isinstance(value, int | list | tuple | dict) else repr(value)
         raise InputError(f"must be one of {', '.join(names)}, got {shown}{hint}", option=name)
+
+
+def suggestion(value: str, choices: Sequence[str]) -> str:
+    """Return the end of an error message, which suggests the closest choice, or "".
+
+    Example:
+        >>> suggestion("relus", ["relu", "silu"]), suggestion("swiglu", ["relu", "silu"])
+        ('; did you mean relu?', '; swiglu is feed_forward: glu with activation: silu')
+    """
+    if (activation := GATED.get(value.lower())) in choices:
+        return f"; {value} is feed_forward: glu with activation: {activation}"
+    close = get_close_matches(value, choices, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def check_positive(name: str, value: int | None, maximum: int = MAX_SIZE) -> None:

@@ -89,7 +89,7 @@ def test_translations_are_those_of_the_test(ask: Ask, run: Run, trained: Train, 
     folder = trained("mt")
     assert run("predict", "--config", folder / "config.yaml", "--ckpt_path=last").code == 0
     expected = (folder / "predictions.txt").read_text()
-    assert ask("translate", "mt", (text / "test.a").read_text()).out == expected
+    assert ask("translate", "mt", (text / "test.en").read_text()).out == expected
 
 
 def test_a_continuation_follows_its_prompt(ask: Ask) -> None:

@@ -60,8 +60,9 @@ def test_error_of_a_key_gets_file_and_line(tmp_path: Path) -> None:
     assert locate(on_command_line, arguments) is on_command_line
     file.write_text("data:\n  init_args:\n    batch_size: 0\n    val: {seed: 1}\n    seed: x\n")
     of_constructor = InputError("must be at least 1, got 0", option="batch_size")
-    assert str(locate(of_constructor, arguments)) == f"{file}:3: {of_constructor}"
-    assert locate(of_constructor, [*arguments, "--data.batch_size=0"]) is of_constructor
+    assert str(locate(of_constructor, arguments)) == f"{file}:3: data.{of_constructor}"
+    given = [*arguments, "--data.batch_size=0"]
+    assert str(locate(of_constructor, given)) == f"data.{of_constructor}"
     ambiguous = InputError("must be of type int, got x", option="seed")
     assert locate(ambiguous, arguments) is ambiguous
     of_data = InputError("the row has 3 columns", file="a.tsv", line=7)

@@ -160,7 +160,7 @@ def test_predictions(family: str, file: str, run: Run, trained: Train, text: Pat
     assert result.code == 0, result.err
     assert f"wrote {folder / file}" in result.out
     if family == "mt":
-        sources = (text / "test.a").read_text().splitlines()
+        sources = (text / "test.en").read_text().splitlines()
         assert len((folder / file).read_text().splitlines()) == len(sources)
     elif family == "classes":
         lines = (text / "test.tsv").read_text().splitlines()
@@ -251,7 +251,7 @@ def test_signal_stops_a_training_without_checkpoints(
 def test_invalid_data_leave_no_files(run: Run, configs: dict[str, Path], here: Path) -> None:
     result = run("fit", "--config", configs["mt"], "--data.train=nofile.{lang}")
     assert result.code == 2
-    assert "nofile.a" in result.err
+    assert "nofile.en" in result.err
     assert not list(here.iterdir())
 
 

@@ -1,11 +1,20 @@
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 import yaml
+
+from fourfold.commands.recipe import make_parser, parse
+from fourfold.commands.train.config_files import locate
+from fourfold.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[3]
 
 Run = Callable[..., Any]
 
@@ -36,6 +45,8 @@ INVALID_OPTIONS = {
     "--trainer.plugins=best": "trainer.plugins must be a class, got best",
     "--trainer.max_epochs=three": "trainer.max_epochs must be one of int, null, got three",
     "--model.config.d_model=30.5": "model.config.d_model must be of type int, got 30.5",
+    "--model.config.activation=swiglu": "got swiglu; swiglu is feed_forward: glu with"
+    " activation: silu",
     "--resume=yes": "resume must be one of auto, must, never, got yes",
     "--trainer.precision=bf16-mixd": "did you mean bf16-mixed?",
     "--trainer.deterministic=foo": "must be one of bool, warn, null, got foo",
@@ -98,6 +109,44 @@ def test_invalid_config_is_reported_with_file_and_line(
     result = run("fit", "--config", configs["vit"], "--config", "bad.yaml")
     assert result.code == 2
     assert INVALID_CONFIGS[content] in result.err
+
+
+def numeric_options(above: str, kind: type[Any]) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and a bad value of each number that a class takes, at all levels."""
+    for name, hint in get_type_hints(kind).items():
+        types = {*get_args(hint), hint}
+        if is_dataclass(hint):
+            yield from numeric_options(f"{above}.{name}", hint)
+        elif name in signature(kind).parameters and types & {int, float} and str not in types:
+            yield f"{above}.{name}", "-1e-4" if float in types else "-7"
+
+
+def test_error_of_a_number_has_the_whole_name_of_its_option() -> None:
+    """Each numeric option of each task; the value is an argument of its own, as in `--lr -1e-4`."""
+    parser, seen = make_parser("test"), set[str]()
+    # Two may be negative; without a window, the error of the third one names the window.
+    exempt = ("attn_scale", "length_penalty", "rope_local_theta")
+    for file in sorted((ROOT / "configs").rglob("tiny*.yaml")):
+        task = resolve_name(yaml.safe_load(file.read_text())["model"]["class_path"])
+        for name, value in numeric_options("model", task):
+            if name in seen or name.endswith(exempt):
+                continue
+            seen.add(name)
+            arguments = ["--config", str(file), f"--{name}", value]
+            with pytest.raises(InputError) as caught:
+                parser.instantiate(parse(parser, arguments))
+            assert name in str(locate(caught.value, arguments)), (name, str(caught.value))
+    assert len(seen) > 100
+    assert {"model.optimizer.lr", "model.config.encoder.n_layers", "model.z_loss"} < seen
+
+
+def test_error_of_a_config_file_has_the_whole_name_of_its_option(
+    run: Run, configs: dict[str, Path], here: Path
+) -> None:
+    text = "model:\n  init_args:\n    optimizer:\n      lr: -1.0\n"
+    (here / "bad.yaml").write_text(text)
+    error = run("fit", "--config", configs["vit"], "--config", "bad.yaml").err
+    assert error == "fourfold: error: bad.yaml:4: model.optimizer.lr must be above 0, got -1.0\n"
 
 
 @pytest.mark.parametrize("option", ["--trainer.max_steps=3", "--checkpoint.monitor=val/loss"])

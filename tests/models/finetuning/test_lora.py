@@ -9,7 +9,7 @@ from torch import nn
 from fourfold.errors import InputError
 from fourfold.models import CausalLM
 from fourfold.models.finetuning.config import TuningConfig
-from fourfold.models.finetuning.lora import LoRALinear, add_lora, lora_parameters, merge_lora
+from fourfold.models.finetuning.lora import LoRALinear, add_lora, is_lora, merge_lora
 from fourfold.tasks.training.finetuning import apply_finetuning
 from tests.fixtures.tiny_models import build, tokens
 
@@ -44,8 +44,9 @@ def test_only_target_layers_are_replaced() -> None:
 def test_output_follows_the_formula_and_merging_keeps_it() -> None:
     model = adapted()
     with torch.no_grad():
-        for parameter in lora_parameters(model):
-            parameter.normal_()
+        for name, parameter in model.named_parameters():
+            if is_lora(model, name):
+                parameter.normal_()
     layer = model.stack.blocks[0].attn.q
     assert isinstance(layer, LoRALinear)
     x = torch.randn(3, 12, dtype=torch.float64)
@@ -63,8 +64,9 @@ def test_dropout_affects_the_update_only() -> None:
     ids = tokens(2, 9)
     assert torch.equal(model(ids), model(ids))  # B is 0, so the update is 0
     with torch.no_grad():
-        for parameter in lora_parameters(model):
-            parameter.normal_()
+        for name, parameter in model.named_parameters():
+            if is_lora(model, name):
+                parameter.normal_()
     assert not torch.equal(model(ids), model(ids))
 
 
@@ -93,6 +95,7 @@ def test_parameters_of_a_user_called_a_and_b_are_frozen_like_all_others() -> Non
     assert len(updates) == 4
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     assert trained == {id(p) for p in chain(*((m.a, m.b) for m in updates))}
+    assert trained == {id(p) for name, p in model.named_parameters() if is_lora(model, name)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     for _ in range(2):  # the first step changes B only

@@ -312,10 +312,10 @@ def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int,
 
 
 def locate(error: InputError, arguments: list[str]) -> InputError:
-    """Add the config file and the line of an invalid option to an error.
+    """Add the whole name of an invalid option to an error, and its config file and line, if any.
 
-    The error is returned unchanged if its option is given on the command line or is in no config
-    file.
+    An option of the command line has no file. The error is returned unchanged if its option is
+    neither there nor in a config file, or if several options have that last name.
 
     Args:
         error: Error with the name of the option: the whole dotted key, or its last name if a
@@ -326,12 +326,15 @@ def locate(error: InputError, arguments: list[str]) -> InputError:
         return error
     key = error.option.removeprefix("--")
     given = [name.replace("init_args.", "") for name, _ in options(arguments)]
-    if any(f"{key}.".startswith(f"{name}.") or name.endswith(f".{key}") for name in given):
-        return error
+    whole = {name for name in given if name.endswith(f".{key}")}
+    if whole or any(f"{key}.".startswith(f"{name}.") for name in given):
+        return InputError(error.message, option=whole.pop()) if len(whole) == 1 else error
     for file in reversed(config_files(arguments)):
-        keys = list(entries(read_tree(file)))
-        lines = {line for name, line, _ in keys if name == key}
-        lines = lines or {line for name, line, _ in keys if name.endswith(f".{key}")}
-        if len(lines) == 1:
-            return error.in_file(file, lines.pop())
+        keys = [(name, line) for name, line, _ in entries(read_tree(file))]
+        found = {entry for entry in keys if entry[0] == key}
+        found = found or {entry for entry in keys if entry[0].endswith(f".{key}")}
+        if len(found) == 1:
+            name, line = found.pop()
+            option = error.option if name == key else name
+            return InputError(error.message, option=option, file=file, line=line)
     return error

@@ -30,6 +30,7 @@ from fourfold.commands.train.config_files import (
     unknown_key,
 )
 from fourfold.core.precision import AUTO
+from fourfold.core.validation import suggestion
 from fourfold.errors import InputError
 from fourfold.optim import DECOUPLED, OptimizerConfig
 from fourfold.tasks import Task
@@ -78,6 +79,9 @@ class Parser(LightningArgumentParser):
             # jsonargparse writes the value None of a nested argument as "None" instead of null.
             args = [re.sub("=None$", "=null", argument) for argument in args]
             args = [re.sub(r"^--allow_class(?==|$)", "--allow_class+", text) for text in args]
+            # argparse takes a negative number such as -1e-4 for an option.
+            text = re.sub(r"(\0--[^\0=]+)\0(?=-[\d.])", r"\1=", "\0".join(["", *args]))
+            args = text.split("\0")[1:]
         return super().parse_args(args, *more, **options)
 
     def validate(self, namespace: Any, *args: Any, **options: Any) -> None:
@@ -253,9 +257,8 @@ def _invalid_value(key: str, details: str, cause: BaseException | None) -> Input
     if not allowed:
         return InputError(f"is invalid: {details[:MAX_MESSAGE]}", option=key)
     names = ", ".join(dict.fromkeys(allowed)).replace("NoneType", "null")
-    close = get_close_matches(value, allowed, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     kind = "one of " if len(allowed) > 1 else "of type "
+    hint = suggestion(value, allowed)
     return InputError(f"must be {kind}{names}, got {value or repr(value)}{hint}", option=key)
 
 

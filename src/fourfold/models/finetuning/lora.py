@@ -82,6 +82,6 @@ def merge_lora(model: nn.Module) -> nn.Module:
     return model
 
 
-def lora_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters A and B of all `LoRALinear` modules of a model."""
-    return [p for m in model.modules() if isinstance(m, LoRALinear) for p in (m.a, m.b)]
+def is_lora(model: nn.Module, name: str) -> bool:
+    """Return True if `name` is the name of the parameter A or B of a `LoRALinear` of a model."""
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), LoRALinear)

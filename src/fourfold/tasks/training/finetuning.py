@@ -6,7 +6,7 @@ from fourfold.errors import InputError
 from fourfold.models.embeddings.token_embedding import TokenEmbedding
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_ids
-from fourfold.models.finetuning.lora import add_lora, lora_parameters
+from fourfold.models.finetuning.lora import add_lora, is_lora
 from fourfold.models.output_heads import VocabularyHead
 
 
@@ -46,10 +46,9 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
         # The head of a classifier is new, and that of a language model is pre-trained.
         vocabulary = [m for m in model.modules() if isinstance(m, VocabularyHead)]
         frozen = {id(p) for module in vocabulary for p in module.parameters()}
-        updates = {id(p) for p in lora_parameters(model)}
         for name, parameter in model.named_parameters():
             is_new = ids[name] == head and id(parameter) not in frozen
-            parameter.requires_grad_(id(parameter) in updates or is_new)
+            parameter.requires_grad_(is_lora(model, name) or is_new)
 
 
 def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
