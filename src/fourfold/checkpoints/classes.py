@@ -119,15 +119,18 @@ def config_class_of(model_class: type[Model]) -> type[Any]:
     """Return the class of the config that a model's constructor takes.
 
     The config class is the attribute `config_class` of the model class. If the class has no such
-    attribute, it is the type annotation of the constructor's argument `config`.
+    attribute, it is the type annotation of the constructor's argument `config`, or of that of the
+    nearest parent with such an annotation.
 
     Raises:
         InputError: The class has neither that attribute nor that annotation.
     """
     declared = getattr(model_class, "config_class", None)
-    if declared is None:
-        parameter = inspect.signature(model_class, eval_str=True).parameters.get("config")
-        declared = getattr(parameter, "annotation", None)
+    for cls in model_class.__mro__:
+        constructor = vars(cls).get("__init__", object.__init__)
+        parameter = inspect.signature(constructor, eval_str=True).parameters.get("config")
+        if declared is None and parameter and parameter.annotation is not parameter.empty:
+            declared = parameter.annotation
     if not isinstance(declared, type):
         message = "must have an attribute config_class, or a type for the argument `config`"
         raise InputError(message, option=class_path(model_class))
