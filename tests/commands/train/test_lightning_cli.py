@@ -754,3 +754,17 @@ def test_exit_code_of_a_stopped_rank_is_that_of_the_command(
             lightning_cli.run("fit", [])
     else:
         assert lightning_cli.run("fit", []) == code
+
+
+@pytest.mark.parametrize("profiler", ["simple", "advanced"])
+def test_profiler_prints_its_report(profiler: str, configs: dict[str, Path], here: Path) -> None:
+    options = (
+        "--config",
+        configs["vit"],
+        "--trainer.max_steps=1",
+        f"--trainer.profiler={profiler}",
+    )
+    # In a process of its own, since pytest captures records of logging.
+    command = [sys.executable, "-m", "fourfold", "fit", *map(str, options)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Profiler Report" in result.stdout + result.stderr

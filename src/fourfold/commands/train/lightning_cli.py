@@ -292,11 +292,6 @@ class FourfoldCLI(LightningCLI):
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
                 check_interval(self.trainer, self.datamodule)
-            if not isinstance(self.datamodule, ResumableDataModule) and self.trainer.is_global_zero:
-                name = type(self.datamodule).__name__
-                message = "is not a ResumableDataModule: a resumed training restarts its last epoch"
-                print(f"{name} {message}", flush=True)
-        if self.command == "fit":
             check_model(self.model, self.trainer, self.datamodule, self.config["check_memory"])
         if self.is_dry_run:
             return
@@ -370,6 +365,7 @@ def limit_warnings() -> None:
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # prints its report
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
     warnings.filterwarnings("ignore", message="|".join(IGNORED_WARNINGS))
 
