@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
     model_parallel,
 )
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -27,9 +29,11 @@ from fourfold.lightning_internals import (
     can_stop_early,
     clear_restart_flags,
     ddp_options,
+    divide_evaluation_exactly,
     dump_checkpoint,
     is_accumulating,
     is_logged,
+    log_completed_steps,
     log_step_metrics,
     remove_wandb_init_argument,
     set_average_device,
@@ -329,3 +333,54 @@ def test_signal_handlers_are_ours_in_fit_and_restored() -> None:
     trainer.validate(Model())
     assert found[-1] not in (ours, before)  # Lightning's
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_loggers_receive_the_number_of_completed_steps() -> None:
+    steps: dict[bool, list[int | None]] = {}
+    for completed in (False, True):
+        seen: list[int | None] = []
+
+        class Steps(DummyLogger):
+            def log_metrics(self, metrics: Any, step: int | None = None) -> None:  # type: ignore[override]
+                seen.append(step)  # noqa: B023 (used in this round)
+
+        options: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False}
+        options |= {"enable_checkpointing": False, "logger": Steps(), "log_every_n_steps": 2}
+        trainer = Trainer(**options, max_epochs=1, accelerator="cpu")
+        if completed:
+            log_completed_steps(trainer)
+        trainer.fit(Model())
+        steps[completed] = seen
+    assert steps == {False: [1, 3], True: [2, 4]}
+
+
+@pytest.mark.parametrize(("n_rows", "expected"), [(5, [[0, 2, 4], [1, 3]]), (1, [[0], [0]])])
+def test_rows_of_an_evaluation_are_divided_without_repetition(
+    n_rows: int, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False)
+        strategy: Any = trainer.strategy
+        monkeypatch.setattr(
+            type(strategy), "distributed_sampler_kwargs", {"num_replicas": 2, "rank": rank}
+        )
+        divide_evaluation_exactly(trainer)
+        for mode, sizes in ((RunningStage.VALIDATING, None), (RunningStage.TRAINING, 3)):
+            loader = DataLoader(list(range(n_rows)), batch_size=1)  # type: ignore[arg-type]
+            context = nullcontext()
+            if n_rows == 1 and sizes is None and rank == 0:
+                context = pytest.warns(UserWarning, match="more than once")  # type: ignore[assignment]
+            with context:
+                prepared: Any = trainer._data_connector._prepare_dataloader(loader, False, mode)
+            if sizes is None:
+                assert list(prepared.sampler) == expected[rank]
+            elif n_rows == 5:  # as without the function: every rank has the same number of rows
+                assert len(list(prepared.sampler)) == sizes
+        own = DataLoader([0, 1], batch_sampler=OwnSampler())  # type: ignore[arg-type]
+        assert trainer._data_connector._prepare_dataloader(own, True, RunningStage.TRAINING) is own
+
+
+class OwnSampler(list[Any]):
+    """Batch sampler that divides the rows itself."""
+
+    world_size = 2

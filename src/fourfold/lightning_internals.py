@@ -10,7 +10,16 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.overrides.distributed import (
+    UnrepeatedDistributedSampler,
+    UnrepeatedDistributedSamplerWrapper,
+)
+from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import device
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 # Modules and the state of the training loop.
 
@@ -89,7 +98,81 @@ def set_signal_handlers(trainer: Trainer, handlers: dict[int, Callable[..., None
     connector.register_signal_handlers = register
 
 
+# Division of the examples among ranks.
+
+
+class _ExactDataConnector(_DataConnector):
+    """Connector that divides the rows of an evaluation among the ranks without repetition.
+
+    A DataLoader that divides its rows itself keeps its sampler in every stage.
+    """
+
+    def _is_divided(self, dataloader: Any) -> bool:
+        return hasattr(getattr(dataloader, "batch_sampler", None), "world_size")
+
+    def _requires_distributed_sampler(self, dataloader: Any) -> bool:
+        return not self._is_divided(dataloader) and super()._requires_distributed_sampler(
+            dataloader
+        )
+
+    def _resolve_sampler(self, dataloader: Any, shuffle: bool, mode: Any = None) -> Any:
+        evaluates = mode in (RunningStage.VALIDATING, RunningStage.TESTING)
+        is_long_enough = evaluates and len(dataloader.sampler) >= self.trainer.world_size
+        if not is_long_enough or not self._requires_distributed_sampler(dataloader):
+            return super()._resolve_sampler(dataloader, shuffle, mode)
+        options = {**self.trainer.distributed_sampler_kwargs, "shuffle": False}  # type: ignore[dict-item]
+        if isinstance(dataloader.sampler, RandomSampler | SequentialSampler):
+            return UnrepeatedDistributedSampler(dataloader.dataset, **options)
+        return UnrepeatedDistributedSamplerWrapper(dataloader.sampler, **options)
+
+    def _prepare_dataloader(self, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+        prepared: Any = super()._prepare_dataloader(dataloader, shuffle, mode)
+        sampler = getattr(prepared, "sampler", None)
+        is_exact = self._is_divided(prepared) or isinstance(sampler, UnrepeatedDistributedSampler)
+        if isinstance(sampler, DistributedSampler):
+            is_exact |= sampler.total_size == len(sampler.dataset)  # type: ignore[arg-type]
+        if mode != RunningStage.TRAINING and self.trainer.world_size > 1 and not is_exact:
+            rank_zero_warn(
+                f"the {self.trainer.world_size} devices may count examples of the"
+                f" {mode.dataloader_prefix} DataLoader more than once: only a DataLoader with a"
+                " dataset that has a length of at least the number of devices, without a"
+                " DistributedSampler of its own, is divided exactly"
+            )
+        return prepared
+
+
+def divide_evaluation_exactly(trainer: Trainer) -> None:
+    """Let the Trainer divide examples among ranks so that an evaluation counts each exactly once.
+
+    Lightning's own sampler repeats examples until all ranks have the same number. With this
+    function, ranks may have different numbers of batches. What cannot be divided, such as a dataset
+    without a length, gives a warning. A DataLoader is left alone if its batch sampler has the
+    attribute `world_size`, and so divides the examples itself.
+    """
+    trainer._data_connector.__class__ = _ExactDataConnector
+
+
 # Logging.
+
+
+class _StepCountConnector(_LoggerConnector):
+    """Connector that logs metrics with the number of completed optimizer steps."""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        loop = self.trainer.fit_loop.epoch_loop
+        index, loop._batches_that_stepped = loop._batches_that_stepped, self.trainer.global_step
+        try:
+            super().log_metrics(metrics, step)
+        finally:
+            loop._batches_that_stepped = index
+
+
+def log_completed_steps(trainer: Trainer) -> None:
+    """Let all loggers of the Trainer receive the number of completed optimizer steps as step.
+
+    Lightning's own number is the index of the last step, which is smaller by one.
+    """
+    trainer._logger_connector.__class__ = _StepCountConnector
 
 
 def is_logged(trainer: Trainer) -> bool:

@@ -254,7 +254,7 @@ def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(
     fit: Run, kill_at: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when Lightning no longer skips an epoch: then callbacks/epoch_end.py can go."""
-    from fourfold.callbacks.checkpointing.exact_resume import ExactResume, FixEpochEndResume
+    from fourfold.callbacks.checkpointing.exact_resume import ExactResume
 
     epochs: list[int] = []
     monkeypatch.setattr(
@@ -271,7 +271,7 @@ def test_lightning_still_needs_the_mend_at_the_end_of_an_epoch(
         return epochs[:1]
 
     assert epochs_after_a_resume("mended") == [2]
-    monkeypatch.setattr(FixEpochEndResume, "on_train_start", lambda *arguments: None)
+    monkeypatch.setattr(ExactResume, "on_train_start", lambda *arguments: None)
     assert epochs_after_a_resume("not mended") == [3]
 
 

@@ -14,19 +14,19 @@ def lines(logger: MetricsCSVLogger) -> list[str]:
 
 def test_new_metrics_add_columns(tmp_path: Path) -> None:
     logger = MetricsCSVLogger(tmp_path / "run")
-    logger.log_metrics({"train/loss": 2.0}, step=0)
-    logger.log_metrics({"val/loss": 1.5, "epoch": 0}, step=0)
-    logger.log_metrics({"train/loss": 1.0}, step=1)
+    logger.log_metrics({"train/loss": 2.0}, step=1)
+    logger.log_metrics({"val/loss": 1.5, "epoch": 0}, step=1)
+    logger.log_metrics({"train/loss": 1.0}, step=2)
     assert lines(logger) == ["step,train/loss,val/loss,epoch", "1,2.0,,", "1,,1.5,0", "2,1.0,,"]
 
 
 def test_resumed_run_replaces_rows_after_its_checkpoint(tmp_path: Path) -> None:
     logger = MetricsCSVLogger(tmp_path)
-    for step in range(4):
-        logger.log_metrics({"loss": 4.0 - step}, step)
+    for step in range(1, 5):
+        logger.log_metrics({"loss": 5.0 - step}, step)
     resumed = MetricsCSVLogger(tmp_path)
     resumed.rewind(2)
-    resumed.log_metrics({"loss": 2.0, "train/lr": 0.1}, 2)
+    resumed.log_metrics({"loss": 2.0, "train/lr": 0.1}, 3)
     assert lines(resumed) == ["step,loss,train/lr", "1,4.0,", "2,3.0,", "3,2.0,0.1"]
     resumed.rewind(0)
     assert lines(resumed) == ["step,loss,train/lr"]
@@ -34,11 +34,11 @@ def test_resumed_run_replaces_rows_after_its_checkpoint(tmp_path: Path) -> None:
 
 def test_incomplete_row_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     logger = MetricsCSVLogger(tmp_path)
-    logger.log_metrics({"loss": 4.0, "train/lr": 1.0}, 0)
+    logger.log_metrics({"loss": 4.0, "train/lr": 1.0}, 1)
     logger.file.write_text(logger.file.read_text() + "2,3.")
     resumed = MetricsCSVLogger(tmp_path)
     resumed.rewind(1)
-    resumed.log_metrics({"loss": 3.0, "train/lr": 1.0}, 1)
+    resumed.log_metrics({"loss": 3.0, "train/lr": 1.0}, 2)
     assert lines(resumed) == ["step,loss,train/lr", "1,4.0,1.0", "2,3.0,1.0"]
 
 
@@ -67,7 +67,7 @@ def test_damaged_file_is_renamed(
     else:
         logger.file.write_bytes(content)
     logger.rewind(1)
-    logger.log_metrics({"loss": 3.0}, 1)
+    logger.log_metrics({"loss": 3.0}, 2)
     assert lines(logger) == ["step,loss", "2,3.0"]
     kept = tmp_path / "metrics.csv.corrupted"
     assert kept.is_dir() if content is None else kept.read_bytes() == content

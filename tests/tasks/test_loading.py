@@ -1,6 +1,8 @@
 """Tasks loaded from checkpoints, among them tasks and DataModules of a user."""
 
 import sys
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,17 @@ from torch.utils.data import DataLoader
 import fourfold
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.errors import InputError
-from fourfold.models import CausalLMConfig
-from fourfold.tasks import load_task
+from fourfold.models import CausalLM, CausalLMConfig
+from fourfold.models.base import Model
+from fourfold.tasks import (
+    CausalLanguageModeling,
+    ImageClassification,
+    MaskedImageModeling,
+    Task,
+    load_task,
+)
 from fourfold.tasks.loading import find_task_class
-from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL
+from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL, TASKS
 
 V = 11
 # A user's package, with an option that is stored in an attribute of the same name.
@@ -141,6 +150,68 @@ def test_task_of_the_user_is_loaded_if_allowed(scaled_task: Any, tmp_path: Path)
         fourfold.load(tmp_path / "a.ckpt")
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_loaded_by_its_class(name: str, texts: Path, tmp_path: Path) -> None:
+    """`load_from_checkpoint` of the class itself and of `Task`, as Lightning documents it."""
+    task, data = TASKS[name](texts)
+    file = tmp_path / "a.ckpt"
+    trainer = make_trainer(tmp_path, limit_train_batches=1, limit_val_batches=0)
+    trainer.fit(task, data)
+    trainer.save_checkpoint(file)
+    for cls in (type(task), Task):
+        loaded: Any = cls.load_from_checkpoint(file)
+        assert type(loaded) is type(task)
+        assert loaded.training
+        assert loaded.init_args() == task.init_args()
+        assert loaded.config == task.config
+        assert loaded.artifacts == task.artifacts
+        torch.testing.assert_close(loaded.state_dict(), task.state_dict(), rtol=0, atol=0)
+    changed: Any = type(task).load_from_checkpoint(file, optimizer={"lr": 0.125}, schedule=FLAT)
+    assert changed.optimizer == replace(task.optimizer, lr=0.125)
+    wrong = MaskedImageModeling if name != "masked images" else ImageClassification
+    with pytest.raises(InputError, match=r"a\.ckpt: the checkpoint holds the task"):
+        wrong.load_from_checkpoint(file)
+    with pytest.raises(InputError, match="no_such_argument"):
+        type(task).load_from_checkpoint(file, no_such_argument=1)
+
+
+def test_arguments_replace_those_of_the_checkpoint(scaled_task: Any, tmp_path: Path) -> None:
+    config = CausalLMConfig(**SMALL, vocab_size=V, max_len=16)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(scaled_task(config, SGD, FLAT, scale=0.5), PlainData())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    load = scaled_task.load_from_checkpoint
+    assert load(tmp_path / "a.ckpt").model.scale == 0.5
+    task = load(tmp_path / "a.ckpt", scale=2.0, config={"dropout": 0.25})
+    assert (task.scale, task.model.scale, task.config) == (2.0, 2.0, replace(config, dropout=0.25))
+    longer = replace(config, n_layers=config.n_layers + 1)
+    with pytest.raises(InputError, match="the weights do not match"):
+        load(tmp_path / "a.ckpt", config=longer)
+    partial = load(tmp_path / "a.ckpt", config=longer, strict=False)
+    weights = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]
+    loaded = partial.state_dict()
+    assert loaded.keys() > weights.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in weights.items())
+    with pytest.raises(InputError, match=r"needs the class usermodels\.ScaledTask"):
+        Task.load_from_checkpoint(tmp_path / "a.ckpt")
+    from usermodels import FixedTask
+
+    trainer = make_trainer(tmp_path)
+    trainer.fit(FixedTask(config), PlainData())
+    trainer.save_checkpoint(tmp_path / "b.ckpt")
+    assert FixedTask.load_from_checkpoint(tmp_path / "b.ckpt").optimizer.name == "sgd"
+
+
+def test_a_task_is_called_like_its_model() -> None:
+    task = CausalLanguageModeling(CausalLMConfig(**SMALL, vocab_size=V, max_len=16), SGD, FLAT)
+    ids = torch.randint(V, (2, 5))
+    torch.manual_seed(0)
+    logits = task(ids)  # builds the model
+    with torch.no_grad():
+        assert torch.equal(task.eval()(ids), task.model(ids))
+    assert logits.shape == (2, 5, V)
+
+
 def test_task_trains_and_resumes_with_a_plain_datamodule(scaled_task: Any, tmp_path: Path) -> None:
     config = CausalLMConfig(**SMALL, vocab_size=V, max_len=16)
     trainer = make_trainer(tmp_path)
@@ -234,3 +305,93 @@ def test_classes_outside_of_the_package_are_not_imported(
         find_task_class("danger.Task", Path("a.ckpt"), ["nowhere.Task"])
     with pytest.raises(InputError, match="must be an import path"):
         find_task_class("danger.Task", Path("a.ckpt"), ["Task"])
+
+
+class Unannotated(CausalLM):
+    def __init__(self, config):  # type: ignore[no-untyped-def]
+        super().__init__(config)
+
+
+class Declared(Unannotated):
+    config_class = CausalLMConfig
+
+
+@dataclass(frozen=True)
+class OwnConfig(CausalLMConfig):
+    extra: int = 1
+
+
+class OwnAnnotated(Unannotated):
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+
+
+class Scratch(Model):
+    """A model without a parent that has a config."""
+
+    def __init__(self, config):  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.inner = CausalLM(config)
+        self.head = self.inner.head
+
+    def hidden(self, ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.inner.hidden(ids)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "is_found"),
+    [
+        (Unannotated, CausalLMConfig, True),  # the annotation of the parent
+        (Unannotated, OwnConfig, False),
+        (Declared, CausalLMConfig, True),
+        (OwnAnnotated, OwnConfig, True),
+        (OwnAnnotated, CausalLMConfig, False),
+        (Scratch, CausalLMConfig, False),
+    ],
+)
+def test_a_model_of_the_user_is_loaded_or_a_warning_says_so_before_training(
+    model_class: Any, config_class: Any, is_found: bool, tmp_path: Path
+) -> None:
+    class Own(CausalLanguageModeling):
+        pass
+
+    Own.model_class = model_class
+    Own.config_class = config_class
+    task = Own(config_class(**SMALL, vocab_size=V, max_len=16), SGD, FLAT)
+    trainer = make_trainer(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(task, PlainData())
+    said = any("fourfold.load will not find" in str(warning.message) for warning in caught)
+    assert said is not is_found
+    if is_found:
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+        model = fourfold.load(tmp_path / "a.ckpt", classes=[model_class])
+        assert type(model) is model_class
+        assert model.config == task.config
+
+
+def test_several_dataloaders_are_evaluated_together(tmp_path: Path) -> None:
+    """The metrics are those of the examples of all DataLoaders."""
+
+    class Several(PlainData):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            ids = torch.arange(40).view(4, 10) % V
+            sizes = (4,) if n == 1 else (1, 3)
+            self.batches = [CausalBatch(x, x.roll(-1, 1)) for x in ids.split(sizes)]
+
+        def val_dataloader(self) -> Any:
+            return [DataLoader([batch], batch_size=None) for batch in self.batches]
+
+        test_dataloader = val_dataloader
+
+    task = CausalLanguageModeling(CausalLMConfig(**SMALL, vocab_size=V, max_len=16), SGD, FLAT)
+    found = []
+    for n in (1, 2):
+        for action in ("validate", "test"):
+            getattr(make_trainer(tmp_path), action)(task, Several(n), verbose=False)
+            found.append(task.summary[f"{action[:3].replace('tes', 'test')}/loss"])
+    assert found == pytest.approx(found[:1] * 4, rel=1e-6)
+    make_trainer(tmp_path).fit(task, Several(2))
+    assert "val/loss" in task.summary

@@ -270,19 +270,22 @@ def build_model(model_class: type[ModelT], config: Any) -> ModelT:
         raise
 
 
-def load_weights(module: nn.Module, state: Mapping[str, Any], path: Path) -> None:
+def load_weights(
+    module: nn.Module, state: Mapping[str, Any], path: Path, strict: bool = True
+) -> None:
     """Load a state dict into a module.
 
     Args:
         module: The module whose weights are overwritten.
-        state: The state dict, whose names must be exactly those of the module.
+        state: The state dict, whose names must be exactly those of the module if `strict` is True.
         path: File of the state dict, for the error message.
+        strict: False ignores names that only the state dict or only the module has.
 
     Raises:
         InputError: Names or shapes in the state dict do not match those of the module.
     """
     try:
-        module.load_state_dict(state)
+        module.load_state_dict(state, strict=strict)
     except RuntimeError as error:
         raise InputError("the weights do not match the model's config", file=path) from error
 

@@ -31,9 +31,9 @@ class MetricsCSVLogger(Logger):
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     logger = MetricsCSVLogger(Path(folder))
-        ...     logger.log_metrics({"train/loss": 2.5}, step=0)
-        ...     logger.log_metrics({"val/loss": 2.25}, step=0)  # a new column
-        ...     logger.log_metrics({"train/loss": 2.0}, step=1)
+        ...     logger.log_metrics({"train/loss": 2.5}, step=1)
+        ...     logger.log_metrics({"val/loss": 2.25}, step=1)  # a new column
+        ...     logger.log_metrics({"train/loss": 2.0}, step=2)
         ...     print(logger.file.read_text().strip())
         step,train/loss,val/loss
         1,2.5,
@@ -67,10 +67,9 @@ class MetricsCSVLogger(Logger):
 
         Args:
             metrics: Value of each metric.
-            step: Index of the optimizer step, from 0. The column "step" holds the number of
-                completed steps, which is `step` + 1.
+            step: Number of completed optimizer steps, which the column "step" holds.
         """
-        row = {"step": None if step is None else step + 1, **metrics}
+        row = {"step": step, **metrics}
         if repr(row) == self._last_row:
             return
         self._last_row = repr(row)

@@ -9,18 +9,19 @@ is divided by the number of targets in all micro-batches and processes of an opt
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from lightning import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning import Callback, LightningDataModule, LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 
+from fourfold.callbacks.runtime.required import add_required_callbacks
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
 from fourfold.checkpoints.init_from import InitFrom, initialize_from
@@ -41,6 +42,12 @@ from fourfold.models.finetuning.config import TuningConfig
 from fourfold.models.finetuning.layer_groups import layer_lr_scales
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
+from fourfold.tasks.loading import (
+    check_weight_averaging,
+    default_config_class,
+    load_task,
+    warn_if_config_is_unknown,
+)
 from fourfold.tasks.training.equal_tables import check_equal_tables
 from fourfold.tasks.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
 from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
@@ -187,6 +194,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     # Data and model.
 
+    def configure_callbacks(self) -> list[Callback]:
+        """Add the callbacks that every task needs to the Trainer; Lightning calls this hook."""
+        add_required_callbacks(self.trainer)
+        return []
+
     @property
     def datamodule(self) -> Any:
         """DataModule of the Trainer; None if the Trainer has only DataLoaders."""
@@ -315,6 +327,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     # Training.
 
+    def on_fit_start(self) -> None:
+        """Warn if `fourfold.load` will not find the class of the config of a user's model."""
+        warn_if_config_is_unknown(self.model_class, self.config)
+
     def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
         """Freeze the running statistics of batch norms in layers that are frozen in this epoch.
 
@@ -324,13 +340,24 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self._check_batch(batch)
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
-    def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
-        """Return the loss of a micro-batch, a scalar that is scaled for the backward pass.
+    def training_step(self, batch: BatchT, batch_idx: int) -> dict[str, Tensor]:
+        """Return the loss of a micro-batch, which callbacks receive as `outputs`.
 
-        `LossNormalizer` chooses the scale. After the last micro-batch of an optimizer step, the
-        gradients are those of the mean loss over all targets of the step.
+        Returns:
+            Dictionary of two scalars. "loss" is scaled for the backward pass: `LossNormalizer`
+            chooses the scale so that, after the last micro-batch of an optimizer step, the
+            gradients are those of the mean loss over all targets of the step. "mean_loss" is the
+            mean loss over the targets of this micro-batch on this device, for people to read.
         """
-        return self.loss_normalizer.scale_loss(*self.step(batch), self.trainer)
+        total, count = self.step(batch)
+        mean = total.detach() / (count.clamp(min=1) if isinstance(count, Tensor) else count or 1)
+        loss = self.loss_normalizer.scale_loss(total, count, self.trainer)
+        return {"loss": loss, "mean_loss": mean}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the model, which is built at the first call."""
+        self.configure_model()
+        return self.model(*args, **kwargs)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Normalize the gradients in place, and log the loss and the norm of the gradients.
@@ -395,10 +422,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
-    def validation_step(self, batch: BatchT, batch_idx: int) -> None:
+    # The metrics are those of the examples of all DataLoaders together.
+
+    def validation_step(self, batch: BatchT, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.update_metrics(batch, "val")
 
-    def test_step(self, batch: BatchT, batch_idx: int) -> None:
+    def test_step(self, batch: BatchT, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.update_metrics(batch, "test")
 
     def on_validation_epoch_start(self) -> None:
@@ -505,6 +534,35 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             raise InputError("the weights do not match the model's config", file=path) from error
 
     @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Load a task of this class from a checkpoint, with its weights and artifacts.
+
+        Unlike the task of `load_task`, the task is in training mode, as in Lightning.
+
+        Args:
+            checkpoint_path: The checkpoint, or a run directory.
+            map_location: Device of the task; None means the CPU.
+            strict: False ignores weights that only the checkpoint or only the task has.
+            weights_only: Ignored; a checkpoint is always read without unpickling objects.
+            **overrides: Arguments of the constructor that replace those in the checkpoint. A
+                dataclass may be given as a mapping of the fields that change, as in
+                `config={"dropout": 0.0}`.
+
+        Raises:
+            InputError: There is no such checkpoint; it holds a task of another class; or its
+                weights do not match the config.
+        """
+        task: Self = load_task(checkpoint_path, cls.__name__, (cls,), overrides, strict)  # type: ignore[assignment]
+        return task.to(map_location).train()
+
+    @classmethod
     def from_checkpoint(
         cls,
         config: Mapping[str, Any],
@@ -525,7 +583,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             InputError: The config is invalid, or describes a larger model than `state`.
         """
         parameters = inspect.signature(cls).parameters
-        config_class = cls.config_class or _config_class(parameters["config"], cls)
+        config_class = cls.config_class or default_config_class(parameters["config"], cls)
         arguments = {**init_args, "config": config_from_dict(config_class, config)}
         if state is not None:
             check_fits(cls.model_class, arguments["config"], state)
@@ -539,12 +597,6 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return task
 
 
-def _config_class(parameter: inspect.Parameter, task_class: type[Task[Any, Any]]) -> type[Any]:
-    """Return the class of the default value of the argument `config` of a task's constructor."""
-    has_default = parameter.default is not parameter.empty
-    return type(parameter.default if has_default else task_class.config)  # type: ignore[misc]
-
-
 def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
     """Return the artifacts of a DataModule, such as the tokenizer and the class names.
 
@@ -554,21 +606,3 @@ def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
     """
     artifacts = getattr(datamodule, "artifacts", None)
     return dict(artifacts()) if callable(artifacts) else {}
-
-
-def check_weight_averaging(checkpoint: Mapping[str, Any], callbacks: Iterable[Any]) -> None:
-    """Check that training does not resume from averaged weights in place of the trained weights.
-
-    Args:
-        checkpoint: Content of the checkpoint.
-        callbacks: Callbacks of the Trainer.
-
-    Raises:
-        InputError: The checkpoint holds both averaged and trained weights, and no callback averages
-            weights. Without such a callback, Lightning would train the averaged weights.
-    """
-    averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
-    if "current_model_state" in checkpoint and not averages:
-        raise InputError(
-            "must be given again: the checkpoint holds averaged weights", option="--ema_decay"
-        )

@@ -1,13 +1,25 @@
-"""Tasks from checkpoints: `load_task`, and the reader of checkpoints for Lightning's Trainer."""
+"""Tasks from checkpoints: `load_task`, checks, and the reader of checkpoints for the Trainer."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import lightning
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from fourfold.checkpoints.classes import Classes, class_path, find_user_class
+from fourfold.checkpoints.classes import (
+    Classes,
+    class_path,
+    config_class_of,
+    find_user_class,
+    model_name,
+)
 from fourfold.checkpoints.files import find_checkpoint, read_file
 from fourfold.checkpoints.load import check_classes, load_weights
 from fourfold.checkpoints.schema import (
@@ -19,11 +31,17 @@ from fourfold.checkpoints.schema import (
 from fourfold.errors import InputError, errors_in
 
 if TYPE_CHECKING:
-    from fourfold.tasks.base import Task
+    from fourfold.tasks import Task
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def load_task(
-    path: str | Path, expect: str | tuple[str, ...] | None = None, classes: Classes = ()
+    path: str | Path,
+    expect: str | tuple[str, ...] | None = None,
+    classes: Classes = (),
+    overrides: Mapping[str, Any] = NOTHING,
+    strict: bool = True,
 ) -> "Task[Any, Any]":
     """Load a task from a checkpoint, with its model, weights, tokenizer and preprocessing.
 
@@ -36,6 +54,9 @@ def load_task(
             classes; None accepts every class.
         classes: Your own task classes, or their import paths, that may be imported if the
             checkpoint requires them.
+        overrides: Arguments of the task's constructor that replace those in the checkpoint. A
+            dataclass may be given as a mapping of the fields that change.
+        strict: False ignores weights that only the checkpoint or only the task has.
 
     Raises:
         InputError: There is no such checkpoint; it is corrupted; its task is not one of `expect`;
@@ -58,7 +79,7 @@ def load_task(
         'abcd?'
     """
     path = find_checkpoint(Path(path)) if Path(path).is_dir() else path
-    task = task_from_checkpoint(read_file(path), path, classes)
+    task = task_from_checkpoint(read_file(path), path, classes, overrides, strict)
     expected = (expect,) if isinstance(expect, str) else expect
     if expected:
         check_task(task, path, expected)
@@ -81,7 +102,11 @@ def check_task(task: "Task[Any, Any]", path: str | Path, expected: tuple[str, ..
 
 
 def task_from_checkpoint(
-    content: Mapping[str, Any], path: str | Path, classes: Classes = ()
+    content: Mapping[str, Any],
+    path: str | Path,
+    classes: Classes = (),
+    overrides: Mapping[str, Any] = NOTHING,
+    strict: bool = True,
 ) -> "Task[Any, Any]":
     """Build a task with its weights, in eval mode, from the content of a checkpoint.
 
@@ -90,6 +115,8 @@ def task_from_checkpoint(
         path: Path of the checkpoint, for error messages.
         classes: Your own task classes, or their import paths, that may be imported if the
             checkpoint requires them.
+        overrides: Arguments of the task's constructor, as in `load_task`.
+        strict: False ignores weights that only the checkpoint or only the task has.
 
     Raises:
         InputError: The content is not that of a checkpoint of this version of fourfold; or the task
@@ -99,13 +126,16 @@ def task_from_checkpoint(
     check_content(content, path)
     saved = content["fourfold"]
     task_class = find_task_class(saved["task"]["class"], path, classes)
+    arguments = {"config": saved["model"]["config"], **saved["task"]["init_args"]}
+    for name, given in overrides.items():
+        value = asdict(given) if is_dataclass(given) and not isinstance(given, type) else given
+        is_partial = isinstance(value, Mapping) and isinstance(arguments.get(name), Mapping)
+        arguments[name] = {**arguments[name], **value} if is_partial else value
+    config, state = arguments.pop("config"), content["state_dict"]
     with errors_in(path):
-        check_init_args(task_class, saved["task"]["init_args"])
-        state = content["state_dict"]
-        task = task_class.from_checkpoint(
-            saved["model"]["config"], saved["task"]["init_args"], state
-        )
-    load_weights(task, state, path)
+        check_init_args(task_class, arguments)
+        task = task_class.from_checkpoint(config, arguments, state if strict else None)
+    load_weights(task, state, path, strict)
     check_classes(task.config, saved["data"], path)
     task.artifacts = saved["data"]
     return task.eval()
@@ -161,3 +191,48 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
         check_training(content)
     content.setdefault("pytorch-lightning_version", lightning.__version__)
     return content
+
+
+def default_config_class(
+    parameter: inspect.Parameter, task_class: "type[Task[Any, Any]]"
+) -> type[Any]:
+    """Return the class of the default value of the argument `config` of a task's constructor."""
+    has_default = parameter.default is not parameter.empty
+    return type(parameter.default if has_default else task_class.config)  # type: ignore[misc]
+
+
+def check_weight_averaging(checkpoint: Mapping[str, Any], callbacks: Iterable[Any]) -> None:
+    """Check that training does not resume from averaged weights in place of the trained weights.
+
+    Args:
+        checkpoint: Content of the checkpoint.
+        callbacks: Callbacks of the Trainer.
+
+    Raises:
+        InputError: The checkpoint holds both averaged and trained weights, and no callback averages
+            weights. Without such a callback, Lightning would train the averaged weights.
+    """
+    averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
+    if "current_model_state" in checkpoint and not averages:
+        raise InputError(
+            "must be given again: the checkpoint holds averaged weights", option="--ema_decay"
+        )
+
+
+def warn_if_config_is_unknown(model_class: type[Any], config: Any) -> None:
+    """Warn if `fourfold.load` will not find the class of the config of a user's model.
+
+    Args:
+        model_class: Class of the model.
+        config: Config of the model.
+    """
+    if "." not in model_name(model_class):
+        return  # a model of fourfold
+    with suppress(InputError):
+        if config_class_of(model_class) is type(config):
+            return
+    rank_zero_warn(
+        f"fourfold.load will not find the class {type(config).__name__} of the config of"
+        f" {class_path(model_class)}: give the model an attribute config_class, or the argument"
+        " `config` of its constructor this type"
+    )

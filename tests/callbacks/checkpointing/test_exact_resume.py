@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningDataModule
-from lightning.pytorch.loops.progress import _BatchProgress
+from lightning.pytorch.loops.progress import _BatchProgress, _OptimizationProgress, _Progress
 
 from fourfold.callbacks.checkpointing.exact_resume import (
     ExactResume,
-    FixEpochEndResume,
     step_seed,
 )
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
@@ -29,8 +28,15 @@ class EmptyData(ResumableDataModule):
 def make_trainer(seed: int = 0, batch: int = 0, rank: int = 0, **loop: Any) -> Any:
     return SimpleNamespace(
         datamodule=EmptyData(seed),
-        fit_loop=SimpleNamespace(total_batch_idx=batch, **loop),
+        fit_loop=SimpleNamespace(
+            total_batch_idx=batch, epoch_progress=_Progress(), restarted_on_epoch_end=False, **loop
+        ),
         global_rank=rank,
+        current_epoch=0,
+        overfit_batches=0,
+        ckpt_path=None,
+        accumulate_grad_batches=1,
+        train_dataloader=[],
     )
 
 
@@ -60,7 +66,11 @@ def restored_trainer(batches_of_rank: int, position: int, world_size: int) -> An
     progress.total.processed = progress.total.completed = 100 + batches_of_rank
     for name in COUNTERS:
         setattr(progress.current, name, batches_of_rank)
-    trainer = make_trainer(epoch_loop=SimpleNamespace(batch_progress=progress))
+    steps = SimpleNamespace(optim_progress=_OptimizationProgress())
+    trainer = make_trainer(
+        epoch_loop=SimpleNamespace(batch_progress=progress, automatic_optimization=steps),
+        reset_restart_stage=lambda: None,
+    )
     trainer.world_size = world_size
     trainer.datamodule.mark_trained(0, position)
     order = LengthBucketedOrder(np.ones(41), max_rows=2)  # 21 batches
@@ -112,18 +122,3 @@ def test_position_of_a_trained_batch_reaches_the_datamodule() -> None:
     batch = SimpleNamespace(epoch=2, position=7)
     ExactResume().on_train_batch_end(trainer, None, None, batch, 0)  # type: ignore[arg-type]
     assert trainer.datamodule.position == (2, 7)
-
-
-@pytest.mark.parametrize("at_epoch_end", [False, True])
-def test_epoch_is_counted_after_a_resume_at_its_end(at_epoch_end: bool) -> None:
-    calls: list[str] = []
-    progress = SimpleNamespace(increment_completed=lambda: calls.append("increment_completed"))
-    loop = SimpleNamespace(
-        restarted_on_epoch_end=at_epoch_end,
-        epoch_progress=progress,
-        reset_restart_stage=lambda: calls.append("reset_restart_stage"),
-        epoch_loop=SimpleNamespace(restarting=True),
-    )
-    FixEpochEndResume().on_train_start(SimpleNamespace(fit_loop=loop), None)  # type: ignore[arg-type]
-    assert calls == (["increment_completed", "reset_restart_stage"] if at_epoch_end else [])
-    assert loop.epoch_loop.restarting is not at_epoch_end

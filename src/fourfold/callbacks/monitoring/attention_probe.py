@@ -117,7 +117,7 @@ class AttentionProbe(Callback):
         begin = time.perf_counter()
         metrics = self.measure(trainer, pl_module, data.split("val"))
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step - 1)  # counted from 0
+            logger.log_metrics(metrics, step=trainer.global_step)
         self._warn(metrics)
         measured = time.perf_counter()
         self._seconds += measured - begin

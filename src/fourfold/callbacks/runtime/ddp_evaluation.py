@@ -1,16 +1,20 @@
-"""Callback that lets DDP ranks validate different numbers of batches."""
+"""Callback that lets ranks evaluate different numbers of batches."""
 
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch.nn.parallel import DistributedDataParallel
 
+from fourfold.lightning_internals import divide_evaluation_exactly
+
 
 class DDPUnevenEvaluation(Callback):
-    """Callback that broadcasts buffers once per validation instead of before each batch.
+    """Callback for an exact evaluation on several devices, in which no example counts twice.
 
-    DDP broadcasts the buffers of rank 0 before every forward pass, also in evaluation. A rank may
-    have one batch more than the other ranks. Without this callback, the other ranks would match the
-    broadcast before this batch with their broadcast of the next training step.
+    The examples are divided among the ranks without repetition, so a rank may have one batch more
+    than the other ranks. Buffers are broadcast once per validation. DDP broadcasts the buffers of
+    rank 0 before every forward pass, also in evaluation. Without this callback, the other ranks
+    would match the broadcast before the additional batch with that of their next training step.
+    Every task adds this callback to the Trainer.
 
     Example:
         >>> from fourfold.data import RecallData
@@ -24,6 +28,10 @@ class DDPUnevenEvaluation(Callback):
         >>> trainer.global_step
         1
     """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the Trainer divide the examples of DataLoaders with a length without repetition."""
+        divide_evaluation_exactly(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Broadcast the buffers of rank 0, and disable the broadcasts of DDP."""

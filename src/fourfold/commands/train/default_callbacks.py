@@ -12,7 +12,6 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from fourfold.callbacks.checkpointing.exact_resume import ExactResume, FixEpochEndResume
 from fourfold.callbacks.checkpointing.preemption import SaveOnSignal, StopOnSignal
 from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
 from fourfold.callbacks.checkpointing.weight_averaging import (
@@ -26,7 +25,6 @@ from fourfold.callbacks.monitoring.run_files import RunFiles
 from fourfold.callbacks.monitoring.sample_logging import LogSamples
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.callbacks.runtime.compile_blocks import CompileBlocks
-from fourfold.callbacks.runtime.ddp_evaluation import DDPUnevenEvaluation
 from fourfold.callbacks.runtime.malloc import DisableMallocTrim
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.lightning_internals import EpochProgressBar
@@ -63,9 +61,7 @@ def make_callbacks(
         output.append(LogSamples(run.path))
     if command != "fit":
         return output
-    # ExactResume is first: it updates the data position that a checkpoint of this batch holds.
-    callbacks: list[Callback] = [ExactResume(), FixEpochEndResume(), step_metrics]
-    callbacks.append(DDPUnevenEvaluation())
+    callbacks: list[Callback] = [step_metrics]
     if config["compile"]:
         callbacks.append(CompileBlocks())
     if config["ema_decay"] is not None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -119,9 +118,9 @@ class ResumableDataModule(LightningDataModule):
     A subclass sets `batch_class` and implements two methods: `build`, which returns a
     `BatchedDataset` for each split, and `artifacts`, which returns the values that inference needs
     besides the model. This base class makes the DataLoaders, shuffles, divides the batches among
-    the ranks, and saves the position in the data to every checkpoint. The Trainer needs
-    `use_distributed_sampler=False`, and a callback that calls `mark_trained` after each training
-    batch. The command line sets both.
+    the ranks, and saves the position in the data to every checkpoint. A callback must call
+    `mark_trained` after each training batch. The tasks of fourfold add it to every Trainer, and let
+    the Trainer keep the division among the ranks.
 
     Args:
         seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
@@ -301,13 +300,11 @@ class ResumableDataModule(LightningDataModule):
                 written with another DataModule.
         """
         trainer = self.trainer
-        if trainer and trainer.ckpt_path and trainer.state.fn == "fit":
-            if self._resume_from is None:
-                message = f"the checkpoint holds no position in {type(self).__qualname__}: it was"
-                message += " written with other data, so its training cannot be resumed exactly"
-                raise InputError(message, file=trainer.ckpt_path)
-            # The sampler resumes, but Lightning looks only for a state of the loader.
-            warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+        resumes = trainer and trainer.ckpt_path and trainer.state.fn == "fit"
+        if resumes and self._resume_from is None:
+            message = f"the checkpoint holds no position in {type(self).__qualname__}: it was"
+            message += " written with other data, so its training cannot be resumed exactly"
+            raise InputError(message, file=trainer.ckpt_path)  # type: ignore[union-attr]
         return self._loader("train", self._resume_from or Position())
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
