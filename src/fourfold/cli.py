@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "" not in sys.path and os.getcwd() not in sys.path and not sys.flags.safe_path:
         sys.path.append(os.getcwd())
     warnings.formatwarning = _one_line_warning
+    # Of torch, about files whose tensors are rejected later.
+    warnings.filterwarnings("ignore", "Validating sparse tensor|Detected pickle protocol")
     return run_main(_run, sys.argv[1:] if argv is None else argv)
 
 
@@ -160,5 +162,5 @@ def one_line_message(error: Exception) -> str:
     text = str(error)
     if "Original Traceback" in text:
         text = re.split("(?:InputError|DiskError): ", text)[-1]
-    text = " ".join(text.split())
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda m: ascii(m[0])[1:-1], " ".join(text.split()))
     return text if len(text) <= MAX_MESSAGE else f"{text[:300]} ... {text[-100:]}"

@@ -68,6 +68,34 @@ def errors_in(file: str | PathLike[str]) -> Iterator[None]:
         raise error.in_file(file) from error
 
 
+# Errors of code that reads a value of another type, kind or size than the code expects.
+_UNEXPECTED = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+
+
+@contextmanager
+def reading(file: str | PathLike[str]) -> Iterator[None]:
+    """Context of code of fourfold that reads a file of somebody else; every error is an InputError.
+
+    The InputError names `file`, and its cause is the error that the code raised. The code of users
+    does not belong into this context, since their own errors must keep their class.
+
+    Example:
+        >>> with reading("model/config.json"):  # doctest: +ELLIPSIS
+        ...     {"rope_scaling": 7}["rope_scaling"]["factor"]
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: model/config.json: the content is invalid: 'int' object is...
+    """
+    try:
+        with errors_in(file):
+            yield
+    except (InputError, DiskError):
+        raise
+    except (*_UNEXPECTED, RecursionError) as error:
+        text = " ".join(str(error).split())[:160]
+        raise InputError(f"the content is invalid: {text}", file=file) from error
+
+
 class DiskError(OSError):
     """Error of fourfold or Lightning while writing to a full or failing disk.
 

@@ -50,7 +50,7 @@ def resolve(path: str) -> Path:
     root = os.environ.get("FOURFOLD_DATA", "")
     for folder in ("", root):
         candidate = folder / Path(path).expanduser()
-        if candidate.exists():
+        if os.path.lexists(candidate):  # opening a link without a target is an error
             return candidate
     elsewhere = f" (nor under FOURFOLD_DATA={root})" if root else ""
     raise InputError(f"there is no such file{elsewhere}", file=path)
@@ -196,15 +196,3 @@ def parse_json(text: str, file: str, line: int | None = None) -> Any:
             message = "an escape is half of a surrogate pair, which is no character"
             raise InputError(message, file=file, line=line) from error
     return value
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file whose content is an object, and return the object as a dict.
-
-    Raises:
-        InputError: The file is missing or not a JSON object.
-    """
-    content = parse_json(read_text(str(path)), str(path))
-    if not isinstance(content, dict):
-        raise InputError(f"must be a JSON object, got {type(content).__name__}", file=path)
-    return content

@@ -6,9 +6,10 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ class Case:
         stdin: Standard input.
         names: If the command rejects its input, the message contains one of these strings.
         env: Environment variables; each value is a path in the working directory.
+        refused: The command must reject its input, because its result would change in silence.
     """
 
     argv: tuple[str, ...]
@@ -44,6 +46,7 @@ class Case:
     stdin: bytes = b""
     names: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    refused: bool = False
 
     def __repr__(self) -> str:
         files = {k: v[:200] if isinstance(v, bytes) else v for k, v in self.files.items()}
@@ -108,15 +111,36 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextmanager
+def descriptors() -> Iterator[Callable[[], str]]:
+    """Context that redirects the descriptors 1 and 2, past sys.stdout and sys.stderr.
+
+    A panic of Rust and other libraries write there. The function that it yields returns the text.
+    """
+    kept = [os.dup(number) for number in (1, 2)]
+    with tempfile.TemporaryFile() as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+        try:
+            yield lambda: os.pread(file.fileno(), 1 << 16, 0).decode(errors="replace")
+        finally:
+            for number, descriptor in zip((1, 2), kept, strict=True):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+
+
 def call(argv: tuple[str, ...], stdin: bytes = b"") -> tuple[int | None, str, str, str]:
-    """Return exit code, output, error output and traceback (empty without one) of a command."""
+    """Return exit code, output, error output and traceback (empty without one) of a command.
+
+    The error output includes what was written to the descriptors themselves.
+    """
     from fourfold.cli import main
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     code, escaped = None, ""
     streams = {"stdin": io.TextIOWrapper(io.BytesIO(stdin)), "stdout": out, "stderr": err}
-    with mock.patch.multiple(sys, **streams):
+    with mock.patch.multiple(sys, **streams), descriptors() as written:
         try:
             with limited(SECONDS):
                 code = main(argv)
@@ -128,6 +152,8 @@ def call(argv: tuple[str, ...], stdin: bytes = b"") -> tuple[int | None, str, st
             escaped = "\n".join(line[:300] for line in traceback.format_exc(limit=-8).splitlines())
         for stream in (out, err):
             stream.flush()
+        err.write(written())
+        err.flush()
     texts = [stream.detach().getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
     return code, *texts, escaped
 
@@ -202,6 +228,10 @@ def run(case: Case, folder: Path) -> Outcome:
         faults += sentence_faults(err, (), "stopped")
     elif code not in (0, FOREIGN_ERROR):
         faults.append(f"ended with {code}: {err[-600:]}")
+    if case.refused and code != 2:
+        faults.append(f"is not refused, but ends with {code}: {err[-300:]}")
+    if re.search(r"panicked at|stack backtrace", err):
+        faults.append(f"lines of a panic: {err[:300]}")
     new = {path for path in after if before.get(path) != after[path]} | before.keys() - after.keys()
     left = sorted(os.path.relpath(path, folder) for path in new)
     if code in (0, 1, FOREIGN_ERROR):  # these files must not remain

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import bounds, checkpoints, configs, images, texts
+from tests.fuzz import bounds, checkpoints, configs, directories, images, texts
 from tests.fuzz.conftest import World
 from tests.fuzz.invariant import FOREIGN_ERROR, call, reset_peak, run, snapshot, status
 
@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[Callable[[World], st.SearchStrategy[Any]], int, int]] = {
     "images": (images.cases, 12, 200),
     "configs": (configs.cases, 18, 300),
     "checkpoints": (checkpoints.cases, 15, 200),
+    "directories": (directories.cases, 25, 3000),
     "bounds": (bounds.cases, 20, 1000),
 }
 SEED = int(os.environ.get("FOURFOLD_FUZZ_SEED", "0"))

@@ -207,5 +207,5 @@ def test_token_ids_of_the_text_section_are_read(tmp_path: Path) -> None:
 
 def test_value_of_a_wrong_type_is_rejected(tmp_path: Path) -> None:
     write_json(tmp_path, {"eos_token_id": "</s>"})
-    with pytest.raises(InputError, match=r"config\.json: eos_token_id must be a number"):
+    with pytest.raises(InputError, match=r"config\.json: eos_token_id must be of type int or list"):
         read_generation_defaults(tmp_path)

@@ -2,7 +2,9 @@
 
 import json
 import math
+import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -384,3 +386,82 @@ def test_export_of_unsupported_settings_is_rejected(
     with pytest.raises(InputError, match=message):
         timm_format.write_model(model, tmp_path / "there", {})
     assert not (tmp_path / "there").exists()
+
+
+def random_vit(rng: random.Random) -> dict[str, Any]:
+    """Draw arguments of a small ViT of timm; some of them no config of fourfold represents."""
+    side = rng.choice((8, 12, 16, 20, 13))
+    arguments: dict[str, Any] = {
+        "img_size": rng.choice((side, (side, side), (side, 12), (24, 16))),
+        "patch_size": rng.choice((4, 4, 4, (4, 2))),
+        "embed_dim": WIDTH,
+        "depth": rng.choice((1, 2)),
+        "num_heads": HEADS,
+        "num_classes": CLASSES,
+        "class_token": rng.random() < 0.7,
+        "reg_tokens": rng.choice((0, 0, 1, 3, 5)),
+    }
+    arguments["global_pool"] = rng.choice(("token" if arguments["class_token"] else "avg", "avg"))
+    choices: dict[str, tuple[Any, ...]] = {
+        "no_embed_class": (True, False),
+        "qkv_bias": (True, False),
+        "init_values": (None, 0.1),
+        "fc_norm": (False, None),
+        "in_chans": (3, 1),
+        "act_layer": ("gelu", "relu"),
+        "pre_norm": (False, True),
+        "qk_norm": (False, True),
+        "final_norm": (True, False),
+        "pool_include_prefix": (False, True),
+        "norm_layer": ("layernorm", "rmsnorm"),
+    }
+    common, *rare = (list(choices)[:5], list(choices)[5:])
+    named = {key: rng.choice(choices[key]) for key in common if rng.random() < 0.7}
+    return (
+        arguments | named | {key: rng.choice(choices[key]) for key in rare[0] if rng.random() < 0.1}
+    )
+
+
+def is_representable(arguments: dict[str, Any], side: Any) -> bool:
+    """Return True if a config of fourfold describes the ViT of timm with these arguments."""
+    expected = {"patch_size": 4, "act_layer": "gelu", "norm_layer": "layernorm"}
+    expected |= {"pre_norm": False, "qk_norm": False, "final_norm": True}
+    expected["pool_include_prefix"] = False
+    pool = "token" if arguments["class_token"] else "avg"
+    return (
+        side[0] == side[1]
+        and side[0] % 4 == 0
+        and all(arguments.get(key, value) == value for key, value in expected.items())
+        and arguments["global_pool"] == pool
+        and (pool == "token" or arguments.get("fc_norm") is False)
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_vits_of_timm_have_equal_logits_or_are_refused(seed: int, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    from timm.models import save_for_hf
+
+    rng = random.Random(seed)
+    arguments = random_vit(rng)
+    torch.manual_seed(seed)
+    reference = timm.create_model("vit_base_patch16_224", **arguments).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_for_hf(reference, str(tmp_path / "vit"), model_args=arguments)
+    file = tmp_path / "vit" / "config.json"
+    content = json.loads(file.read_text())
+    for key in ("img_size", "no_embed_class"):  # earlier versions write fewer arguments
+        if rng.random() < 0.3:
+            content["model_args"].pop(key, None)
+    file.write_text(json.dumps(content))
+    height, width = reference.patch_embed.img_size
+    images = torch.randn(2, reference.patch_embed.proj.in_channels, height, width)
+    refused = not is_representable(arguments, (height, width))
+    with pytest.raises(InputError) if refused else nullcontext():
+        model = fourfold.load(tmp_path / "vit")
+    if refused:
+        return
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), reference(images), rtol=1e-4, atol=1e-5)

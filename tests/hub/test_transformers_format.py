@@ -14,7 +14,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 import fourfold
-from fourfold import text_files
+from fourfold import json_files
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
 from fourfold.hub import directory, transformers_format
@@ -249,7 +249,7 @@ def mapped_gradients(hf_model: Any, model: nn.Module, folder: Path) -> dict[str,
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
     hf_model.save_pretrained(folder)
     read = directory.read_tensors(folder)
-    candidates = transformers_format._architectures_of(text_files.read_json(folder / "config.json"))
+    candidates = transformers_format._architectures_of(json_files.read_json(folder / "config.json"))
     architecture = next(a for a in candidates if a.model_class is type(model))
     if model.source.is_base_model:
         read = {architecture.base_model_prefix + key: value for key, value in read.items()}
@@ -273,7 +273,7 @@ def test_only_keys_that_may_be_relevant_and_are_ignored_are_listed(
         warnings.simplefilter("error")
         fourfold.load(tmp_path)
     file = tmp_path / "config.json"
-    config = text_files.read_json(file) | {"attention_chunk_size": 8, "pruned_heads": {}}
+    config = json_files.read_json(file) | {"attention_chunk_size": 8, "pruned_heads": {}}
     unread = "attention_chunk_size"
     if "text_config" in config:
         config["text_config"]["new_norm"] = False
@@ -343,7 +343,7 @@ def test_export_of_an_imported_model_restores_tensors_config_and_logits(
     for key, tensor in before.items():
         assert tensor.dtype == after[key].dtype
         assert torch.equal(tensor, after[key]), key
-    assert text_files.read_json(tmp_path / "theirs" / "config.json") == text_files.read_json(
+    assert json_files.read_json(tmp_path / "theirs" / "config.json") == json_files.read_json(
         tmp_path / "again" / "config.json"
     )
     again = type(hf_model).from_pretrained(tmp_path / "again").eval()
@@ -382,7 +382,7 @@ def test_count_beyond_the_weights_is_rejected_before_the_model_is_built(
     name: str, key: str, message: str, tmp_path: Path
 ) -> None:
     make_model(name).save_pretrained(tmp_path)
-    config = text_files.read_json(tmp_path / "config.json")
+    config = json_files.read_json(tmp_path / "config.json")
     directory.write_json(tmp_path / "config.json", {**config, key: 1024 if "l" in key else 2**22})
     begin = time.process_time()
     with pytest.raises(InputError, match=rf"config\.json: .*{message}"):

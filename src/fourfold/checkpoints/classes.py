@@ -24,6 +24,11 @@ def class_path(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def is_shipped(cls: type[Any]) -> bool:
+    """Return True for a class of fourfold, and False for a class of the user."""
+    return cls.__module__.partition(".")[0] == "fourfold"
+
+
 def model_name(cls: type[Any]) -> str:
     """Return the name that a checkpoint stores for a model class.
 

@@ -37,7 +37,7 @@ def find_checkpoint(run: Path) -> Path:
     """
     for name in CHECKPOINT_NAMES:
         file = run / "checkpoints" / f"{name}.ckpt"
-        if file.is_file():
+        if os.path.lexists(file):
             return file
     message = (
         "there is no checkpoint; train first with `fourfold fit`, convert a Hugging Face directory"

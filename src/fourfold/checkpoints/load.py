@@ -1,5 +1,6 @@
 """Loading of models from checkpoints, run directories and Hugging Face directories."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.checkpoints import native_directory
-from fourfold.checkpoints.classes import Classes, find_model_class
+from fourfold.checkpoints.classes import Classes, find_model_class, is_shipped
 from fourfold.checkpoints.files import find_checkpoint, read_file
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
@@ -17,8 +18,8 @@ from fourfold.checkpoints.schema import (
     config_from_dict,
     dataclass_from_dict,
 )
-from fourfold.core.validation import check_choice
-from fourfold.errors import InputError, errors_in
+from fourfold.core.validation import check_choice, check_kinds
+from fourfold.errors import InputError, errors_in, reading
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub import directory
 from fourfold.hub.directory import SourceModel
@@ -126,7 +127,9 @@ def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> Generation
 
 def is_model_directory(path: Path) -> bool:
     """Return True if a directory holds a model that `fourfold.save` or another library wrote."""
-    return directory.is_model_directory(path) or (path / native_directory.DESCRIPTION).is_file()
+    return directory.is_model_directory(path) or os.path.lexists(
+        path / native_directory.DESCRIPTION
+    )
 
 
 def read_model(
@@ -151,7 +154,7 @@ def read_model(
     located = directory.resolve_path(path)
     description = located / native_directory.DESCRIPTION
     content: Mapping[str, Any] | None = None
-    if description.is_file():
+    if os.path.lexists(description):
         located, content = description, native_directory.read(located)
     elif not directory.is_model_directory(located):
         if located.is_dir():
@@ -185,16 +188,23 @@ def model_from_checkpoint(
     """
     check_content(content, path)
     saved = content["fourfold"]
-    init_args, artifacts = saved["task"]["init_args"], saved["data"]
     name, values = saved["model"]["class"], saved["model"]["config"]
     model_class, config_class = find_model_class(name, values, classes, path)
-    with errors_in(path):
-        config = config_from_dict(config_class, values)
-        check_fits(model_class, config, content["state_dict"])
-        model = build_model(model_class, config)
-        tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
-        if tuning.lora_rank:
-            add_lora(model, tuning)
+    with (reading if is_shipped(model_class) else errors_in)(path):
+        return _build_source(content, path, model_class, config_class)
+
+
+def _build_source(
+    content: Mapping[str, Any], path: Path, model_class: type[Model], config_class: Any
+) -> SourceModel:
+    saved = content["fourfold"]
+    init_args, artifacts = saved["task"]["init_args"], saved["data"]
+    config = config_from_dict(config_class, saved["model"]["config"])
+    check_fits(model_class, config, content["state_dict"])
+    model = build_model(model_class, config)
+    tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
+    if tuning.lora_rank:
+        add_lora(model, tuning)
     state = {
         name.removeprefix(WEIGHT_PREFIX): tensor
         for name, tensor in content["state_dict"].items()
@@ -207,12 +217,8 @@ def model_from_checkpoint(
         from fourfold.hub.preprocessing import parse_generation_defaults
         from fourfold.hub.transformers_format import SourceCheckpoint
 
-        source = model.source = SourceCheckpoint(**content["source"])
-        files = {
-            path / directory.GENERATION_FILE: source.generation_config,
-            path / directory.CONFIG_FILE: source.config,
-        }
-        stored = asdict(parse_generation_defaults(files))
+        source = model.source = dataclass_from_dict(SourceCheckpoint, content["source"])
+        stored = asdict(parse_generation_defaults([source.generation_config, source.config]))
         missing = {x: y for x, y in stored.items() if getattr(defaults, x) is None}
         defaults = replace(defaults, **missing)
     merge_lora(model)
@@ -237,17 +243,10 @@ def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor
         state: State dict of the model or of its task. The state dict may hold further tensors.
 
     Raises:
-        InputError: The config describes more layers than `state` has tensors, or more elements than
-            `state` has; or its buffers outside the state dict, such as position tables, are much
-            larger than the weights.
+        InputError: The config describes a larger model than `state` (see `build_on_meta`).
     """
-    if not model_class.__module__.startswith("fourfold."):
-        return
-    model = directory.build_on_meta(lambda: model_class(config), config, state)
-    needed = sum(x.numel() for x in model.state_dict().values())
-    if needed > (found := sum(x.numel() for x in state.values())):
-        message = f"describes a model of {needed} numbers, but the weights have {found}"
-        raise InputError(message, option="the config")
+    if is_shipped(model_class):
+        directory.build_on_meta(lambda: model_class(config), config, state)
 
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:
@@ -282,8 +281,10 @@ def load_weights(
         strict: False ignores names that only the state dict or only the module has.
 
     Raises:
-        InputError: Names or shapes in the state dict do not match those of the module.
+        InputError: Names, shapes or kinds of numbers in the state dict do not match the module.
     """
+    with errors_in(path):
+        check_kinds(state, module.state_dict())
     try:
         module.load_state_dict(state, strict=strict)
     except RuntimeError as error:

@@ -10,6 +10,7 @@ fourfold.json holds
      "generation": {"eos_id": 2, ...}}
 """
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ from safetensors.torch import save_file
 
 from fourfold.checkpoints.classes import model_name
 from fourfold.checkpoints.schema import VERSION, WEIGHT_PREFIX, check_version
-from fourfold.core.validation import check_type
-from fourfold.errors import errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.directory import WEIGHTS_FILE, read_safetensors, write_json
-from fourfold.text_files import read_json
+from fourfold.json_files import read_json
+from fourfold.text_files import read_text
 
 DESCRIPTION = "fourfold.json"
 TOKENIZER = "tokenizer.json"
@@ -45,16 +45,14 @@ def read(path: Path) -> dict[str, Any]:
     file = path / DESCRIPTION
     description = read_json(file)
     check_version(description, file)
-    with errors_in(file):
-        check_type("artifacts", description.get("artifacts"), dict)
-    saved = {
+    saved: dict[str, Any] = {
         "version": VERSION,
         "model": description.get("model"),
         "task": {"class": "", "init_args": description.get("generation")},
-        "data": description["artifacts"],
+        "data": description.get("artifacts"),
     }
-    if (path / TOKENIZER).is_file():
-        saved["data"]["tokenizer"] = (path / TOKENIZER).read_text(encoding="utf-8")
+    if os.path.lexists(path / TOKENIZER) and saved["data"] is not None:
+        saved["data"]["tokenizer"] = read_text(str(path / TOKENIZER))
     weights = read_safetensors(path / WEIGHTS_FILE)
     return {
         "fourfold": saved,

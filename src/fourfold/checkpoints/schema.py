@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fourfold.core.config import require_sizes
 from fourfold.core.validation import check_nesting, check_stored, check_type, quote
-from fourfold.errors import InputError, errors_in
+from fourfold.errors import InputError, errors_in, reading
 from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
@@ -41,7 +41,7 @@ SECTIONS: dict[str, dict[str, type]] = {
 # Types of the artifacts of a DataModule, by name. A checkpoint may hold a list for a tuple.
 ARTIFACTS: dict[str, Any] = {
     "tokenizer": str,
-    "class_names": tuple,
+    "class_names": tuple[str, ...],
     "max_len": int | None,
     "n_separators": int,
     "n_texts": int,
@@ -50,15 +50,14 @@ ARTIFACTS: dict[str, Any] = {
     "tgt_lang": str,
     "image_size": int,
     "n_channels": int,
-    "mean": tuple,
-    "std": tuple,
+    "mean": tuple[float, ...],
+    "std": tuple[float, ...],
     "crop_pct": float,
     "crop_mode": str,
     "interpolation": str,
     "features": dict,
     "chat_template": dict,
 }
-ITEMS = {"class_names": str, "mean": float, "std": float}  # types of the items of tuples
 TASK_SECTIONS = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
 
 
@@ -101,7 +100,7 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
     for name in content.keys() - {"state_dict"}:
         check_nesting(content[name], _parts, MAX_VALUES, path)
     check_version(saved, path)
-    with errors_in(path):
+    with reading(path):
         for name, keys in SECTIONS.items():
             section = saved.get(name)
             check_type(f"fourfold.{name}", section, dict)
@@ -110,8 +109,6 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
         for name, value in saved["data"].items():
             if name in ARTIFACTS:
                 check_type(f"data.{name}", value, ARTIFACTS[name])
-            for item in value if name in ITEMS else ():
-                check_type(f"data.{name}", item, ITEMS[name])
         check_type("state_dict", content.get("state_dict"), dict)
         for name, tensor in content["state_dict"].items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):

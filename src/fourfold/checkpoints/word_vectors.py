@@ -110,7 +110,7 @@ def _read_first_lines(path: str, width: int) -> int | None:
         InputError: The file cannot be read, or the vectors have another width than `width`.
     """
     lines = list(islice(_lines(path), _N_CHECKED))
-    header = re.fullmatch(rb"(\d+) (\d+)", lines[0][1]) if lines else None
+    header = re.fullmatch(rb"(\d{1,18}) (\d{1,18})", lines[0][1]) if lines else None
     counts = {number: _count_numbers(line) for number, line in lines}
     number, given = min(counts.items(), key=lambda item: item[1], default=(1, 0))
     if header:

@@ -81,7 +81,8 @@ def check_type(name: str, value: object, declared: Any) -> None:
     """Raise InputError unless `value` has the type `declared`, such as `int | None`.
 
     A list is accepted for a tuple, and an int for a float. A bool is not accepted for an int or a
-    float.
+    float. If the type declares one type for all items, such as `list[int]` and `dict[str, int]`,
+    the items are checked, too.
 
     Args:
         name: Name of the option that has this value, for the error message.
@@ -96,12 +97,22 @@ def check_type(name: str, value: object, declared: Any) -> None:
     types += [int] * (float in types) + [list] * (tuple in types)
     is_wrong_bool = isinstance(value, bool) and bool not in types  # a bool is also an int
     if value in choices or (isinstance(value, tuple(types)) and not is_wrong_bool):
+        for member in members:
+            _check_items(name, value, member)
         return
     names = [t.__name__ for t in types if t is not type(None)]
     if choices and (isinstance(value, str) or not names):
         check_choice(name, value, choices)
     allowed = " or ".join([*map(repr, choices), *names])
     raise InputError(f"must be of type {allowed}, got {quote(value)!r}", option=name)
+
+
+def _check_items(name: str, value: object, declared: Any) -> None:
+    """Check the items of a list, or the values of a dict, if all of them have one declared type."""
+    inner = {x for x in get_args(declared)[get_origin(declared) is dict :] if x is not ...}
+    if len(inner) == 1 and Any not in inner and isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            check_type(name, item, *inner)
 
 
 def quote(value: object) -> str:
@@ -156,8 +167,9 @@ def check_nesting(
 def check_stored(tensors: Mapping[str, Any]) -> None:
     """Check that the storages of tensors that were read from a file hold all of their elements.
 
-    A file of a few bytes can describe a tensor of any size, all of whose elements have the same
-    address (stride 0). A copy of this tensor would exhaust the memory.
+    A file of a few bytes can describe a tensor of any size: a tensor on the meta device has no
+    elements at all, a sparse tensor has only some of them, and a tensor with stride 0 has only one.
+    A copy of this tensor would exhaust the memory, or have arbitrary values.
 
     Args:
         tensors: Tensors by name. Other values are ignored.
@@ -166,10 +178,39 @@ def check_stored(tensors: Mapping[str, Any]) -> None:
         InputError: A tensor has more elements than its storage.
     """
     for name, x in tensors.items():
-        is_dense = str(getattr(x, "layout", "")) == "torch.strided"
-        if is_dense and x.numel() * x.itemsize > x.untyped_storage().nbytes():
+        if hasattr(x, "layout") and x.numel() * x.itemsize > _n_bytes(x):
             message = f"has {x.numel()} elements, more than its storage holds"
             raise InputError(message, option=str(name)[:80])
+
+
+def _n_bytes(x: Any) -> int:
+    """Return the size of the storage of a tensor; 0 for a sparse tensor and on the meta device."""
+    is_stored = str(x.layout) == "torch.strided" and not x.is_meta
+    return int(x.untyped_storage().nbytes()) if is_stored else 0
+
+
+def count_stored(tensors: Iterable[Any]) -> int:
+    """Return the number of elements in the storages of tensors; a shared storage counts once."""
+    storages = {x.untyped_storage()._cdata: x for x in tensors}
+    return sum(x.untyped_storage().nbytes() // x.itemsize for x in storages.values())
+
+
+def check_kinds(tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Check that tensors with integers or complex numbers do not replace floating-point weights.
+
+    `load_state_dict` would convert such tensors without an error.
+
+    Args:
+        tensors: Tensors by name, as they were read from a file.
+        expected: Tensors of the module by name. A name that one of the two lacks is not checked.
+
+    Raises:
+        InputError: One tensor has floating-point numbers, and the other one has not.
+    """
+    for name in tensors.keys() & expected.keys():
+        if tensors[name].is_floating_point() != expected[name].is_floating_point():
+            kinds = (str(x.dtype).removeprefix("torch.") for x in (expected[name], tensors[name]))
+            raise InputError("must have numbers of type {}, got {}".format(*kinds), option=name)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

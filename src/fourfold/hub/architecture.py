@@ -165,7 +165,7 @@ class Field:
             config: Content of config.json.
 
         Raises:
-            InputError: The keys have different values, or a value of a wrong type.
+            InputError: The keys have different values.
         """
         found = {key: get_key(config, key, ...) for key in self.hf_keys}
         values = {key: value for key, value in found.items() if value is not ...}
@@ -174,11 +174,7 @@ class Field:
             listed = ", ".join(f"{key}={value}" for key, value in values.items())
             message = f"must be equal, since both give the one field {self.name}"
             raise InputError(message, option=listed)
-        try:
-            return self.from_hf(first)
-        except TypeError as error:
-            message = f"has a wrong type: {str(first)[:80]!r}"
-            raise InputError(message, option=" and ".join(self.hf_keys)) from error
+        return self.from_hf(first)
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
@@ -274,11 +270,7 @@ class Architecture:
         """
         check_allowed(config, {key: (value,) for key, value in self.required.items()})
         values = {field.name: field.read(config) for field in self.fields}
-        try:
-            native = self.config_class(**values | {**self.implied, **self.infer(names, config)})
-        except TypeError as error:  # raised before the config checks its fields
-            message = f"has a value of a wrong type ({error})"
-            raise InputError(message, option=self.config_class.__name__) from error
+        native = self.config_class(**values | {**self.implied, **self.infer(names, config)})
         require_sizes(native)
         return native
 

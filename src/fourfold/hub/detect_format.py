@@ -3,6 +3,7 @@
 `read_model` imports a model of any of these formats.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.errors import InputError, errors_in
+from fourfold.errors import InputError, reading
 from fourfold.hub import directory, nanogpt, preprocessing, timm, transformers_format
 from fourfold.hub.directory import SourceModel
+from fourfold.json_files import read_json
 from fourfold.models import CLIP, CausalLM, ViT
-from fourfold.text_files import read_json
 from fourfold.tokenization import pretrained
 from fourfold.tokenization.chat import read_chat_template
 
@@ -43,8 +44,14 @@ def read_model(
     Raises:
         InputError: The files are corrupted, or contain a model that is not supported.
     """
-    with errors_in(path):
-        source = _read_weights(path, content)
+    with reading(path):
+        return _read_source(path, content, allow_missing_heads)
+
+
+def _read_source(
+    path: Path, content: Mapping[str, Any] | None, allow_missing_heads: bool
+) -> SourceModel:
+    source = _read_weights(path, content)
     model = source.model
     # DINOv2, which pools in this way, is published without a head, for its hidden states.
     if isinstance(model, ViT) and not (allow_missing_heads or model.config.pool == "cls_mean"):
@@ -82,12 +89,11 @@ def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
     if content is not None and nanogpt.is_nanogpt(content):
         return SourceModel(path, nanogpt.read_nanogpt_model(content), "nanoGPT")
     folder = path if content is None else path.parent
-    is_directory = directory.is_model_directory(folder)
-    settings = read_json(folder / directory.CONFIG_FILE) if is_directory else {}
+    settings = read_json(folder / directory.CONFIG_FILE, optional=True)
     if content is None and "model_type" not in settings:
         if "architecture" in settings:
             content = directory.read_tensors(path)
-        elif (path / _MINGPT_WEIGHTS).is_file():
+        elif os.path.lexists(path / _MINGPT_WEIGHTS):
             content = directory.read_pickle(path / _MINGPT_WEIGHTS)
     if content is None:
         model = transformers_format.read_model(path)

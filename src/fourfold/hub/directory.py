@@ -1,6 +1,7 @@
 """Model directories of transformers and timm: files, `SourceModel`, and bounds of model sizes."""
 
 import json
+import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fourfold.core.validation import check_stored
+from fourfold.core.validation import check_stored, count_stored
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
+from fourfold.json_files import read_json
 from fourfold.models.base import Model, on_meta
-from fourfold.text_files import read_json
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -87,7 +88,7 @@ def resolve_path(path: str | Path) -> Path:
 
 def is_model_directory(path: Path) -> bool:
     """Return True if `path` contains a config.json."""
-    return (path / CONFIG_FILE).is_file()
+    return os.path.lexists(path / CONFIG_FILE)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -100,16 +101,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         InputError: There are no weights, a file is corrupted or missing, or a pickle contains
             objects other than tensors.
     """
-    if (path / WEIGHTS_FILE).is_file():
+    if os.path.lexists(path / WEIGHTS_FILE):
         return read_safetensors(path / WEIGHTS_FILE)
-    if (path / PICKLE_FILE).is_file() and not (path / INDEX_FILE).is_file():
+    if os.path.lexists(path / PICKLE_FILE) and not os.path.lexists(path / INDEX_FILE):
         return read_pickle(path / PICKLE_FILE)
-    if not (path / INDEX_FILE).is_file():
+    shards = read_json(path / INDEX_FILE, optional=True).get("weight_map")
+    if shards is None:
         raise InputError(f"contains neither {WEIGHTS_FILE} nor {PICKLE_FILE}", file=path)
-    shards = read_json(path / INDEX_FILE).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        message = "must map tensor names to file names"
-        raise InputError(message, option="weight_map", file=path / INDEX_FILE)
     for shard in set(shards.values()):
         if Path(shard).name != shard:  # an index could name any file of the machine
             message = f"must name files in the directory of the index, got {shard[:80]!r}"
@@ -155,7 +153,8 @@ def build_on_meta(
 
     Raises:
         InputError: The config has more layers than there are tensors, describes tensors with too
-            many elements for torch, or needs computed tables that are larger than the weights.
+            many elements for torch or twice as many elements as the storages of the weights, or
+            needs computed tables that are larger than the weights.
     """
     check_layers(config, tensors)
     try:
@@ -163,9 +162,13 @@ def build_on_meta(
             model = build()
     except RuntimeError as error:  # torch cannot count so many elements
         raise InputError("describes a model that is too large", option="the config") from error
-    stored = {*model.state_dict()}
+    stored = model.state_dict()
+    needed, found = (count_stored(state.values()) for state in (stored, tensors))
+    if needed > 2 * found:  # if less is missing, later messages name the tensors
+        message = f"describes a model of {needed} numbers, but the weights have {found}"
+        raise InputError(message, option="the config")
     n_computed = sum(x.numel() for name, x in model.named_buffers() if name not in stored)
-    limit = max(MIN_TABLE_LIMIT, sum(x.numel() for x in tensors.values()))
+    limit = max(MIN_TABLE_LIMIT, found)
     if n_computed > limit:
         message = f"describes computed tables of {n_computed} numbers, at most {limit} are allowed"
         raise InputError(f"{message} with these weights", option="the config")
@@ -214,7 +217,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     Raises:
         InputError: The file is missing or corrupted.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError("this file of the weights is missing", file=path)
     try:
         return load_file(path)

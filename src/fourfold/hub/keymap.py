@@ -21,6 +21,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fourfold.core.validation import check_kinds
 from fourfold.errors import InputError
 
 _MAX_LISTED = 8  # names in an error message
@@ -180,6 +181,7 @@ class KeyMap:
         unmapped: dict[str, Tensor] = {}
         unknown = dict(external)
         for op, names, keys in self._rules_for(expected, external):
+            check_kinds(external, dict.fromkeys(keys, expected[names[0]]))
             try:
                 outputs = op.to_native(*(external[key] for key in keys))
             except (ValueError, IndexError, RuntimeError) as error:

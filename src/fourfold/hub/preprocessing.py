@@ -4,6 +4,7 @@ Generation defaults are special token ids and options of beam search.
 """
 
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 
-from fourfold.core.validation import check_type
-from fourfold.errors import InputError, errors_in
+from fourfold.core.validation import POSITIVE, check_positive, check_type
+from fourfold.errors import InputError, reading
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
 from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
+from fourfold.json_files import read_json
 from fourfold.models import (
     CLIP,
     CausalLM,
@@ -27,7 +29,6 @@ from fourfold.models import (
 )
 from fourfold.models.base import Model
 from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.text_files import read_json
 from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 
@@ -43,6 +44,7 @@ _IMAGE_DEFAULTS: dict[str, Any] = {
     "resample": 2,
 }
 _ALLOWED = {
+    "do_resize": (True,),
     "do_rescale": (True, None),
     "rescale_factor": (1 / 255,),
     "resample": tuple(_PIL_RESAMPLE),
@@ -91,7 +93,7 @@ def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
         config: Content of config.json.
 
     Raises:
-        InputError: The model is a multi-label classifier, or `id2label` is not valid.
+        InputError: The model is a multi-label classifier.
     """
     if (problem := config.get("problem_type")) == "multi_label_classification":
         raise InputError(f"must have one class per sample, got {problem}", option="problem_type")
@@ -99,16 +101,9 @@ def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def class_names(config: Json) -> list[str]:
-    """Return the class names of config.json in the order of their ids; empty if it has none.
-
-    Raises:
-        InputError: `id2label` does not map each id to a name.
-    """
+    """Return the class names of config.json in the order of their ids; empty if it has none."""
     names = config.get("id2label") or {}
-    try:
-        return [str(names[key]) for key in sorted(names, key=int)]
-    except (TypeError, ValueError) as error:
-        raise InputError("must map each class id to a name", option="id2label") from error
+    return [str(names[key]) for key in sorted(names, key=int)]
 
 
 def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
@@ -156,18 +151,15 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     Raises:
         InputError: A file is not valid JSON, or a value has a wrong type.
     """
-    files = [path / GENERATION_FILE, path / CONFIG_FILE]
-    return parse_generation_defaults({x: read_json(x) for x in files if x.is_file()})
+    files = (path / GENERATION_FILE, path / CONFIG_FILE)
+    return parse_generation_defaults([read_json(file, optional=True) for file in files])
 
 
-def parse_generation_defaults(contents: Mapping[Path, Json]) -> GenerationDefaults:
+def parse_generation_defaults(contents: Sequence[Json]) -> GenerationDefaults:
     """Return the special token ids and the options of beam search in the content of JSON files.
 
     Args:
-        contents: Content of each file by path, in order of precedence.
-
-    Raises:
-        InputError: A value has a wrong type.
+        contents: Content of each file, in order of precedence.
     """
     start = _first_number(contents, "decoder_start_token_id")
     alpha = _first_number(contents, "length_penalty")
@@ -183,43 +175,24 @@ def parse_generation_defaults(contents: Mapping[Path, Json]) -> GenerationDefaul
     )
 
 
-def _stop_ids(contents: Mapping[Path, Json]) -> list[int] | None:
-    """Return the end-of-text tokens after the first one; None if there are none.
+def _stop_ids(contents: Sequence[Json]) -> list[int] | None:
+    """Return the end-of-text tokens after the first one; None if there are none."""
+    found = [x["eos_token_id"] for x in contents if x.get("eos_token_id") is not None]
+    return (found[0][1:] or None) if found and isinstance(found[0], list) else None
+
+
+def _first_number(contents: Sequence[Json], key: str) -> Any:
+    """Return the value of a key from the first object that contains the key; None if none does.
 
     Args:
-        contents: Content of each JSON file by path, in order of precedence.
-
-    Raises:
-        InputError: One of the tokens is not an integer.
-    """
-    found = [x["eos_token_id"] for x in contents.values() if x.get("eos_token_id") is not None]
-    if not found or not isinstance(found[0], list):
-        return None
-    for token in found[0]:
-        check_type("eos_token_id", token, int)
-    return found[0][1:] or None
-
-
-def _first_number(contents: Mapping[Path, Json], key: str) -> Any:
-    """Return the value of a key from the first file that contains the key; None if no file does.
-
-    Args:
-        contents: Content of each JSON file by path, in order of precedence.
+        contents: Content of each JSON file, in order of precedence.
         key: Key such as eos_token_id. It is also searched in the sections `text_config` and
             `decoder`. If the value is a list, its first entry is returned.
-
-    Raises:
-        InputError: The value of `length_penalty` is not a number, or another value is not an
-            integer.
     """
-    allowed = (int, float) if key == "length_penalty" else (int,)
-    for file, content in contents.items():
+    for content in contents:
         for section in ("", "text_config.", "decoder."):
             value = get_key(content, section + key)
             value = value[0] if isinstance(value, list) and value else value
-            if value is not None and type(value) not in allowed:
-                message = f"must be a number, got {str(value)[:80]!r}"
-                raise InputError(message, option=section + key, file=file)
             if value is not None:
                 return value
     return None
@@ -333,10 +306,10 @@ def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:
         InputError: A setting is not supported.
     """
     file = path / PREPROCESSOR_FILE
-    if not file.is_file():  # newer directories: the preprocessor is a section of another file
+    if not os.path.lexists(file):  # newer directories: a section of another file
         file = path / "processor_config.json"
-    settings = read_json(file) if file.is_file() else {}
-    with errors_in(file):
+    settings = read_json(file, optional=True)
+    with reading(file):
         transform = _read_transform(settings, config.image_size, config.n_channels)
     return {"image_size": config.image_size, "n_channels": config.n_channels, **transform}
 
@@ -355,9 +328,7 @@ def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str
     Raises:
         InputError: A setting is not supported.
     """
-    settings = settings.get("image_processor", settings)
-    if not isinstance(settings, Mapping):
-        raise InputError("must be a JSON object", option="image_processor")
+    settings = settings.get("image_processor") or settings
     settings = _IMAGE_DEFAULTS | {k: v for k, v in settings.items() if v is not None}
     check_allowed(settings, _ALLOWED)
     resized = _read_side(settings, "size", _read_side(settings, "crop_size", image_size))
@@ -402,7 +373,7 @@ def _read_side(settings: Json, key: str, default: int) -> int:
         default: Length in pixels if the key is absent.
 
     Raises:
-        InputError: The sides differ, or are not positive integers.
+        InputError: The sides differ, or are not numbers of pixels that an image may have.
     """
     value: Any = settings.get(key, default)
     if isinstance(value, Mapping):
@@ -410,8 +381,8 @@ def _read_side(settings: Json, key: str, default: int) -> int:
         if "shortest_edge" not in value and height != width:
             raise InputError(f"must be a square, got {height}x{width}", option=key)
         value = value.get("shortest_edge", height)
-    if type(value) is not int or value < 1:
-        raise InputError(f"must be a number of pixels, got {str(value)[:80]}", option=key)
+    check_type(key, value, int)
+    check_positive(key, value, POSITIVE["image_size"])
     return value
 
 
@@ -426,12 +397,10 @@ def _read_channels(settings: Json, key: str, n_channels: int) -> list[float]:
         n_channels: Number of channels.
 
     Raises:
-        InputError: The value is not a list of finite numbers, or its length is neither 1 nor
-            `n_channels`.
+        InputError: A number is not finite, or there are neither 1 nor `n_channels` numbers.
     """
     values = settings[key]
-    is_valid = isinstance(values, list) and len(values) in (1, n_channels)
-    if not is_valid or not all(type(x) in (int, float) and math.isfinite(x) for x in values):
+    if len(values) not in (1, n_channels) or not all(map(math.isfinite, values)):
         raise InputError(f"must be {n_channels} numbers, got {str(values)[:80]}", option=key)
     return [float(x) for x in values] * (n_channels // len(values))
 

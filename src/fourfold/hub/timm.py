@@ -39,6 +39,9 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     _ACT_LAYER: (None, "gelu"),
     "model_args.norm_layer": (None, "layernorm"),
     "model_args.pool_include_prefix": (None, False),
+    **dict.fromkeys(
+        ("model_args.mlp_layer", "model_args.attn_layer", "model_args.block_fn"), (None,)
+    ),
 }
 _POOLS = {"cls": "token", "mean": "avg"}
 # timm architectures that are exported, without and with a distillation token. `model_args` in
@@ -252,19 +255,18 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         InputError: The tensors or settings are not those of a supported ViT.
     """
     d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4)
-    n_rows = tensor_shape(tensors, "pos_embed", 3)[1]
     n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
     n_registers = tensor_shape(tensors, _REGISTERS, 3)[1] if _REGISTERS in tensors else 0
-    n_prefix += n_registers
-    # DeiT III has no position for these tokens.
-    placed = get_key(settings, "model_args.no_embed_class") is not True
-    placed = placed and (n_prefix == 0 or math.isqrt(n_rows) ** 2 != n_rows)
-    side = math.isqrt(max(n_rows - n_prefix * placed, 0))
-    if side**2 + n_prefix * placed != n_rows:
-        rows = f"a row for each of {n_prefix} prefix tokens and of a square of patches"
-        raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
+    side, placed = _read_grid(tensors, settings, patch_size, n_prefix + n_registers)
+    n_layers = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     pool = "cls" if _PREFIX_TOKENS[0] in tensors else "mean"
-    allowed = dict(_ALLOWED)
+    stated = {
+        "depth": n_layers,
+        "class_token": pool == "cls",
+        "reg_tokens": n_registers,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
+    }
+    allowed = _ALLOWED | {f"model_args.{key}": (None, value) for key, value in stated.items()}
     # Without a head, the pooling and the number of classes have no effect.
     options: dict[str, Any] = {"n_classes": 1, "pool": pool}
     if "head.weight" in tensors:
@@ -272,7 +274,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         allowed |= dict.fromkeys(("global_pool", "model_args.global_pool"), (_POOLS[pool],))
     if "blocks.0.ls1.gamma" in tensors:
         options["layer_scale"] = get_key(settings, "model_args.init_values", _LAYER_SCALE)
-    if "blocks.0.attn.qkv.weight" in tensors and "blocks.0.attn.qkv.bias" not in tensors:
+    if not stated["qkv_bias"]:
         options["qkv_bias"] = False
     if "pre_logits.fc.weight" in tensors:
         options["representation_size"] = len(tensors["pre_logits.fc.weight"])
@@ -282,7 +284,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         notes.append("assumed the exact GELU, as in all but a few of timm's models")
     config = ViTConfig(
         d_model=d_model,
-        n_layers=len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
+        n_layers=n_layers,
         n_heads=n_heads,
         d_ff=tensor_shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0],
         norm_eps=_NORM_EPS,
@@ -295,6 +297,36 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         **options,
     )
     return config, notes
+
+
+def _read_grid(
+    tensors: Mapping[str, Tensor], settings: Json, patch_size: int, n_prefix: int
+) -> tuple[int, bool]:
+    """Return the number of patches along a side, and whether prefix tokens have positions.
+
+    `img_size`, `input_size` and `no_embed_class` in config.json have precedence over the number of
+    positions, which can mean both (DeiT III has no positions of prefix tokens).
+
+    Raises:
+        InputError: The image is not a square of patches, or has another number of positions.
+    """
+    n_rows = tensor_shape(tensors, "pos_embed", 3)[1]
+    input_size = get_key(settings, "pretrained_cfg.input_size") or [0, 0, 0]
+    image = get_key(settings, "model_args.img_size") or input_size[1:]
+    height, width = image if isinstance(image, list) else (image, image)
+    if height != width or height % patch_size:
+        message = f"must be a square of patches of {patch_size} pixels, got {height}x{width}"
+        raise InputError(message, option="img_size")
+    side = height // patch_size or math.isqrt(n_rows)  # without a size, guess that it is a square
+    unplaced = get_key(settings, "model_args.no_embed_class")
+    if unplaced is None:
+        unplaced = n_prefix > 0 and n_rows == side**2
+    n_prefix *= not unplaced
+    side = height // patch_size or math.isqrt(max(n_rows - n_prefix, 0))
+    if side**2 + n_prefix != n_rows:
+        rows = f"a row for each of {n_prefix} prefix tokens and of a square of patches"
+        raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
+    return side, not unplaced
 
 
 def _read_n_heads(settings: Json, d_model: int) -> tuple[int, list[str]]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.errors import InputError, errors_in
+from fourfold.core.validation import check_stored, check_types
+from fourfold.errors import InputError, errors_in, reading
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
 from fourfold.hub.architectures.clip import CLIP
@@ -32,9 +33,9 @@ from fourfold.hub.directory import (
     write_json,
 )
 from fourfold.hub.keymap import listed
+from fourfold.json_files import TYPES, check_values, read_json
 from fourfold.models import EncoderDecoder
 from fourfold.models.base import Model, on_meta
-from fourfold.text_files import read_json
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
 # For export of a model without a source, the first architecture that represents all of its settings
@@ -91,6 +92,12 @@ class SourceCheckpoint:
     is_base_model: bool
     generation_config: Json = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_types(self, prefix="source.")
+        check_values(self.config, TYPES[CONFIG_FILE], "source.config.")
+        check_values(self.generation_config, TYPES[GENERATION_FILE], "source.generation_config.")
+        check_stored(self.unmapped_tensors)
+
 
 def read_model(path: Path) -> Model:
     """Read the model of a transformers directory, in fp32 on the CPU and in eval mode.
@@ -117,7 +124,7 @@ def read_model(path: Path) -> Model:
     is_base_model = not any(name.startswith(prefix) for name in tensors)
     if is_base_model:
         tensors = {prefix + name: x for name, x in tensors.items()}
-    with errors_in(path / CONFIG_FILE):
+    with reading(path / CONFIG_FILE):
         native_config: Any = architecture.read_config(config, tensors.keys())
         options = architecture.model_options(tensors.keys())
         build = partial(architecture.model_class, native_config, **options)
@@ -135,8 +142,7 @@ def read_model(path: Path) -> Model:
             _check_constants(architecture, unmapped, dict(model.named_buffers()))
     model = model.float()
     model.load_state_dict(native)
-    generation = path / GENERATION_FILE
-    entries = read_json(generation) if generation.is_file() else {}
+    entries = read_json(path / GENERATION_FILE, optional=True)
     model.source = SourceCheckpoint(config, unmapped, is_base_model, entries)
     result: Model = model.eval()
     return result

@@ -35,7 +35,8 @@ from fourfold.checkpoints.schema import (
     init_annotations,
 )
 from fourfold.core.config import ModelConfig
-from fourfold.errors import InputError
+from fourfold.core.validation import check_kinds
+from fourfold.errors import InputError, errors_in
 from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.models.base import Model
 from fourfold.models.finetuning.config import TuningConfig
@@ -523,12 +524,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         the long RuntimeError of torch.
 
         Raises:
-            InputError: The weights in the Trainer's checkpoint do not match the model.
+            InputError: The weights in the checkpoint do not match the model.
         """
+        path = getattr(attached_trainer(self), "ckpt_path", None)
+        with errors_in(path or "checkpoint"):
+            check_kinds(state_dict, self.state_dict())
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except RuntimeError as error:
-            path = getattr(attached_trainer(self), "ckpt_path", None)
             if path is None or "Error(s) in loading state_dict" not in str(error):
                 raise
             raise InputError("the weights do not match the model's config", file=path) from error

@@ -18,6 +18,7 @@ from fourfold.checkpoints.classes import (
     class_path,
     config_class_of,
     find_user_class,
+    is_shipped,
     model_name,
 )
 from fourfold.checkpoints.files import find_checkpoint, read_file
@@ -28,7 +29,7 @@ from fourfold.checkpoints.schema import (
     check_init_args,
     check_training,
 )
-from fourfold.errors import InputError, errors_in
+from fourfold.errors import InputError, errors_in, reading
 
 if TYPE_CHECKING:
     from fourfold.tasks import Task
@@ -132,7 +133,7 @@ def task_from_checkpoint(
         is_partial = isinstance(value, Mapping) and isinstance(arguments.get(name), Mapping)
         arguments[name] = {**arguments[name], **value} if is_partial else value
     config, state = arguments.pop("config"), content["state_dict"]
-    with errors_in(path):
+    with (reading if is_shipped(task_class) else errors_in)(path):
         check_init_args(task_class, arguments)
         task = task_class.from_checkpoint(config, arguments, state if strict else None)
     load_weights(task, state, path, strict)
@@ -187,7 +188,7 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
     if is_state_dict and any(name.startswith(WEIGHT_PREFIX) for name in content):
         return content
     check_content(content, path)
-    with errors_in(path):
+    with reading(path):
         check_training(content)
     content.setdefault("pytorch-lightning_version", lightning.__version__)
     return content

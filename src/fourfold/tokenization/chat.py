@@ -1,6 +1,7 @@
 """Chat templates: the text of a conversation in the form that a model was trained on."""
 
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -11,7 +12,8 @@ from typing import Any
 
 from fourfold.core.validation import check_type
 from fourfold.errors import InputError, errors_in
-from fourfold.text_files import read_json, read_text
+from fourfold.json_files import read_json
+from fourfold.text_files import read_text
 from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -48,13 +50,13 @@ def read_chat_template(path: Path) -> dict[str, str] | None:
         'Hello'
     """
     config_file = path / TOKENIZER_CONFIG_FILE
-    config = read_json(config_file) if config_file.is_file() else {}
+    config = read_json(config_file, optional=True)
     template = config.get("chat_template")
     with errors_in(config_file):
         if isinstance(template, list):
-            named = [x for x in template if isinstance(x, dict) and x.get("name") == "default"]
+            named = [x for x in template if x.get("name") == "default"]
             template = named[0].get("template") if named else template
-        if (path / TEMPLATE_FILE).is_file():
+        if os.path.lexists(path / TEMPLATE_FILE):
             template = read_text(str(path / TEMPLATE_FILE))
         if template is None:
             return None
@@ -125,7 +127,11 @@ class ChatTemplate:
             program = [sys.executable, "-P", str(Path(__file__).with_name("chat_process.py"))]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(
-                [*program, *limits], stdin=pipe, stdout=pipe, encoding="utf-8"
+                [*program, *limits],
+                stdin=pipe,
+                stdout=pipe,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
             )
             line = f"{json.dumps(self._template)}\n{line}"
         process = self._process

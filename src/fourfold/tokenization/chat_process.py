@@ -56,8 +56,9 @@ def answer(template: str, line: str, max_chars: int) -> dict[str, str]:
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     try:
         text = environment.from_string(template).render(**json.loads(line))
+        text.encode()  # fails for half of a surrogate pair
     except Exception as error:  # also MemoryError and RecursionError
-        return {"error": f"{type(error).__name__}: {error}"[:300]}
+        return {"error": str(error)[:300] or "it needs too much memory"}
     if len(text) > max_chars:
         return {"error": f"the text has {len(text)} characters, more than {max_chars}"}
     return {"text": text}

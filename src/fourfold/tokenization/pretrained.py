@@ -1,5 +1,6 @@
 """Tokenizers from files: tokenizer.json, vocabularies of BERT and GPT, checkpoints, directories."""
 
+import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ import torch
 from tokenizers import decoders, models
 
 from fourfold.errors import InputError
-from fourfold.text_files import parse_json, read_json, read_lines, read_text, resolve
+from fourfold.json_files import read_json
+from fourfold.text_files import parse_json, read_lines, read_text, resolve
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 from fourfold.tokenization.training import (
     TokenizerConfig,
@@ -82,14 +84,13 @@ def tokenizer_files(path: Path) -> TokenizerConfig | None:
         >>> config.lowercase, tokenizer.encode("Cat")
         (True, [4])
     """
-    if (path / TOKENIZER_FILE).is_file():
+    if os.path.lexists(path / TOKENIZER_FILE):
         return TokenizerConfig(file=str(path / TOKENIZER_FILE))
-    if (path / "vocab.txt").is_file():
-        config_file = path / TOKENIZER_CONFIG_FILE
-        config = read_json(config_file) if config_file.is_file() else {}
+    if os.path.lexists(path / "vocab.txt"):
+        config = read_json(path / TOKENIZER_CONFIG_FILE, optional=True)
         lowercase = bool(config.get("do_lower_case", True))
         return TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lowercase)
-    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+    if os.path.lexists(path / "vocab.json") and os.path.lexists(path / "merges.txt"):
         return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
     return None
 

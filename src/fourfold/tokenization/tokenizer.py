@@ -7,11 +7,15 @@ GPT-2 have such names.
 """
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -38,6 +42,7 @@ ROLES = {
 _LINE_BREAKS = "Ċĉč\n\t\r"
 _SPACES = "▁Ġ " + _LINE_BREAKS
 _CHUNK_CHARS = 1 << 20
+_PANIC_LOCK = Lock()  # of descriptor 2
 _BATCH_CHARS = 16 * _CHUNK_CHARS  # characters that all cores encode together
 # Added to the number of characters of a text, because each encoding also needs a fixed memory.
 _CHARS_PER_TEXT = 800
@@ -83,6 +88,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
+        self._may_panic = True  # in the first calls below, or by a regular expression
         self.name = name
         added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         ids = {role: self._first_id(names, added) for role, names in ROLES.items()}
@@ -105,9 +111,11 @@ class Tokenizer:
         self.mask_id = ids["mask"]
         plain = self._call("encode", "a", add_special_tokens=False).ids
         templated = self._call("encode", "a", add_special_tokens=True).ids
+        self._call("encode", "a", "b")  # fails if the template of pairs does
         has_bos = len(templated) > len(plain) and templated[0] == self.bos_id
         self.prepended_id = self.bos_id if has_bos else None
         self.special_ids = sorted(added | {i for i in ids.values() if i is not None})
+        self._may_panic = '"Regex"' in backend.to_str()
         pre_tokenizer = json.dumps(description["pre_tokenizer"])
         is_bert = "BertPreTokenizer" in pre_tokenizer  # the kinds wordpiece and word have it
         self._is_wordpiece = description["model"]["type"] == "WordPiece" or is_bert
@@ -131,21 +139,19 @@ class Tokenizer:
             options: Keyword arguments of the method.
 
         Raises:
-            InputError: The library panicked, for example because a regular expression needs too
-                many steps for the text.
+            InputError: The library failed or panicked, for example because the vocabulary lacks the
+                unknown token, or because a regular expression needs too many steps for the text.
         """
-        try:
+        with _library_errors("the tokenizer fails for this text", self.name, self._may_panic):
             return getattr(self.backend, method)(*args, **options)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # a class of pyo3 that no module exports
-                raise
-            message = f"the tokenizer fails for this text: {' '.join(str(error).split())[:200]}"
-            raise InputError(message, file=self.name) from error
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of entries of the vocabulary, special tokens included."""
-        return self.backend.get_vocab_size(with_added_tokens=True)
+        """Largest token id + 1, special tokens included, which is the number of rows of a table.
+
+        Ids of a tokenizer from somebody else may have gaps.
+        """
+        return 1 + max(self.vocabulary.values())
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -320,13 +326,8 @@ class Tokenizer:
         description = parse_json(text, name)
         if isinstance(description, dict):
             check_description(description, name)
-        try:
+        with _library_errors("this is not a tokenizer of the `tokenizers` library", name, True):
             backend = tokenizers.Tokenizer.from_str(text)
-        except BaseException as error:  # the library raises plain Exception, or panics
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            message = f"this is not a tokenizer of the `tokenizers` library: {error}"
-            raise InputError(message, file=name) from error
         return cls(backend, name)
 
     def save(self, path: str | Path) -> None:
@@ -344,6 +345,56 @@ def _without_space(text: str, begin: int, end: int) -> tuple[int, int]:
     if not (word := text[begin:end].lstrip()):
         return begin, end
     return end - len(word), end - len(word) + len(word.rstrip())
+
+
+@contextmanager
+def _library_errors(problem: str, file: str, may_panic: bool) -> Iterator[None]:
+    """Context of a call of the `tokenizers` library, whose errors become an InputError.
+
+    Args:
+        problem: Clause that says what is wrong, for the error message.
+        file: Name of the tokenizer, for the error message.
+        may_panic: The call may panic, so that the lines of a panic must be discarded.
+    """
+    try:
+        with _without_panic_lines() if may_panic else nullcontext():
+            yield
+    except BaseException as error:
+        if type(error) is not Exception and not _is_panic(error):  # others are errors of the caller
+            raise
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{problem}: {text}", file=file) from error
+
+
+def _is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"  # a class of pyo3 that no module exports
+
+
+@contextmanager
+def _without_panic_lines() -> Iterator[None]:
+    """Context that discards what a panic of the library writes to descriptor 2, past sys.stderr.
+
+    Without a panic, everything that any thread has written meanwhile is written at the end. If
+    several threads are in this context, only the first of them discards lines.
+    """
+    if not _PANIC_LOCK.acquire(blocking=False):
+        yield
+        return
+    with ExitStack() as stack:
+        stack.callback(_PANIC_LOCK.release)
+        lines = stack.enter_context(tempfile.TemporaryFile())
+        stderr = stack.enter_context(os.fdopen(os.dup(2), "wb"))
+        os.dup2(lines.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            if _is_panic(error):
+                lines.truncate(0)
+            raise
+        finally:
+            os.dup2(stderr.fileno(), 2)
+            lines.seek(0)
+            stderr.write(lines.read())
 
 
 def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:

@@ -11,7 +11,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import fourfold
-from fourfold import text_files
+from fourfold import json_files
 from fourfold.errors import InputError
 from fourfold.hub import transformers_format
 from tests.fixtures.hf_models import make_model
@@ -118,10 +118,10 @@ def test_export_updates_only_changed_keys(tmp_path: Path) -> None:
     make_model("clip").save_pretrained(tmp_path / "theirs")
     rewrite(tmp_path / "theirs", "vision_config", initializer_range=0.5)
     model = fourfold.load(tmp_path / "theirs")
-    before = text_files.read_json(tmp_path / "theirs" / "config.json")
+    before = json_files.read_json(tmp_path / "theirs" / "config.json")
     model.config = replace(model.config, attn_dropout=0.25)
     fourfold.save(model, tmp_path / "again")
-    after = text_files.read_json(tmp_path / "again" / "config.json")
+    after = json_files.read_json(tmp_path / "again" / "config.json")
     for section in ("text_config", "vision_config"):
         before[section]["attention_dropout"] = 0.25
     assert after == before

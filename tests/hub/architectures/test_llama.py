@@ -18,8 +18,8 @@ from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.hub.transformers_format import UNSUPPORTED
+from fourfold.json_files import read_json
 from fourfold.models import CausalLM, CausalLMConfig
-from fourfold.text_files import read_json
 from tests.fixtures.hf_models import LLAMA, make_model, random_ids
 
 NAMES = ("llama-yarn", "mistral", "qwen2-windows", "qwen3", "olmo2", "gemma2", "gemma3")

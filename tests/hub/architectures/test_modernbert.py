@@ -19,8 +19,8 @@ from fourfold.core.attention import attention_backend
 from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.hub.transformers_format import write_model
+from fourfold.json_files import read_json
 from fourfold.models import MaskedLM, MaskedLMConfig, SequenceClassifier, SequenceClassifierConfig
-from fourfold.text_files import read_json
 from tests.fixtures.hf_models import MODERNBERT, make_model, padding_mask, random_ids
 
 NATIVE: dict[str, Any] = {

@@ -13,9 +13,9 @@ from fourfold.checkpoints.init_from import initialize_from
 from fourfold.checkpoints.load import read_model
 from fourfold.errors import InputError
 from fourfold.hub import directory
+from fourfold.json_files import read_json
 from fourfold.models import ViT, ViTConfig
 from fourfold.tasks.convert import make_task
-from fourfold.text_files import read_json
 from tests.fixtures.hf_models import DINOV2, DINOV3, make_model, to_fp64
 from tests.hub.test_transformers_format import close, gradients, mapped_gradients
 

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import check_positive, check_range, check_types
-from fourfold.data.vision.image_stores import PIL_MODES, decode
+from fourfold.core.validation import POSITIVE, check_positive, check_range, check_types
+from fourfold.data.vision.image_stores import PIL_MODES, UnreadableImage, decode
 from fourfold.errors import InputError
 
 _TRANSFORM_ARTIFACTS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
@@ -205,6 +205,8 @@ class EvalTransform:
     n_channels: int
 
     def __post_init__(self) -> None:
+        smallest = self.size / POSITIVE["image_size"]
+        check_range("transform.crop_pct", self.config.effective_crop_pct, minimum=smallest)
         self.normalize = Normalize(self.config.mean, self.config.std, self.n_channels)
 
     def __call__(
@@ -266,4 +268,17 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
     transform = EvalTransform(config, artifacts["image_size"], n_channels)
 
-    return lambda image: transform([decode(image, n_channels, str(image))])[0]
+    side = resized_side(transform.size, config.effective_crop_pct)
+
+    def prepare(image: str | Path | Image.Image) -> Tensor:
+        pixels = decode(image, n_channels, str(image))
+        short, long = sorted(pixels.shape[1:])
+        if (
+            config.crop_mode == "center"
+            and side * side * long > POSITIVE["image_size"] ** 2 * short
+        ):
+            message = f"the image of {long} x {short} pixels is too large after resizing to {side}"
+            raise UnreadableImage(message, file=str(image))
+        return transform([pixels])[0]
+
+    return prepare

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from fourfold.core.validation import check_range, check_type
+from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, field
 from fourfold.hub.architectures.llama import LLAMA, keymap, llama_fields, tied_if_base
@@ -31,9 +31,7 @@ def _read_gemma(names: Collection[str], config: Json) -> dict[str, Any]:
     if config.get("use_bidirectional_attention"):
         raise InputError("must be false, got true", option="use_bidirectional_attention")
     scalar, d_model = config.get("query_pre_attn_scalar", 256), config.get("hidden_size", 2304)
-    check_type("query_pre_attn_scalar", scalar, float)
     check_range("query_pre_attn_scalar", scalar, above=0.0)
-    check_type("hidden_size", d_model, int)
     return {
         **tied_if_base(names, config),
         "attn_scale": scalar**-0.5,
@@ -65,7 +63,6 @@ def _read_gemma2(names: Collection[str], config: Json) -> dict[str, Any]:
 def _read_gemma3(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of Gemma 3, with rotary positions of two kinds of layers."""
     period = config.get("sliding_window_pattern", 6)
-    check_type("sliding_window_pattern", period, int)
     letters = "".join(
         "S" if period < 1 or i % period else "L" for i in range(1, 1 + count_layers(config, 26))
     )

@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from fourfold.core.validation import check_type
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Architecture, Json, activation_field, field
 from fourfold.hub.architectures.rotary import (
@@ -130,7 +129,6 @@ def _read_mistral(names: Collection[str], config: Json) -> dict[str, Any]:
 def _read_qwen(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of Qwen2 and Qwen3, whose windows may begin at a later layer."""
     n_layers, n_full = count_layers(config, 32), config.get("max_window_layers", 28)
-    check_type("max_window_layers", n_full, int)
     n_full = min(max(n_full, 0), n_layers)
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     windows = read_windows(config, "L" * n_full + "S" * (n_layers - n_full), window)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from fourfold.core.validation import check_range, check_type
+from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Architecture, Json, activation_field, check_allowed, field
 from fourfold.hub.architectures.rotary import (
@@ -36,9 +36,7 @@ def _read(names: Collection[str], config: Json) -> dict[str, Any]:
         listed = ", ".join(f"{key}={value}" for key, value in biases.items())
         raise InputError("must be equal, since one field gives all of them", option=listed)
     period, width = config.get("global_attn_every_n_layers", 3), config.get("local_attention", 128)
-    check_type("global_attn_every_n_layers", period, int)
     check_range("global_attn_every_n_layers", period, minimum=1)
-    check_type("local_attention", width, int)
     letters = "".join("S" if i % period else "L" for i in range(count_layers(config, 22)))
     windows = read_windows(config, letters, width // 2 + 1)
     keys = ("global_rope_theta", "local_rope_theta")

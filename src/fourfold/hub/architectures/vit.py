@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from fourfold.core.validation import check_type
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
 from fourfold.hub.architectures.bert import encoder_fields, encoder_rules
@@ -128,11 +127,9 @@ def _gated_width(d_model: int, ratio: int) -> int:
 def _read_dinov2(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of DINOv2 that several keys of config.json determine."""
     d_model, ratio = config.get("hidden_size", 768), config.get("mlp_ratio", 4)
-    check_type("hidden_size", d_model, int)
-    check_type("mlp_ratio", ratio, int)
     gated = bool(config.get("use_swiglu_ffn", False))
     values = {
-        "d_ff": _gated_width(d_model, ratio) if gated else d_model * ratio,
+        "d_ff": _gated_width(d_model, ratio) if gated else int(d_model * ratio),
         "feed_forward": "glu" if gated else "mlp",
     }
     return values | ({"activation": "silu"} if gated else {}) | infer_n_classes(names, config)
