@@ -14,59 +14,59 @@ from fourfold.core.validation import check_type
 from fourfold.errors import InputError, errors_in
 from fourfold.text_files import parse_json, read_text
 
-_TOKEN_ID = int | list[int]
-_TOKENS = ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "decoder_start", "forced_bos")
+_SECTIONS = (
+    "text_config vision_config text_config_dict vision_config_dict decoder rope_parameters"
+    " rope_scaling full_attention sliding_attention model_args pretrained_cfg model image_processor"
+)
+_TOKENS = "bos eos pad unk sep cls mask decoder_start forced_bos"
 _GENERATION = {
-    **{f"{name}_token_id": _TOKEN_ID for name in _TOKENS},
-    "num_beams": int,
-    "length_penalty": float,
+    int | list[int]: " ".join(f"{name}_token_id" for name in _TOKENS.split()),
+    int: "num_beams",
+    float: "length_penalty",
 }
 _IMAGES = {
-    **dict.fromkeys(("size", "crop_size"), int | dict),
-    **dict.fromkeys(("image_mean", "image_std"), list[float]),
-    **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), bool),
-    **dict.fromkeys(("image_processor_type", "feature_extractor_type"), str),
-    "image_processor": dict,
-    "resample": int,
-    "rescale_factor": float,
+    dict: "image_processor",
+    int | dict: "size crop_size",
+    int: "resample",
+    float: "rescale_factor",
+    list[float]: "image_mean image_std",
+    bool: "do_resize do_center_crop do_rescale do_normalize",
+    str: "image_processor_type feature_extractor_type",
 }
-_SECTIONS = (
-    *("text_config", "vision_config", "text_config_dict", "vision_config_dict", "decoder"),
-    *("rope_parameters", "rope_scaling", "full_attention", "sliding_attention"),
-    *("model_args", "pretrained_cfg", "model"),
-)
-# Types by the name of a file, then by key. A key may also be absent or null. Keys without an entry
-# are either not read, or become fields of a config, which checks their types itself.
-TYPES: dict[str, dict[str, Any]] = {
-    "config.json": {
-        **_GENERATION,
-        **dict.fromkeys((*_SECTIONS, "id2label"), dict),
-        **dict.fromkeys(("architectures", "layer_types", "label_names"), list[str]),
-        **dict.fromkeys(("model_type", "architecture", "problem_type", "feed_forward_proj"), str),
-        **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "afn"), str),
-        **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_labels", "num_classes"), int),
-        **dict.fromkeys(("max_position_embeddings", "n_embd", "n_inner", "n_layer"), int),
-        **dict.fromkeys(("sliding_window", "sliding_window_pattern", "max_window_layers"), int),
-        **dict.fromkeys(("global_attn_every_n_layers", "local_attention"), int),
-        **dict.fromkeys(("query_pre_attn_scalar", "mlp_ratio", "classifier_dropout"), float),
-        **dict.fromkeys(("factor", "mscale", "mscale_all_dim", "rope_theta"), float),
-        **dict.fromkeys(("mean", "std"), list[float]),
-        **dict.fromkeys(("input_size",), list[int]),
-        **dict.fromkeys(("no_embed_class", "class_token", "qkv_bias"), bool),
-        "crop_pct": float,
-        "img_size": int | list[int],
-        "patch_size": int | list[int],
-    },
+_CONFIG = {
+    dict: f"{_SECTIONS} id2label",
+    list[str]: "architectures layer_types label_names",
+    str: "model_type architecture problem_type feed_forward_proj hidden_act hidden_activation"
+    " activation_function afn",
+    int: "hidden_size num_hidden_layers num_labels num_classes max_position_embeddings n_embd"
+    " n_inner n_layer sliding_window sliding_window_pattern max_window_layers"
+    " global_attn_every_n_layers local_attention num_beams",
+    float: "query_pre_attn_scalar mlp_ratio classifier_dropout factor mscale mscale_all_dim"
+    " rope_theta crop_pct length_penalty",
+    list[float]: "mean std",
+    list[int]: "input_size",
+    bool: "no_embed_class class_token qkv_bias",
+    int | list[int]: f"img_size patch_size {_GENERATION[int | list[int]]}",
+}
+_TOKENIZER = {
+    str | dict: " ".join(f"{name}_token" for name in _TOKENS.split()),
+    bool: "do_lower_case strip_accents tokenize_chinese_chars",
+    str | list[dict]: "chat_template",
+}
+# Keys by the name of a file, then by the type of their values. A key may also be absent or null.
+# Other keys are not read, or become fields of a config, which checks their types itself.
+_KEYS: dict[str, dict[Any, str]] = {
+    "config.json": _CONFIG,
     "generation_config.json": _GENERATION,
     "preprocessor_config.json": _IMAGES,
     "processor_config.json": _IMAGES,
-    "tokenizer_config.json": {
-        **{f"{name}_token": str | dict for name in _TOKENS},
-        **dict.fromkeys(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), bool),
-        "chat_template": str | list[dict],
-    },
-    "model.safetensors.index.json": {"weight_map": dict[str, str]},
-    "fourfold.json": {**dict.fromkeys(("model", "artifacts", "generation"), dict), "version": int},
+    "tokenizer_config.json": _TOKENIZER,
+    "model.safetensors.index.json": {dict[str, str]: "weight_map"},
+    "fourfold.json": {dict: "model artifacts generation", int: "version"},
+}
+TYPES = {
+    file: {key: kind for kind, keys in kinds.items() for key in keys.split()}
+    for file, kinds in _KEYS.items()
 }
 
 
@@ -109,5 +109,5 @@ def check_values(content: Mapping[str, Any], types: Mapping[str, Any], prefix: s
         check_type(prefix + key, value, types[key])
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"must be finite, got {value}", option=prefix + key)
-        if key in (*_SECTIONS, "image_processor") and isinstance(value, dict):
+        if key in _SECTIONS.split() and isinstance(value, dict):
             check_values(value, types, f"{prefix}{key}.")

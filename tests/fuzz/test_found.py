@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load
 
 from tests.fuzz.conftest import World
 from tests.fuzz.invariant import Case, Files, run
@@ -345,8 +346,8 @@ def test_imported_weights_can_be_tested_but_not_resumed(
 
 # Family, file of the Hugging Face directory, key, invalid value, and the expected message.
 FOREIGN = [
-    ("mlm", "config.json", "hidden_size", "x", "d_model must be of type int, got 'x'"),
-    ("mlm", "config.json", "hidden_size", True, "d_model must be of type int, got 'True'"),
+    ("mlm", "config.json", "hidden_size", "x", "hidden_size must be of type int, got 'x'"),
+    ("mlm", "config.json", "hidden_size", True, "hidden_size must be of type int, got 'True'"),
     (
         "mlm",
         "config.json",
@@ -354,7 +355,13 @@ FOREIGN = [
         None,
         "vocab_size must be given: no dataset can fill it in",
     ),
-    ("mlm", "config.json", "hidden_act", [], "d/config.json: hidden_act has a wrong type: '[]'"),
+    (
+        "mlm",
+        "config.json",
+        "hidden_act",
+        [],
+        "d/config.json: hidden_act must be of type str, got '[]'",
+    ),
     ("mlm", "config.json", "intermediate_size", 10**30, "d_ff must be at most 4194304, got"),
     (
         "mlm",
@@ -370,18 +377,33 @@ FOREIGN = [
         None,
         "dropout must be of type float or int, got 'None'",
     ),
-    ("lm", "config.json", "n_inner", [7], "d_ff must be of type int, got '[7]'"),
-    ("vit", "config.json", "id2label", 7, "d/config.json: id2label must map each class id"),
+    ("lm", "config.json", "n_inner", [7], "n_inner must be of type int, got '[7]'"),
+    ("vit", "config.json", "id2label", 7, "d/config.json: id2label must be of type dict, got '7'"),
     (
         "vit",
         "config.json",
         "id2label",
         dict.fromkeys("abcdefghij", "x"),
-        "id2label must map each class id to a name",
+        "d/config.json: the content is invalid: invalid literal",
     ),
-    ("vit", "preprocessor_config.json", "image_mean", 0.5, "image_mean must be 1 numbers, got 0.5"),
-    ("vit", "preprocessor_config.json", "size", [], "size must be a number of pixels, got []"),
-    ("vit", "preprocessor_config.json", "resample", [], "resample must be 2 or 3, got []"),
+    (
+        "vit",
+        "preprocessor_config.json",
+        "image_mean",
+        0.5,
+        "image_mean must be of type list, got '0.5'",
+    ),
+    ("vit", "preprocessor_config.json", "size", [], "size must be of type int or dict, got '[]'"),
+    ("mlm", "config.json", "model_type", [], "model_type must be of type str, got '[]'"),
+    (
+        "vit",
+        "preprocessor_config.json",
+        "size",
+        {"shortest_edge": 30_000},
+        "size must be at most 16384, got 30000",
+    ),
+    ("vit", "preprocessor_config.json", "size", {"longest_edge": 8}, "size must be of type int"),
+    ("vit", "preprocessor_config.json", "resample", [], "resample must be of type int, got '[]'"),
 ]
 
 
@@ -403,3 +425,98 @@ def test_resume_from_a_checkpoint_without_one_weight(world: World, refused: Refu
     call = ("fit", "--config", world.configs["classes"], "--run_dir", "r", "--ckpt_path", "f.ckpt")
     said = refused(*call, "--trainer.max_steps=2", files={"f.ckpt": out.getvalue()})
     assert "f.ckpt: the weights do not match the model's config" in said
+
+
+def directory(world: World, family: str) -> Files:
+    """Return the files of an exported directory, which a test changes."""
+    return {f"d/{p.name}": p.read_bytes() for p in world.exported[family].iterdir()}
+
+
+def test_index_with_a_long_name_of_a_shard(world: World, refused: Refused) -> None:
+    files = directory(world, "lm")
+    del files["d/model.safetensors"]
+    index = {"weight_map": {"transformer.wte.weight": "y" * 5000}}
+    files["d/model.safetensors.index.json"] = json.dumps(index).encode()
+    assert "d/yyy" in refused("import", "d", "out.ckpt", files=files)
+
+
+def test_unknown_token_outside_of_the_vocabulary(world: World, refused: Refused) -> None:
+    files = directory(world, "classes")
+    tree = json.loads(files["d/tokenizer.json"])  # type: ignore[arg-type]
+    tree["model"]["unk_token"] = "zz"
+    files["d/tokenizer.json"] = json.dumps(tree).encode()
+    fit = ("fit", "--config", world.configs["classes"], "--run_dir=r")
+    error = refused(*fit, "--data.tokenizer.file=d/tokenizer.json", files=files)
+    assert "d/tokenizer.json: the tokenizer fails for this text" in error
+
+
+def test_template_that_makes_half_of_a_surrogate_pair(world: World, refused: Refused) -> None:
+    files = directory(world, "lm") | {"d/chat_template.jinja": b'{{ "\\ud800" }}'}
+    call = ("generate", "--chat", "--checkpoint=d", "--max-new=3")
+    assert "chat_template cannot be rendered" in refused(*call, files=files, stdin=b"one\n")
+
+
+@pytest.mark.parametrize("value", [7, [], {}, {"config": 7}, {"config": {"model_type": []}}])
+def test_invalid_record_of_the_source_of_a_checkpoint(
+    value: Any, world: World, refused: Refused
+) -> None:
+    data = changed(world, "mt", put("source", value=value))
+    assert "f.ckpt: " in refused("translate", "--checkpoint=f.ckpt", files={"f.ckpt": data})
+
+
+@pytest.mark.parametrize("header", [b"9" * 5000 + b" 16\n", b"2 " + b"9" * 5000 + b"\n"])
+def test_word_vectors_whose_first_line_has_5000_digits(
+    header: bytes, world: World, refused: Refused
+) -> None:
+    content = header + b"one" + b" 0.5" * 16 + b"\n"
+    fit = ("fit", "--config", world.configs["lm"], "--run_dir=r", "--model.init_from=v.txt")
+    assert "v.txt:1: the vectors must have 16 numbers" in refused(*fit, files={"v.txt": content})
+
+
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "int": lambda x: x.int(),
+    "bool": lambda x: x.bool(),
+    "complex": lambda x: x.to(torch.complex64),
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: torch.zeros_like(x).to_sparse(),
+    "expanded": lambda x: torch.zeros(1).expand(x.shape),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", ["export", "fit", "import"])
+def test_tensor_that_is_no_weight(kind: str, command: str, world: World, refused: Refused) -> None:
+    name = "model.stack.blocks.0.ff.up.weight"
+
+    def change(content: dict[str, Any]) -> None:
+        content["state_dict"][name] = KINDS[kind](content["state_dict"][name])
+
+    files: Files = {"f.ckpt": changed(world, "lm", change)}
+    more = ("--config", world.configs["lm"], "--run_dir=r", "--ckpt_path=f.ckpt")
+    call = ("fit", *more, "--trainer.max_steps=2", "--trainer.max_epochs=2")
+    if command == "export":
+        call = ("export", "f.ckpt", "out")
+    if command == "import":
+        files = directory(world, "lm")
+        weights = load(files.pop("d/model.safetensors"))  # type: ignore[arg-type]
+        name = "transformer.h.0.mlp.c_fc.weight"
+        out = io.BytesIO()
+        torch.save({**weights, name: KINDS[kind](weights[name])}, out)
+        files["d/pytorch_model.bin"] = out.getvalue()
+        call = ("import", "d", "out.ckpt")
+    error = refused(*call, files=files)
+    assert f"{name} has " in error or f"{name} must have numbers of type float32" in error
+
+
+def test_many_layers_that_share_one_storage(world: World, refused: Refused) -> None:
+    """The file is small, but the model would have 400 layers."""
+
+    def change(content: dict[str, Any]) -> None:
+        state = content["state_dict"]
+        content["fourfold"]["model"]["config"]["n_layers"] = 400
+        for name in [name for name in state if ".blocks.0." in name]:
+            state |= {name.replace(".0.", f".{i}.", 1): state[name] for i in range(400)}
+
+    data = changed(world, "lm", change)
+    error = refused("export", "f.ckpt", "out", files={"f.ckpt": data})
+    assert "f.ckpt: the config describes a model of" in error

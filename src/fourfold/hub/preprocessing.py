@@ -377,10 +377,11 @@ def _read_side(settings: Json, key: str, default: int) -> int:
     """
     value: Any = settings.get(key, default)
     if isinstance(value, Mapping):
-        height, width = (value.get(side, default) for side in ("height", "width"))
-        if "shortest_edge" not in value and height != width:
+        sides = ("height", "width") if "shortest_edge" not in value else ("shortest_edge",) * 2
+        height, width = (value.get(side) for side in sides)
+        if height != width:
             raise InputError(f"must be a square, got {height}x{width}", option=key)
-        value = value.get("shortest_edge", height)
+        value = height
     check_type(key, value, int)
     check_positive(key, value, POSITIVE["image_size"])
     return value

@@ -143,7 +143,8 @@ def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[st
         InputError: A setting is not supported.
     """
     pretrained = settings.get("pretrained_cfg") or {}
-    values = {key: pretrained.get(key) or value for key, value in _IMAGE_DEFAULTS.items()}
+    given = {key: pretrained[key] for key in _IMAGE_DEFAULTS if pretrained.get(key) is not None}
+    values = _IMAGE_DEFAULTS | given
     allowed = {"interpolation": ("bilinear", "bicubic"), "crop_mode": ("center", "squash")}
     check_allowed(values, allowed)
     artifacts = {
@@ -152,7 +153,7 @@ def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[st
         "n_channels": config.n_channels,
         **values,
     }
-    assumed = [key for key in _IMAGE_DEFAULTS if key != "crop_mode" and not pretrained.get(key)]
+    assumed = [key for key in _IMAGE_DEFAULTS if key not in ("crop_mode", *given)]
     notes = [f"assumed timm's default for images: {key} {values[key]}" for key in assumed]
     return artifacts, notes
 

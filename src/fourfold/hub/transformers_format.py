@@ -74,6 +74,9 @@ UNSUPPORTED = {
 }
 
 
+_RECORD = f"{CONFIG_FILE} in the checkpoint"  # a `SourceCheckpoint`
+
+
 @dataclass(frozen=True)
 class SourceCheckpoint:
     """Information about the transformers directory of an imported model, for an exact export.
@@ -194,8 +197,9 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
         model = deinterleave_positions(model)
         architecture = _choose_architecture(model)
     else:
-        candidates = _architectures_of(source.config)
-        architecture = next(a for a in candidates if type(model) is a.model_class)
+        with reading(_RECORD):
+            candidates = _architectures_of(source.config)
+            (architecture, *_) = [a for a in candidates if type(model) is a.model_class]
     native = {name: x.cpu() for name, x in model.state_dict().items()}
     unmapped = {} if source is None else source.unmapped_tensors
     tensors, unmatched = architecture.keymap.to_external(native, unmapped)
@@ -211,7 +215,8 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
         config["dtype"] = str(dtype).removeprefix("torch.")
     else:
-        config = _merge_config(architecture, source.config, config, tensors.keys())
+        with reading(_RECORD):
+            config = _merge_config(architecture, source.config, config, tensors.keys())
         tensors = {name: x.to(_config_dtype(source.config)) for name, x in tensors.items()}
         if source.is_base_model:
             prefix = architecture.base_model_prefix
@@ -348,4 +353,6 @@ def _config_dtype(config: Json) -> torch.dtype:
     """Return the data type in a config.json; float32 if it has none or an unknown type."""
     name = config.get("dtype") or config.get("torch_dtype")
     dtype = getattr(torch, str(name).removeprefix("torch."), None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    return torch.float32

@@ -89,6 +89,11 @@ def tokenizer_files(path: Path) -> TokenizerConfig | None:
     if os.path.lexists(path / "vocab.txt"):
         config = read_json(path / TOKENIZER_CONFIG_FILE, optional=True)
         lowercase = bool(config.get("do_lower_case", True))
+        expected = {"strip_accents": lowercase, "tokenize_chinese_chars": True}
+        for key, value in expected.items():  # the backend has no other values
+            if config.get(key) not in (None, value):
+                message = f"must be {value} for a vocab.txt, got {config[key]}"
+                raise InputError(message, option=key, file=path / TOKENIZER_CONFIG_FILE)
         return TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lowercase)
     if os.path.lexists(path / "vocab.json") and os.path.lexists(path / "merges.txt"):
         return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))

@@ -12,6 +12,7 @@ Shapes: B rows of a batch, W ids of a row.
 import hashlib
 import os
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -192,16 +193,22 @@ class TokenChunks:
         """Check that `tokenizer` has the vocabulary with which the chunks were encoded.
 
         This vocabulary is read from tokenizer.json in the folder of the chunks. Without this file
-        nothing is checked. `tokenizer` may have additional tokens.
+        nothing is checked. A warning says that a remote file cannot be downloaded, because stores
+        do not tell whether it exists. `tokenizer` may have additional tokens.
 
         Raises:
             InputError: If a token in tokenizer.json has another id, or none, in `tokenizer`.
         """
+        path = f"{self.address}/{TOKENIZER_FILE}"
+        if not self.is_remote and not os.path.lexists(resolve(self.address) / TOKENIZER_FILE):
+            return
         try:
             text = self.read_text(TOKENIZER_FILE)
-        except InputError:
+        except InputError as error:
+            if not self.is_remote:
+                raise
+            warnings.warn(f"the ids of the chunks are not compared: {error}", stacklevel=1)
             return
-        path = f"{self.address}/{TOKENIZER_FILE}"
         vocabulary = Tokenizer.from_str(text, path).vocabulary
         if differences := vocabulary.items() - tokenizer.vocabulary.items():
             token, i = min(differences, key=lambda entry: entry[1])

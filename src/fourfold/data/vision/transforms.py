@@ -273,10 +273,7 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     def prepare(image: str | Path | Image.Image) -> Tensor:
         pixels = decode(image, n_channels, str(image))
         short, long = sorted(pixels.shape[1:])
-        if (
-            config.crop_mode == "center"
-            and side * side * long > POSITIVE["image_size"] ** 2 * short
-        ):
+        if side**2 * long > POSITIVE["image_size"] ** 2 * short:
             message = f"the image of {long} x {short} pixels is too large after resizing to {side}"
             raise UnreadableImage(message, file=str(image))
         return transform([pixels])[0]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fourfold.core.config import Init, ModelConfig, TextPositions
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
-from fourfold.core.validation import check_positive, check_type
+from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.causal_lm import CausalLM
@@ -76,7 +76,6 @@ class ConvolutionalLMConfig(ModelConfig):
         object.__setattr__(self, "dilations", tuple(self.dilations))
         check_positive("kernel_size", self.kernel_size, MAX_KERNEL)
         for dilation in self.dilations or (0,):
-            check_type("dilations", dilation, int)
             check_positive("dilations", dilation, MAX_DILATION)
         if self.block == "bytenet" and self.d_model % 2:
             raise InputError(f"must be even for bytenet, got {self.d_model}", option="d_model")
