@@ -104,19 +104,19 @@ def test_special_tokens_in_a_message_are_text() -> None:
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "more than 1 s",
         ),
-        ("{{ 'a' * 10 ** 10 }}", "MemoryError"),
+        ("{{ 'a' * 10 ** 10 }}", "too much memory"),
         (
             "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}"
             "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-            "MemoryError",
+            "too much memory",
         ),
         ("{{ 'a' * 5000000 }}", "the text has 5000000 characters, more than 4194304"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion depth"),
+        ("{{ ''.__class__.__mro__ }}", "is unsafe"),
+        ("{{ messages.append(1) }}", "is unsafe"),
         ("{% include 'a' %}", "no loader"),
-        ("{{ raise_exception('no system') }}", "TemplateError: no system"),
-        ("{% if", "TemplateSyntaxError"),
+        ("{{ raise_exception('no system') }}", "no system"),
+        ("{% if", "unexpected"),
     ],
 )
 def test_hostile_templates_are_bounded(
