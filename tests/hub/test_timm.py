@@ -465,3 +465,9 @@ def test_random_vits_of_timm_have_equal_logits_or_are_refused(seed: int, tmp_pat
         return
     with torch.no_grad():
         torch.testing.assert_close(model(images), reference(images), rtol=1e-4, atol=1e-5)
+
+
+def test_number_that_is_zero_is_not_a_missing_number(tmp_path: Path) -> None:
+    images = {**IMAGES, "mean": [0.0, 0.0, 0.0], "crop_pct": 0}
+    model = fourfold.load(folder(tmp_path / "vit", state(), pretrained_cfg=images))
+    assert (model.artifacts["mean"], model.artifacts["crop_pct"]) == ([0.0, 0.0, 0.0], 0)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from fourfold.errors import InputError
-from fourfold.tokenization.pretrained import make_tokenizer
+from fourfold.tokenization.pretrained import make_tokenizer, read_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
@@ -175,3 +175,16 @@ def test_published_vocabularies_are_loaded(data_dir: Path) -> None:
     assert bert.vocab_size == 30522
     assert bert.encode("Hello world") == [7592, 2088]
     assert bert.special_ids == [0, 100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("key", ["strip_accents", "tokenize_chinese_chars"])
+def test_options_of_a_vocabulary_that_would_be_ignored_are_rejected(
+    key: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "vocab.txt", "\n".join(BERT) + "\n")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({key: True}))
+    assert read_tokenizer(tmp_path) is not None
+    config.write_text(json.dumps({key: False}))
+    with pytest.raises(InputError, match=rf"tokenizer_config\.json: {key} must be True"):
+        read_tokenizer(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 from fourfold.data.streaming import chunks as chunks_module
 from fourfold.data.streaming.chunks import _DTYPES, ChunkCache, TokenChunks
 from fourfold.errors import InputError
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 from tests.fixtures.chunk_files import write_chunks
 
 SIZE = 1000
@@ -229,3 +230,13 @@ def test_dtype_numbers_are_those_of_litdata():
     for data_format, name in _DTYPES.items():
         serializer, number = data_format.split(":")
         assert str(mappings[serializer][int(number)]).removeprefix("torch.") == name
+
+
+@pytest.mark.parametrize("content", [b"", b"{", None])
+def test_damaged_tokenizer_beside_the_chunks_is_not_absent(folder, content):
+    other = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=False)
+    chunks(folder).check_tokenizer(other)  # there is no tokenizer.json
+    file = folder / "tokenizer.json"
+    file.symlink_to("nowhere") if content is None else file.write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        chunks(folder).check_tokenizer(other)
