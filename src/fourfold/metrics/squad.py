@@ -139,10 +139,8 @@ def answer_scores(
         >>> answer_scores("The Eiffel tower", ["Eiffel", "tower in Paris"], allow_no_answer=False)
         (0.0, 0.6666666666666666)
     """
-    words, accepted = _words(text), [_words(reference) for reference in references]
-    if allow_no_answer:
-        accepted = [reference for reference in accepted if reference]
-    accepted = accepted or [[]]
+    words = _words(text)
+    accepted = [x for x in map(_words, references) if x or not allow_no_answer] or [[]]
     exact = float(words in accepted)
     if allow_no_answer and not words:
         return exact, exact

@@ -32,7 +32,7 @@ from fourfold.commands.train.config_files import (
 from fourfold.core.precision import AUTO
 from fourfold.core.validation import suggestion
 from fourfold.errors import InputError
-from fourfold.optim import DECOUPLED, OptimizerConfig
+from fourfold.optim import DECOUPLED
 from fourfold.tasks import Task
 
 MAX_QUOTED = 80  # characters of a value in a message
@@ -188,13 +188,12 @@ def _without_penalty(given: Namespace) -> list[str]:
         given: The config with only the values that the user gave.
     """
     chosen = given.get("model.init_args.optimizer")
-    if not isinstance(chosen, Namespace) or chosen.get("name", "adamw") in DECOUPLED:
+    if not isinstance(chosen, Namespace) or "weight_decay" in chosen:
         return []
-    task = signature(resolve_name(given["model.class_path"])).parameters
-    default = task["optimizer"].default if "optimizer" in task else None
-    is_same = isinstance(default, OptimizerConfig) and default.name == chosen["name"]
-    keeps = is_same or "weight_decay" in chosen
-    return [] if keeps else ["--model.optimizer.weight_decay=0.0"]
+    argument = signature(resolve_name(given["model.class_path"])).parameters.get("optimizer")
+    own = getattr(getattr(argument, "default", None), "name", None)
+    adds_penalty = chosen.get("name", own) not in (own, *DECOUPLED)
+    return ["--model.optimizer.weight_decay=0.0"] if adds_penalty else []
 
 
 def known_keys(parser: Parser) -> list[str]:
