@@ -15,7 +15,7 @@ CORE_HELPERS = {"validation.py", "precision.py"}
 FAMILY_LINES = 150  # of code
 FUNCTION_LINES = 70  # of code and docstring; most functions should have fewer than 40
 PACKAGE_LINES = (
-    26_600  # of code; version 0.2.0 has 16,737, before lectures, explorer and modern options
+    27_300  # of code; the repairs of silent faults and published effects as statements have added 740
 )
 MODULES_PER_FOLDER = 15
 # A docstring starts with a noun or an imperative verb.

@@ -397,8 +397,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         warn_if_warmup_never_ends(self.schedule, steps)
         d_model = self.config.d_model  # type: ignore[attr-defined]  # every config has one
         factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, d_model)
-        schedule = LambdaLR(optimizer, factor)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
 
     def total_steps(self) -> int | None:
         """Return the number of optimizer steps of the training, or None for no limit of steps."""
@@ -409,10 +408,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         fields = getattr(self.batch_class, "_fields", ())
         required = [x for x in fields if x not in self.batch_class._field_defaults]
         if not all(hasattr(batch, name) for name in required):
-            name, found = self.batch_class.__name__, type(batch).__name__
-            needed = f"{name}({', '.join(required)})"
-            problem = f"must make a {needed} for {type(self).__name__}, but the batch is a {found}"
-            raise InputError(problem, option="--data")
+            needed = f"{self.batch_class.__name__}({', '.join(required)})"
+            problem = f"must make a {needed} for {type(self).__name__}, but the batch is a "
+            raise InputError(problem + type(batch).__name__, option="--data")
 
     # Evaluation.
 
