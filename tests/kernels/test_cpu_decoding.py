@@ -163,6 +163,39 @@ def test_memory_is_freed_with_the_matrix() -> None:
     assert len(module._memory) == before
 
 
+def test_memory_of_an_unused_model_is_freed_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds for all models of the process together."""
+    layers = [Linear(256, 256) for _ in range(4)]
+    module._memory.clear()
+    monkeypatch.setattr(module, "MAX_STRIP_BYTES", int(2.5 * 4 * 256 * 288))
+    x = torch.randn(1, 256)
+    for number, layer in enumerate(layers):
+        with torch.inference_mode(), decode_layout(ALL):
+            found = second_product(x, layer.weight, layer.bias)
+        torch.testing.assert_close(found, F.linear(x, layer.weight, layer.bias))
+        assert len(module._memory) == min(number + 1, 2)
+        assert layer.weight in module._memory
+    with torch.inference_mode(), decode_layout(ALL):  # what a context uses is not freed
+        for layer in layers:
+            second_product(x, layer.weight)
+        kept = [layer.weight in module._memory for layer in layers]
+    assert kept == [True, True, False, False]
+
+
+def test_memory_of_row_indices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TERM_BYTES", 2**16)
+    module._terms.clear()
+    for n in (*range(1, 200), 5000, 70_000, 7):
+        rows, offsets = module.consecutive_terms(3, n, 1000)
+        assert torch.equal(rows.view(3, n)[1], torch.arange(1000, 1000 + n, dtype=torch.int32))
+        assert offsets.tolist() == [0, n, 2 * n]
+        n_bytes = [x.nbytes for x, _ in module._terms.values()]
+        assert len(n_bytes) == 1 or sum(n_bytes) <= 2**16  # the last result is kept in any case
+        assert len(n_bytes) <= module.MAX_TERMS
+        assert module.consecutive_terms(3, n, 1000)[0] is rows
+    assert sum(n_bytes) < 2**16
+
+
 def test_small_models_are_not_packed(packed_matrices: list[Tensor]) -> None:
     layer, x = Linear(256, 256), torch.randn(1, 256)
     with torch.inference_mode(), decode_layout(layer.parameters()):

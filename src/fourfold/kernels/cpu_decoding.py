@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from threading import Lock
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ MAX_STRIPED_ROWS = {torch.float32: 64}
 MIN_MATRIX_ELEMENTS = 2**17  # smaller matrices do not compensate for the overhead
 CACHED_BYTES = 2**24  # of all weights of a model; F.linear reads fewer bytes from the cache
 MAX_STRIP_BYTES = 2**31  # memory of all strips, which are a second copy of the weights
+MAX_TERMS, MAX_TERM_BYTES = 64, 2**25  # results of `consecutive_terms` that are kept
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines  # kernels of `embedding_bag`
 
 
@@ -78,7 +79,7 @@ class ColumnStrips:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self.shape = weight.shape
+        self.shape, self.dtype = weight.shape, weight.dtype
         n_out, n_in = weight.shape
         n_threads = torch.get_num_threads()
         widths = (width for width in STRIP_WIDTHS if math.ceil(n_out / width) >= n_threads)
@@ -125,7 +126,8 @@ class PackedWeights:
     fastest for decoding (see `ColumnStrips`). A matrix is copied at its second use in the context,
     since a copy takes longer than one product. Each context has its own instance of this class, and
     copies the matrix again, because the values may have changed. The memory of the strips is
-    allocated once, and is kept until the matrix is deleted.
+    allocated once, because allocating takes as long as copying. It is kept until the matrix is
+    deleted, or until the strips of another model need it.
     """
 
     def __init__(self) -> None:
@@ -167,18 +169,29 @@ class PackedWeights:
         fits = self._bytes + n_bytes <= MAX_STRIP_BYTES
         if weight.numel() < MIN_MATRIX_ELEMENTS or not supports_weighted_sums(weight) or not fits:
             return None
-        strips = _memory.get(weight)
-        if strips is None or strips.shape != weight.shape or strips.strips.dtype != weight.dtype:
-            strips = _memory[weight] = ColumnStrips(weight)
+        with _lock:
+            strips = _memory.get(weight)
+            if strips is None or (strips.shape, strips.dtype) != (weight.shape, weight.dtype):
+                self._release(n_bytes)
+                strips = _memory[weight] = ColumnStrips(weight)
         strips.fill(weight)
         self._ready[id(weight)] = weight, strips
         self._bytes += n_bytes
         return strips
 
+    def _release(self, n_bytes: int) -> None:
+        """Delete strips that this context does not use until `n_bytes` more bytes are allowed."""
+        n_kept = sum(strips.strips.nbytes for strips in _memory.values())
+        for weight, strips in list(_memory.items()):
+            if n_kept + n_bytes > MAX_STRIP_BYTES and id(weight) not in self._ready:
+                n_kept -= strips.strips.nbytes
+                _memory.pop(weight, None)
+
 
 _current: ContextVar[PackedWeights | None] = ContextVar("packed_weights", default=None)
-# Strips by their matrix. They are reused, because allocating takes three times as long as copying.
-_memory = WeakTensorKeyDictionary()
+_memory = WeakTensorKeyDictionary()  # strips by their matrix
+_terms: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # the last used ones are at the end
+_lock = Lock()
 
 
 @contextmanager
@@ -223,7 +236,6 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
     return torch.embedding_bag(table, *terms, mode=0, per_sample_weights=factors)[0]
 
 
-@lru_cache(maxsize=64)
 def consecutive_terms(
     n_starts: int, n_terms: int, step: int, copies: int = 1
 ) -> tuple[Tensor, Tensor]:
@@ -239,7 +251,18 @@ def consecutive_terms(
     Returns:
         Row indices (S * M,) and offsets (S,), both int32.
     """
+    key = n_starts, n_terms, step, copies
+    with _lock:
+        if found := _terms.pop(key, None):
+            _terms[key] = found
+            return found
     starts = torch.arange(n_starts, dtype=torch.int32) * step
     rows = starts[:, None, None] + torch.arange(n_terms, dtype=torch.int32)
     rows = rows.expand(-1, copies, -1).reshape(-1)
-    return rows, torch.arange(0, len(rows), n_terms, dtype=torch.int32)
+    found = rows, torch.arange(0, len(rows), n_terms, dtype=torch.int32)
+    with _lock:
+        _terms[key] = found
+        n_bytes = sum(x.nbytes for x, _ in _terms.values())
+        while len(_terms) > 1 and (len(_terms) > MAX_TERMS or n_bytes > MAX_TERM_BYTES):
+            n_bytes -= _terms.pop(next(iter(_terms)))[0].nbytes
+    return found
