@@ -24,7 +24,12 @@ EXPONENTS = [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("power", -2.0), ("no
 
 def run(step: Any, beam: int, length: int | list[int], **changes: Any) -> tuple[Any, Any]:
     limit = torch.tensor([length] * len(step.rows) if isinstance(length, int) else length)
-    options = {"length_penalty_type": "gnmt", "alpha": 0.6, "eos_id": EOS, "pad_id": PAD} | changes
+    options = {
+        "length_penalty_type": "gnmt",
+        "alpha": 0.6,
+        "eos_ids": [EOS],
+        "pad_id": PAD,
+    } | changes
     return search(step, torch.ones(len(limit), 1, dtype=torch.long), limit, beam=beam, **options)
 
 
@@ -200,9 +205,9 @@ def test_missing_hypotheses_are_padding(table: Callable) -> None:
 
 def test_half_precision_log_probabilities_are_summed_in_fp32(table: Callable) -> None:
     toy = table(2, 5, 6)
-    exact = run(toy, 3, 5, eos_id=5)[1]
+    exact = run(toy, 3, 5, eos_ids=[5])[1]
     toy = type(toy)(toy.logits.bfloat16())
-    rounded = run(toy, 3, 5, eos_id=5)[1]
+    rounded = run(toy, 3, 5, eos_ids=[5])[1]
     assert rounded.dtype == torch.float32
     assert rounded.double() == pytest.approx(exact, abs=0.1)
     assert exact.dtype == torch.float64
@@ -227,3 +232,16 @@ def test_extend_returns_the_best_extensions(
         again = every[torch.arange(7)[:, None], found.parents, found.ids[..., -1]]
         torch.testing.assert_close(found.scores, again, rtol=0, atol=1e-5)
         assert torch.equal(found.ids[..., :2], gather_rows(ids, found.parents))
+
+
+def test_probable_end_tokens_leave_k_active_hypotheses(table: Callable) -> None:
+    """All extensions of the first hypothesis that are among the K + 1 best ones end."""
+    toy, ends = table(2, 4, 9), [3, 4, 5, 6]
+    toy.logits[..., ends] += 8
+    # A strong penalty prefers long hypotheses, so that the search does not stop early.
+    options = {"length_penalty_type": "power", "alpha": 9.0, "eos_ids": ends, "n_best": 3}
+    ids, scores = run(toy, 3, 4, **options)
+    assert toy.calls == [2, 6, 6, 6]
+    assert scores.isfinite().all()
+    for row in ids.flatten(0, 1).tolist():
+        assert [n for n, token in enumerate(row) if token in ends] == [3]

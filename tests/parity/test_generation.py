@@ -168,3 +168,52 @@ def test_suppressed_tokens_match_transformers(beam: int, name: str, tmp_path: Pa
         same = torch.tensor(comparable)
         theirs = out.sequences_scores.double()[same]
         torch.testing.assert_close(scores[same], theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "marian"])
+@pytest.mark.parametrize("beam", [1, 3, 4])
+def test_several_end_tokens_match_transformers(beam: int, name: str, tmp_path: Path) -> None:
+    """The end tokens are read from the directory, as by transformers."""
+    model, hf_model = load_both(name, tmp_path, 1.0)
+    x = random_ids(24, 7)
+    is_seq2seq = isinstance(model, EncoderDecoder)
+    start = 1 if is_seq2seq else x.shape[1]
+    special: dict[str, Any] = {"bos_id": START, "pad_id": PAD}
+    free = fourfold.generate(model, x, MAX_NEW, **special, eos_id=[])[:, start:]
+    ends = sorted({EOS, *free[:4, 3:].flatten().tolist()} - {PAD, START})[:6]
+    assert len(ends) > 2
+    hf_model.generation_config.update(eos_token_id=ends, pad_token_id=PAD)
+    hf_model.save_pretrained(tmp_path / "ends")
+    model = fourfold.load(tmp_path / "ends").double()
+    assert set(model.generation_defaults.end_ids) == set(ends)
+    out = hf_model.generate(
+        x,
+        attention_mask=torch.ones_like(x),
+        max_new_tokens=MAX_NEW,
+        do_sample=False,
+        num_beams=beam,
+        length_penalty=0.0,  # otherwise transformers prefers long hypotheses without an end
+        early_stopping="never" if beam > 1 else False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **({"decoder_start_token_id": START} if is_seq2seq else {}),
+    )
+    actual, scores = fourfold.beam_search(model, x, beam, 0.0, "power", max_len=MAX_NEW, **special)
+
+    def rows(found: torch.Tensor) -> list[list[int]]:
+        rows = found[:, start:].tolist()
+        return [row[: next((i for i, t in enumerate(row, 1) if t in ends), None)] for row in rows]
+
+    mine, theirs = rows(actual), rows(out.sequences)
+    # fourfold prefers finished hypotheses; rows are comparable if both or neither ended.
+    same = [(a[-1] in ends) == (b[-1] in ends) for a, b in zip(mine, theirs, strict=True)]
+    assert sum(same) >= 16
+    assert sum(row[-1] in ends and len(row) < MAX_NEW for row in mine) > 6
+    pairs = [pair for pair, x in zip(zip(mine, theirs, strict=True), same, strict=True) if x]
+    assert [a for a, _ in pairs] == [b for _, b in pairs]
+    if beam > 1:
+        chosen = torch.tensor(same)
+        expected = out.sequences_scores.double()[chosen]
+        torch.testing.assert_close(scores[chosen], expected, rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(actual, fourfold.generate(model, x, MAX_NEW, **special))

@@ -74,12 +74,10 @@ class CausalView(View):
             self.model,
             self.tensor(example.ids),
             max_new=n_new,
-            eos_id=tokenizer.eos_id,
+            eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
         )
-        new = ids[0, len(example.ids) :].tolist()
-        end = new.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in new else len(new)
-        return replace(example, target=new[:end])
+        return replace(example, target=self.until_end(ids[0, len(example.ids) :].tolist()))
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         """Run the model once on prompt and generated tokens, and return the data for the page.

@@ -269,12 +269,12 @@ class View:
         names["length_penalty_type"] = "length_penalty_type"
         given = {to: getattr(defaults, name, None) for name, to in names.items()}
         given = {"beam": 1} | {name: x for name, x in given.items() if x is not None}
+        given["eos_id"], found = self.end_ids, []
         ids, scores = beam_search(self.model, source, n_best=given["beam"], **given, **options)
-        eos, found = tokenizer_of(self.model).eos_id, []
         rows = ids.reshape(-1, ids.shape[-1])[:, 1:].tolist()
         for row, score in zip(rows, scores.flatten().tolist(), strict=True):
-            if eos in row and score > -math.inf:  # not padding
-                found.append(Hypothesis(row[: row.index(eos) + 1], score))
+            if not set(self.end_ids).isdisjoint(row) and score > -math.inf:  # not padding
+                found.append(Hypothesis(self.until_end(row), score))
         return found or [Hypothesis(rows[0], float(scores.flatten()[0]))]
 
     def beams(self, example: Example) -> list[list[Any]]:
@@ -285,6 +285,17 @@ class View:
         decode = tokenizer_of(self.model).decode
         found = [[decode(one.ids), short_number(one.score)] for one in example.hypotheses]
         return found if len(found) > 1 else []
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """Ids of the tokens that end a text."""
+        stored = getattr(self.model.generation_defaults, "end_ids", ())
+        return stored or (tokenizer_of(self.model).eos_id,)
+
+    def until_end(self, ids: list[int]) -> list[int]:
+        """Return the ids up to and including the first end token, or all ids."""
+        ends = self.end_ids
+        return ids[: next((n for n, token in enumerate(ids, 1) if token in ends), len(ids))]
 
     @property
     def start_id(self) -> int:

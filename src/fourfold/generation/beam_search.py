@@ -23,7 +23,7 @@ tokens, t new tokens, L maximum of t, V vocabulary.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.generation.caches import beam_cache
-from fourfold.generation.inputs import GenerationInputs
-from fourfold.generation.step import Step, decoding_mode, raise_on_nan
+from fourfold.generation.inputs import GenerationInputs, require
+from fourfold.generation.step import Step, check_logits, decoding_mode
 from fourfold.losses import upcast_fp32
 
 # Divisors of the log-probability of n tokens, EOS included. The same alpha has different effects:
@@ -174,17 +174,17 @@ def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat(parts)
 
 
-def drop_ended(candidates: ActiveBeams, eos_id: int, width: int) -> ActiveBeams:
+def drop_ended(candidates: ActiveBeams, ended: Tensor, width: int) -> ActiveBeams:
     """Return the most probable hypotheses of each sequence that do not end with EOS.
 
     Args:
         candidates: Hypotheses of R sequences.
-        eos_id: Token that ends a hypothesis.
+        ended: (R, n) bool, True = the hypothesis ends with EOS.
         width: Number of hypotheses to return for each sequence. If a sequence has fewer hypotheses
             without EOS, the remaining hypotheses have the score -inf.
     """
     ids, scores, parents = candidates
-    scores, index = scores.masked_fill(ids[:, :, -1] == eos_id, -math.inf).topk(width)
+    scores, index = scores.masked_fill(ended, -math.inf).topk(width)
     return ActiveBeams(gather_rows(ids, index), scores, parents.gather(1, index))
 
 
@@ -196,19 +196,16 @@ def search(
     beam: int,
     length_penalty_type: str,
     alpha: float,
-    eos_id: int,
+    eos_ids: Sequence[int],
     pad_id: int,
     n_best: int = 1,
     suppressed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Search for the `n_best` continuations of each prompt with the highest scores.
 
-    The search of a sequence stops as soon as no active hypothesis can exceed the score of the worst
-    of the `n_best` finished hypotheses. Log-probabilities only decrease, so the final score of an
-    active hypothesis is at most its present log-probability divided by the largest penalty that is
-    still possible. If a sequence reaches `limit` with fewer than `n_best` finished hypotheses, the
-    best active hypotheses fill the remaining places. Active hypotheses never replace a finished
-    hypothesis, because a repetition loop may have a better score than any complete target.
+    Log-probabilities only decrease, which bounds the final score of an active hypothesis. At the
+    limit, active hypotheses fill the places of missing finished ones, but never replace a finished
+    one, because a repetition loop may have a better score than any complete target.
 
     Args:
         step: Decoding step of the model, whose decoder state the search reorders.
@@ -217,7 +214,7 @@ def search(
         beam: Number K of active hypotheses of each sequence.
         length_penalty_type: Length penalty, a key of `LENGTH_PENALTIES`.
         alpha: Exponent of the length penalty.
-        eos_id: Token that ends a hypothesis.
+        eos_ids: Tokens that end a hypothesis, which are called EOS.
         pad_id: Token that fills the positions after EOS.
         n_best: Number N of results for each prompt.
         suppressed: Ids (m,) of tokens that are never generated; None means no tokens.
@@ -225,7 +222,7 @@ def search(
     Returns:
         New tokens (B, N, t), best first, and their scores (B, N).
     """
-    logits = raise_on_nan(step(prompt))
+    logits = check_logits(step(prompt))
     longest = int(limit.max())
     start = torch.zeros_like(prompt[:, :1], dtype=upcast_fp32(logits[:0]).dtype)  # (B, 1)
     lengths = torch.arange(1, longest + 1, device=start.device)
@@ -235,13 +232,16 @@ def search(
     hypotheses = ActiveBeams(prompt.new_empty(len(prompt), 1, 0), start, start.long())
     for t in range(longest):
         k = hypotheses.scores.shape[1]
-        spare = k if beam > 1 else 0  # at most one extension of each hypothesis ends, so K remain
+        # At most one extension of each hypothesis ends with each end token, so K remain.
+        spare = k * len(set(eos_ids)) if beam > 1 else 0
         candidates = extend(hypotheses, logits, beam + spare, suppressed)
+        last = candidates.ids[:, :, -1]
+        ended = sum((last == eos_id for eos_id in eos_ids), torch.zeros_like(last)).bool()
         ids, scores = candidates.ids[:, :beam], candidates.scores[:, :beam]
-        ends = (ids[:, :, -1] == eos_id) & scores.isfinite()
-        finished.add(rows, ids, (scores / divisor[t]).where(ends, -math.inf), ended=True)
+        finishes = ended[:, :beam] & scores.isfinite()
+        finished.add(rows, ids, (scores / divisor[t]).where(finishes, -math.inf), ended=True)
 
-        hypotheses = drop_ended(candidates, eos_id, candidates.scores.shape[1] - spare)
+        hypotheses = drop_ended(candidates, ended, max(1, candidates.scores.shape[1] - spare))
         parents = hypotheses.parents + k * torch.arange(len(rows), device=rows.device)[:, None]
         largest = torch.maximum(divisor[min(t + 1, longest - 1)], divisor[limit[rows] - 1])
         done = hypotheses.scores[:, 0] / largest <= finished.scores[rows, -1]
@@ -269,7 +269,7 @@ def beam_search(
     *,
     src_mask: Tensor | None = None,
     bos_id: int | None = None,
-    eos_id: int | None = None,
+    eos_id: int | Sequence[int] | None = None,
     pad_id: int | None = None,
     max_len: int | None = None,
     n_best: int = 1,
@@ -288,7 +288,7 @@ def beam_search(
         length_penalty_type: Penalty of n tokens: gnmt ((5 + n)/6)**alpha, power n**alpha, or none.
         src_mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
-        eos_id: Token that ends a target.
+        eos_id: Token or tokens that end a target; [] means that no token does.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
         max_len: Maximum number of new tokens with EOS; None means the default of `generate`.
         n_best: Number N of targets to return for each source, at most `beam`.
@@ -308,12 +308,12 @@ def beam_search(
         >>> model = EncoderDecoder(EncoderDecoderConfig(d_model=8, n_heads=2, vocab_size=50))
         >>> ids, scores = beam_search(model, torch.tensor([[3, 1, 4]]), 4, bos_id=1, eos_id=2)
     """
-    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    special: Any = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")
     _check_options(inputs.vocab_size, beam, n_best, length_penalty, length_penalty_type)
-    eos_id = inputs.require("eos_id", "token that ends a target")
+    require("eos_id", eos_id is not None or bool(inputs.eos_ids), "token that ends a target")
     limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
-    with decoding_mode(model):
+    with decoding_mode(model) as inputs.model:
         step, start = inputs.start(beam_cache(model) if use_cache else None)
         new, scores = search(
             step,
@@ -322,7 +322,7 @@ def beam_search(
             beam=beam,
             length_penalty_type=length_penalty_type,
             alpha=length_penalty,
-            eos_id=eos_id,
+            eos_ids=inputs.eos_ids,
             pad_id=inputs.pad_id,
             n_best=n_best,
             suppressed=inputs.suppressed(suppress_tokens),

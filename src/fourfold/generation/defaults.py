@@ -17,7 +17,7 @@ class GenerationDefaults:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).
         eos_id: Token that ends a sequence.
         pad_id: Token that fills the columns after the end of a sequence.
-        stop_ids: Further tokens that end a sequence, of which `generate` takes account.
+        stop_ids: Further tokens that end a sequence.
         num_beams: Beam width; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Formula of the penalty: gnmt, power or none.
@@ -37,3 +37,8 @@ class GenerationDefaults:
     length_penalty: float | None = None
     length_penalty_type: str | None = None
     stop_ids: Sequence[int] | None = None
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All tokens that end a sequence: `eos_id`, then `stop_ids`."""
+        return (*(() if self.eos_id is None else (self.eos_id,)), *(self.stop_ids or ()))

@@ -19,7 +19,7 @@ def generate(
     model: nn.Module,
     ids: Tensor,
     max_new: int | None = None,
-    eos_id: int | None = None,
+    eos_id: int | Sequence[int] | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -43,7 +43,7 @@ def generate(
         ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
         max_new: Maximum number of new tokens; required for a causal LM. None means the length of
             each source + 50, but at most `max_len` of the model.
-        eos_id: Token that ends a sequence. If it is unknown, `max_new` tokens are generated.
+        eos_id: Token or tokens that end a sequence; [] means that no token does.
         temperature: Divisor of the logits; 0 takes the most probable token.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
         top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
@@ -80,7 +80,7 @@ def generate(
     draws = torch.zeros(len(ids), most, dtype=torch.float32, device=ids.device)
     if temperature > 0.0:
         draws = uniform_per_prompt(inputs.row_keys, inputs.real, most, seed, copies)
-    with decoding_mode(model):
+    with decoding_mode(model) as inputs.model:
         step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
         step = _fastest(step, start, most)
         new = sample(step, start, limit, sampler, draws, inputs.eos_ids, inputs.pad_id, on_tokens)

@@ -30,9 +30,9 @@ class GenerationInputs:
         ids: Token ids (B, T) int64, or images (B, C, side, side).
         mask: (B, T) bool, True = real token; None means that all tokens are real.
         bos_id: First token of a target; not used for a causal LM.
-        eos_id: Token that ends a sequence.
+        eos_id: Token or tokens that end a sequence; an empty sequence means that none does.
         pad_id: Token that fills the columns after the end of a sequence. If no padding token is
-            known, EOS fills the columns.
+            known, the first end token fills the columns.
         ids_name: Name of the argument `ids` in error messages: "ids" or "src".
 
     Attributes:
@@ -40,6 +40,7 @@ class GenerationInputs:
         vocab_size: Number of tokens that the model can generate.
         max_len: Maximum number of tokens that the model supports, in a target or in a prompt with
             its continuation; None if there is no maximum.
+        eos_ids: All tokens that end a sequence.
         reader_config: Config of the encoder of an encoder-decoder, or of the causal LM.
         real: Mask of the real tokens, (B, T) bool. An image counts as one token.
         lengths: Number of real tokens of each row, (B,).
@@ -55,7 +56,7 @@ class GenerationInputs:
         mask: Tensor | None,
         *,
         bos_id: int | None,
-        eos_id: int | None,
+        eos_id: int | Sequence[int] | None,
         pad_id: int | None,
         ids_name: str = "ids",
     ) -> None:
@@ -73,8 +74,9 @@ class GenerationInputs:
         self.reader_config: Any = getattr(model.config, "encoder", model.config)
         defaults: GenerationDefaults = model.generation_defaults or GenerationDefaults()
         self.bos_id = defaults.bos_id if bos_id is None else bos_id
-        self.eos_id = defaults.eos_id if eos_id is None else eos_id
-        fillers = (pad_id, defaults.pad_id, self.eos_id, 0)
+        given = defaults.end_ids if eos_id is None else eos_id
+        self.eos_ids = tuple(given) if isinstance(given, Sequence) else (given,)
+        fillers = (pad_id, defaults.pad_id, *self.eos_ids, 0)
         self.pad_id = next(token for token in fillers if token is not None)
         if model.accepts_images:
             self._check_images()
@@ -136,23 +138,12 @@ class GenerationInputs:
     def _check_special_tokens(self) -> None:
         """Raise InputError unless the needed special tokens are known and in the vocabulary."""
         if self.is_seq2seq:
-            self.require("bos_id", "first token of a target")
+            require("bos_id", self.bos_id is not None, "first token of a target")
         last = self.vocab_size - 1
-        tokens = {"bos_id": self.bos_id if self.is_seq2seq else None, "eos_id": self.eos_id}
-        for name, token in tokens.items():
-            if token is not None and not (isinstance(token, int) and 0 <= token <= last):
+        tokens = [("bos_id", self.bos_id)] if self.is_seq2seq else []
+        for name, token in [*tokens, *(("eos_id", token) for token in self.eos_ids)]:
+            if not (isinstance(token, int) and 0 <= token <= last):
                 raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """All tokens that end a sequence: `eos_id`, and those that the model stores beside it.
-
-        Raises:
-            InputError: A stored token is not in the vocabulary.
-        """
-        stored = getattr(self.model.generation_defaults, "stop_ids", None) or ()
-        self._check_ids("stop_ids", stored)
-        return (*stored, *(() if self.eos_id is None else (self.eos_id,)))
 
     def suppressed(self, tokens: Sequence[int] | None) -> Tensor | None:
         """Return the ids of the tokens that must not be generated, (n,) int64; None for none.
@@ -164,37 +155,13 @@ class GenerationInputs:
             InputError: An element is not in the vocabulary, or no token would be left.
         """
         tokens = () if tokens is None else tokens
-        self._check_ids("suppress_tokens", tokens)
+        check_type("suppress_tokens", tokens, Sequence)
+        for token in tokens:
+            check_type("suppress_tokens", token, int)
+            check_range("suppress_tokens", token, minimum=0, below=self.vocab_size)
         if len(set(tokens)) == self.vocab_size:
             raise InputError("must leave a token of the vocabulary", option="suppress_tokens")
         return torch.tensor(list(tokens), device=self.ids.device) if tokens else None
-
-    def _check_ids(self, name: str, tokens: Sequence[int]) -> None:
-        """Raise InputError unless `tokens` is a sequence of ids of the vocabulary.
-
-        Args:
-            name: Name of the option in error messages, such as "stop_ids".
-            tokens: Value of the option.
-        """
-        check_type(name, tokens, Sequence)
-        for token in tokens:
-            check_type(name, token, int)
-            check_range(name, token, minimum=0, below=self.vocab_size)
-
-    def require(self, name: str, meaning: str) -> int:
-        """Return a special token, which must be known.
-
-        Args:
-            name: Name of the token's attribute, "bos_id" or "eos_id".
-            meaning: Description of the token for the error message.
-
-        Raises:
-            InputError: The token is None.
-        """
-        token: int | None = getattr(self, name)
-        if token is None:
-            raise InputError(f"must be given: the model does not store the {meaning}", option=name)
-        return token
 
     @property
     def row_keys(self) -> Tensor:
@@ -255,6 +222,18 @@ class GenerationInputs:
             return CausalStep(self.model, mask, cache), self.ids
         start = self.ids.new_full((len(self.ids), 1), self.bos_id or 0, dtype=torch.long)
         return Seq2SeqStep(self.model, self.ids, mask, cache), start
+
+
+def require(name: str, is_known: bool, meaning: str) -> None:
+    """Raise InputError unless a special token is known.
+
+    Args:
+        name: Name of the argument, "bos_id" or "eos_id".
+        is_known: The token was given, or is stored with the model.
+        meaning: Description of the token for the error message.
+    """
+    if not is_known:
+        raise InputError(f"must be given: the model does not store the {meaning}", option=name)
 
 
 def _describe(x: object) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
-from fourfold.generation.step import Step, raise_on_nan
+from fourfold.generation.step import Step, check_logits
 from fourfold.losses import upcast_fp32
 
 # Function that is called after each step with the batch indices (N,) of the sequences that have not
@@ -175,7 +175,7 @@ def sample(
     rows = torch.arange(len(prompt), device=prompt.device)
     new = prompt
     for t in range(most):
-        logits = step(new) if t else raise_on_nan(step(new))
+        logits = step(new) if t else check_logits(step(new))
         token = sampler(logits, draws[rows, t])  # (N,)
         out[rows, t] = token
         unfinished = limit[rows] > t + 1

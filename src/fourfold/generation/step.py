@@ -8,9 +8,11 @@ Shapes: B prompts or sources, N rows of the decoder state, T prompt tokens, t ne
 tokens, D model width, V vocabulary.
 """
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,8 @@ from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
 from fourfold.generation.caches import WindowCache
 from fourfold.kernels.cpu_decoding import decode_layout
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class Step(Protocol):
@@ -190,19 +194,16 @@ def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
     return h[torch.arange(len(h), device=h.device), last]
 
 
-def raise_on_nan(logits: Tensor) -> Tensor:
-    """Raise InputError if a logit is NaN, otherwise return the logits unchanged.
-
-    Args:
-        logits: Logits of any shape.
+def check_logits(logits: Tensor) -> Tensor:
+    """Return logits of any shape unchanged, if their softmax is defined.
 
     Raises:
-        InputError: A logit is NaN.
+        InputError: A logit is NaN or infinite; -inf is allowed.
     """
-    if bool(logits.isnan().any()):
+    if bool((~(logits < math.inf)).any()):  # a comparison with NaN is False
         raise InputError(
-            "computes NaN logits: the training diverged, the checkpoint is corrupted, or the"
-            " precision is too low",
+            "computes NaN or infinite logits: the training diverged, the checkpoint is corrupted,"
+            " or the precision is too low",
             option="model",
         )
     return logits
@@ -217,21 +218,45 @@ def index_rows(x: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 @contextmanager
-def decoding_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager that sets a model to eval mode and torch to inference mode, for decoding.
+def decoding_mode(model: ModuleT) -> Iterator[ModuleT]:
+    """Context manager that sets torch to inference mode, and yields the model in eval mode.
 
-    At the end of the context, the earlier mode (training or eval) of each module is restored.
-    Modules that were compiled with `module.compile` run uncompiled in the context. Otherwise each
-    new length would trigger a recompilation, and the recompilations would count towards the
-    recompile limit of training. On a CPU, `decode_layout` makes linear layers faster.
+    The yielded model is `model` itself, or a copy that shares all tensors and hooks with it (see
+    `eval_copy`) if a module of `model` is in training mode. `model` is never changed, so several
+    threads can decode from it at the same time. Modules that were compiled with `module.compile`
+    run uncompiled in the yielded model. Otherwise each new length would trigger a recompilation,
+    and the recompilations would count towards the recompile limit of training. On a CPU,
+    `decode_layout` makes linear layers faster.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    compiled = any(module._compiled_call_impl is not None for module, _ in modes)
-    uncompiled = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-    model.eval()
-    try:
-        with torch.inference_mode(), decode_layout(model.parameters()), uncompiled:
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    changes = any(x.training or x._compiled_call_impl is not None for x in model.modules())
+    quiet = eval_copy(model) if changes else model
+    with torch.inference_mode(), decode_layout(model.parameters()):
+        yield quiet
+
+
+def eval_copy(model: ModuleT) -> ModuleT:
+    """Copy the modules of a model, but not their tensors, and set the copies to eval mode.
+
+    The copies share parameters, buffers, hooks and other attributes with the modules of `model`.
+    Lists, tuples, dictionaries and bound methods among the attributes refer to the copies if they
+    contain modules. Modules compiled by `torch.compile` become plain modules.
+    """
+    copies = {id(module): object.__new__(type(module)) for module in model.modules()}
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            return copies.get(id(getattr(value, "_orig_mod", value)), value)
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, moved(value.__self__))
+        if type(value) in (list, tuple) and any(isinstance(x, nn.Module) for x in value):
+            return type(value)(map(moved, value))
+        if type(value) is dict and any(isinstance(x, nn.Module) for x in value.values()):
+            return {name: moved(x) for name, x in value.items()}
+        return value
+
+    for module in model.modules():
+        attributes = {name: moved(value) for name, value in vars(module).items()}
+        # Set without `nn.Module.__setattr__`, which would register the attributes.
+        vars(copies[id(module)]).update(attributes, training=False, _compiled_call_impl=None)
+    quiet: ModuleT = moved(model)
+    return quiet

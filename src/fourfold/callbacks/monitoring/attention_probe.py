@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -138,9 +137,9 @@ class AttentionProbe(Callback):
         folder = Path(trainer.default_root_dir, "val")
         settings = Settings(checkpoint=f"step {trainer.global_step}")
         try:
-            with decoding_mode(module):
-                examples = first_examples(make_view(model, settings), data, self.n_rows, "val")
-                page = make_page(model, examples, settings)
+            with decoding_mode(model) as quiet:
+                examples = first_examples(make_view(quiet, settings), data, self.n_rows, "val")
+                page = make_page(quiet, examples, settings)
         except InputError as error:
             self.page = False
             warnings.warn(f"there is no page of attention maps: {error}", stacklevel=1)
@@ -194,12 +193,12 @@ class AttentionProbe(Callback):
                     labels[f"{prefix}/heads_{label.replace(' ', '_')}"] += 1
 
         n_rows = min(self.n_rows, len(dataset))
-        with trainer.precision_plugin.forward_context(), decoding_mode(module), torch.no_grad():
+        with trainer.precision_plugin.forward_context(), decoding_mode(module) as quiet:
             for row in range(n_rows):
                 batch = dataset.batch(np.array([row]), 0, 0)
                 batch = trainer.precision_plugin.convert_input(batch)
                 batch = trainer.strategy.batch_to_device(batch)
-                visit_attention(module.model, partial(module.step, batch), visit)
+                visit_attention(quiet.model, partial(quiet.step, batch), visit)
         means = {name: float(np.mean(values)) for name, values in found.items()}
         return means | {name: count / n_rows for name, count in labels.items()}
 

@@ -112,16 +112,16 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
         collected["confusion"] = ConfusionMatrix([str(name) for name in names], counts)
     # One rank alone cannot run a model whose weights are sharded.
     has_all_weights = type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
-    sample_outputs = getattr(module, "sample_outputs", None)
     data = resumable_data(trainer)
-    if sample_outputs is None or data is None or not has_all_weights:
+    if not hasattr(module, "sample_outputs") or data is None or not has_all_weights:
         return collected
     dataset = data.split(split)
     # A DataLoader would take its seed from torch's generator and change the next random numbers.
     rows = sample_rows(getattr(dataset, "labels", None), len(dataset))
     batch = dataset.batch(rows, 0, 0)
     batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
-    with trainer.precision_plugin.forward_context(), decoding_mode(module):
+    with trainer.precision_plugin.forward_context(), decoding_mode(module) as quiet:
+        sample_outputs: Any = quiet.sample_outputs
         collected |= sample_outputs(batch, split)
     return {k: x for k, x in collected.items() if not isinstance(x, AttentionMaps) or x.maps}
 

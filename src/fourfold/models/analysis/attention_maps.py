@@ -245,8 +245,8 @@ def attention(
         found[f"{record.name}.{record.layer}"] = compact(record.weights, dtype)
 
     paths = select_layers(model, layers)
-    with decoding_mode(model):
-        visit_attention(model, lambda: model(*inputs, **options), keep, paths)
+    with decoding_mode(model) as quiet:
+        visit_attention(quiet, lambda: quiet(*inputs, **options), keep, paths)
     return found
 
 

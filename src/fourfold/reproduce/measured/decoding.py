@@ -80,7 +80,7 @@ def measure_decoding(
         {"token": seconds per token}.
     """
     model = build(setup)
-    with decoding_mode(model):
+    with decoding_mode(model) as model:
         # Each measurement begins at the same position, and so needs a cache of its own.
         caches = {
             position: [deepcopy(cache) for _ in range(WARMUP_ROUNDS + rounds)]
