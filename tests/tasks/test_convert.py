@@ -17,10 +17,13 @@ from torch import Tensor, nn
 
 import fourfold
 from fourfold import text_files
+from fourfold.checkpoints.init_from import initialize_from
 from fourfold.checkpoints.save import write_transformers
 from fourfold.cli import main
+from fourfold.commands.infer.main import PROCESSORS
 from fourfold.errors import InputError
 from fourfold.hub import directory
+from fourfold.hub.transformers_format import ARCHITECTURES
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig, TokenClassifier
 from fourfold.tasks import load_task
 from tests.fixtures.hf_models import MODELS, make_model, random_ids, to_fp64
@@ -260,12 +263,76 @@ def test_names_on_the_hub_are_downloaded(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     monkeypatch.chdir(tmp_path)
-    assert main(["import", "somebody/gpt2", "x.ckpt"]) == 0
+    assert main(["import", "hf://somebody/gpt2", "x.ckpt"]) == 0
     assert asked == ["somebody/gpt2"]
-    assert main(["import", "nobody/nothing", "y.ckpt"]) == 2
+    assert main(["import", "hf://nobody/nothing", "y.ckpt"]) == 2
     assert "cannot be downloaded from the Hugging Face hub: no network\n" in capsys.readouterr().err
     assert fourfold.load("fetched").config.n_layers == 2  # a path is a path
     assert len(asked) == 2
+    for name in ("hf://somebody/gpt2", Path("hf://somebody/gpt2")):
+        assert fourfold.load(name).config.n_layers == 2
+    assert len(asked) == 4
+
+
+SOURCES = {
+    "load": lambda source: fourfold.load(source),
+    "load a path": lambda source: fourfold.load(Path(source)),
+    "init_from": lambda source: initialize_from(
+        build("causal"), {"decoder": source}, None, "bicubic"
+    ),
+    "import": lambda source: main(["import", source, "x.ckpt"]),
+    "export": lambda source: main(["export", source, "exported"]),
+    "look": lambda source: main(["look", source]),
+    "fit": lambda source: main(["fit", "--config=gpt2/tiny", f"--model.init_from={source}"]),
+    **{verb: lambda source, verb=verb: main([verb, "--checkpoint", source]) for verb in PROCESSORS},
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_only_names_with_a_prefix_are_asked_of_the_hub(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A typing error in a path is no request, and the message names the forms of a source."""
+    asked = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    monkeypatch.chdir(tmp_path)
+    for source, said in (
+        ("runs/frist", "did you mean hf://runs/frist?"),
+        ("runs/a/b", "is written hf://owner/name)"),
+        ("frist.ckpt", "is written hf://owner/name)"),
+        ("hf://gpt2", "is written hf://owner/name)"),
+        ("hf://somebody/gpt2", "hf://somebody/gpt2: it cannot be downloaded"),
+    ):
+        try:
+            assert SOURCES[kind](source) == 2
+            message = capsys.readouterr().err
+            assert message.count("\n") == 1
+        except InputError as error:
+            message = str(error)
+        assert said in message, message
+        assert asked == (["somebody/gpt2"] if source == "hf://somebody/gpt2" else [])
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["runs"])
+
+
+def test_runtimes_that_do_not_read_an_export_are_named(tmp_path: Path, capsys: Any) -> None:
+    """In the message of the export, and in the table of the page."""
+    page = Path("docs/interoperability.md").read_text()
+    for architecture in ARCHITECTURES:
+        name = str(architecture.hf_class)
+        for runtime in architecture.unread_by:
+            assert f"| `{name}` | {runtime} |" in page
+    for placement, notes in (("pre", [", which CTranslate2 4.8 cannot read"]), ("post", [""])):
+        model = build("encoder_decoder", norm_eps=1e-5, norm_placement=placement).float()
+        folder = tmp_path / placement
+        written = write_transformers(model, tmp_path)
+        assert [written.removeprefix(written.split(",")[0])] == notes
+        fourfold.save(model, folder)
+        assert "which" not in write_transformers(fourfold.load(folder), tmp_path)  # as it came
 
 
 class Hostile:

@@ -33,7 +33,7 @@ def read_source(
     cached.
 
     Args:
-        path: A path, or a name on the Hugging Face Hub, that `fourfold.load` accepts.
+        path: A path, or `hf://owner/name`, that `fourfold.load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
         images_only: Return the image encoder of a SigLIP, as a ViT with `pool="mean"`.
 

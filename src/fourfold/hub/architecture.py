@@ -238,6 +238,7 @@ class Architecture:
             such as the number of classification heads in the checkpoint.
         unsaved: Further native config fields that config.json cannot store and that an export
             ignores, because they have an effect in training only.
+        unread_by: Other runtimes that are known not to read an export of a run, with versions.
     """
 
     model_type: str
@@ -256,6 +257,7 @@ class Architecture:
     distinctive: tuple[str, ...] = ()
     model_options: Callable[[Collection[str]], dict[str, Any]] = lambda names: {}
     unsaved: tuple[str, ...] = ()
+    unread_by: tuple[str, ...] = ()
 
     def read_config(self, config: Json, names: Collection[str]) -> TransformerConfig:
         """Convert config.json to a config of fourfold, an instance of `config_class`.

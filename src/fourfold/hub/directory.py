@@ -31,7 +31,8 @@ DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", PIC
 # positions, and that are in no file. A model with more parameters may have as many elements.
 MIN_TABLE_LIMIT = 1 << 26
 _LAYER_COUNTS = ("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers")
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# The second slash is absent in the text of a `Path`.
+HUB_NAME = re.compile(r"(hf://?)?([\w.-]+/[\w.-]+)")
 ModelT = TypeVar("ModelT", bound=Model)
 
 
@@ -65,25 +66,28 @@ def resolve_path(path: str | Path) -> Path:
     """Return the local path of a model; download the model first if it is on the Hugging Face hub.
 
     Args:
-        path: A local path; or, if no such path exists, the name of a model on the Hugging Face hub,
-            such as `openai-community/gpt2`.
+        path: A local path, or the name of a model on the Hugging Face hub after `hf://`, such as
+            `hf://openai-community/gpt2`.
 
     Raises:
-        InputError: The model cannot be downloaded.
+        InputError: There is no such path, or the model cannot be downloaded.
     """
-    local = Path(path)
-    if local.exists() or not HUB_NAME.fullmatch(str(path)):
-        return local
+    name = HUB_NAME.fullmatch(str(path))
+    if name is None or name[1] is None:
+        if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
+            message = "there is no such checkpoint, run directory or directory of a model"
+            hint = f"; did you mean hf://{name[2]}?" if name else ""
+            message += f" (a model on the Hugging Face hub is written hf://owner/name{hint})"
+            raise InputError(message, file=path)
+        return Path(path)
     from huggingface_hub import snapshot_download  # slow to import
 
     try:
-        return Path(snapshot_download(str(path), allow_patterns=list(DOWNLOAD_PATTERNS)))
+        return Path(snapshot_download(name[2], allow_patterns=list(DOWNLOAD_PATTERNS)))
     except Exception as error:  # huggingface_hub raises many classes for network and permissions
         first_line = str(error).strip().split("\n")[0]
-        message = (
-            f"no such path, and it cannot be downloaded from the Hugging Face hub: {first_line}"
-        )
-        raise InputError(message, file=path) from error
+        message = f"it cannot be downloaded from the Hugging Face hub: {first_line}"
+        raise InputError(message, file=f"hf://{name[2]}") from error
 
 
 def is_model_directory(path: Path) -> bool:

@@ -187,7 +187,8 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
         entries: Further entries of config.json, ignored for a model with a `source`.
 
     Returns:
-        The name of the transformers class. A note follows in parentheses if `norm_eps` changes.
+        The name of the transformers class. A note in parentheses follows if `norm_eps` changes, and
+        for a model without a `source` the other runtimes that are known not to read the class.
 
     Raises:
         InputError: No architecture of transformers represents the model.
@@ -225,7 +226,10 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     if source is not None and source.generation_config:
         write_json(path / GENERATION_FILE, source.generation_config)
     written = architecture.read_config(config, tensors.keys())
-    return str(config["architectures"][0]) + norm_eps_note(model_config.norm_eps, written.norm_eps)
+    note = norm_eps_note(model_config.norm_eps, written.norm_eps)
+    if source is None and architecture.unread_by:
+        note += f", which {' and '.join(architecture.unread_by)} cannot read"
+    return str(config["architectures"][0]) + note
 
 
 def export_problem(model: Model) -> str | None:

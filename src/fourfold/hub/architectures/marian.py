@@ -160,6 +160,7 @@ PEGASUS = replace(
     implied={**MARIAN.implied, "norm_placement": "pre"},
     required=BART.required,
     keymap=_keymap(Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}")),
+    unread_by=("CTranslate2 4.8",),
 )
 
 # Modules whose weights read the residual stream, and modules that add to it.
