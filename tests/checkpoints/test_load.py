@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from lightning import Trainer
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from fourfold.checkpoints.classes import class_path
 from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.tasks import CausalLanguageModeling
+from fourfold.tasks.convert import import_checkpoint
 from fourfold.tasks.loading import load_task
 from tests.fixtures.tiny_tasks import FAMILIES, FLAT, SGD, SMALL, causal
 
@@ -202,3 +205,32 @@ def test_counts_beyond_the_file_are_rejected_before_the_model_is_built(
     with pytest.raises(InputError, match=rf"x\.ckpt: .*{message}"):
         reader(tmp_path / "x.ckpt")
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("ends", [50256, [50256, 3, 19, 5], [-1], 18])
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_end_tokens_outside_the_vocabulary_are_dropped_with_a_warning(
+    ends: int | list[int], is_imported: bool, tmp_path: Path
+) -> None:
+    """As in a config of GPT-2 with another vocabulary, whose end token keeps its default."""
+    config = hf.GPT2Config(vocab_size=19, n_embd=12, n_layer=1, n_head=2, eos_token_id=ends)
+    hf.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    path = tmp_path / "gpt2"
+    given = [ends] if isinstance(ends, int) else ends
+    kept = [token for token in given if 0 <= token < 19]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if is_imported:
+            path = tmp_path / "x.ckpt"
+            import_checkpoint(tmp_path / "gpt2", path)
+        model = fourfold.load(path)
+    texts = {str(w.message).partition(": ")[2] for w in found if "end tokens" in str(w.message)}
+    dropped = ", ".join(str(token) for token in given if token not in kept)
+    assert texts == (
+        {f"no end tokens of a vocabulary of 19, and ignored: {dropped}"} if dropped else set()
+    )
+    assert model.generation_defaults.end_ids == tuple(kept)
+    ids = fourfold.generate(model, torch.tensor([[1, 2]]), max_new=4)
+    free = fourfold.generate(model, torch.tensor([[1, 2]]), max_new=4, eos_id=[])
+    assert torch.equal(ids, free[:, : ids.shape[1]])
+    assert free.shape == (1, 6)

@@ -1,6 +1,8 @@
 """Loading of models from checkpoints, run directories and Hugging Face directories."""
 
+import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -51,7 +53,7 @@ def load(
             - a directory written by `fourfold.save`
             - a Hugging Face directory of transformers or timm
             - a file of weights of timm, nanoGPT or minGPT
-            - the name of a model on the Hugging Face Hub, `owner/name`
+            - `hf://owner/name`, a model on the Hugging Face hub
         device: Device of the model; the CPU by default.
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
             default.
@@ -101,7 +103,8 @@ def set_attributes(source: SourceModel) -> Model:
     """
     model = source.model
     model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
-    model.generation_defaults = _with_special_tokens(source.defaults, model)
+    defaults = within_vocabulary(source.defaults, model, source.path)
+    model.generation_defaults = _with_special_tokens(defaults, model)
     model.artifacts = dict(source.artifacts)
     return model
 
@@ -110,6 +113,43 @@ def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:
     """Return the fields of GenerationDefaults that are among the arguments of a task."""
     given = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
     return GenerationDefaults(**given)
+
+
+def stored_defaults(content: Mapping[str, Any], path: Path) -> GenerationDefaults:
+    """Return the generation defaults of a checkpoint, also those of the directory it came from.
+
+    Args:
+        content: Checked content of the checkpoint file.
+        path: The file, for error messages.
+    """
+    defaults = generation_defaults(content["fourfold"]["task"]["init_args"])
+    if "source" not in content:
+        return defaults
+    from fourfold.hub.preprocessing import parse_generation_defaults
+    from fourfold.hub.transformers_format import SourceCheckpoint
+
+    with reading(path):
+        source = dataclass_from_dict(SourceCheckpoint, content["source"])
+    stored = asdict(parse_generation_defaults([source.generation_config, source.config]))
+    return replace(defaults, **{x: y for x, y in stored.items() if getattr(defaults, x) is None})
+
+
+def within_vocabulary(
+    defaults: GenerationDefaults, model: Any, path: str | Path
+) -> GenerationDefaults:
+    """Return generation defaults without end tokens outside the vocabulary, which a warning lists.
+
+    Args:
+        defaults: The stored defaults.
+        model: The model; its defaults are returned unchanged if it does not generate tokens.
+        path: The checkpoint, for the warning.
+    """
+    size = model.config.vocab_size if getattr(model, "can_generate", False) else math.inf
+    kept = [token for token in defaults.end_ids if 0 <= token < size]
+    if unknown := [str(token) for token in defaults.end_ids if token not in kept]:
+        message = f"no end tokens of a vocabulary of {size}, and ignored: {', '.join(unknown)}"
+        warnings.warn(f"{path}: {message}", stacklevel=1)
+    return replace(defaults, eos_id=kept[0] if kept else None, stop_ids=kept[1:] or None)
 
 
 def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
@@ -138,7 +178,7 @@ def read_model(
     """Read a model in any format that `load` accepts.
 
     Args:
-        path: A path, or a name on the Hugging Face Hub, that `load` accepts.
+        path: A path, or `hf://owner/name`, that `load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
         allow_missing_heads: If False, an image model of another library without classification
             heads raises InputError. If True, it is read without heads.
@@ -212,22 +252,17 @@ def _build_source(
     }
     load_weights(model, state, path)
     check_classes(model.config, artifacts, path)
-    defaults = generation_defaults(init_args)
     if "source" in content:
-        from fourfold.hub.preprocessing import parse_generation_defaults
         from fourfold.hub.transformers_format import SourceCheckpoint
 
-        source = model.source = dataclass_from_dict(SourceCheckpoint, content["source"])
-        stored = asdict(parse_generation_defaults([source.generation_config, source.config]))
-        missing = {x: y for x, y in stored.items() if getattr(defaults, x) is None}
-        defaults = replace(defaults, **missing)
+        model.source = dataclass_from_dict(SourceCheckpoint, content["source"])
     merge_lora(model)
     return SourceModel(
         path,
         model.eval(),
         tokenizer=artifacts.get("tokenizer"),
         artifacts=artifacts,
-        defaults=defaults,
+        defaults=stored_defaults(content, path),
     )
 
 

@@ -187,12 +187,13 @@ def _first_number(contents: Sequence[Json], key: str) -> Any:
     Args:
         contents: Content of each JSON file, in order of precedence.
         key: Key such as eos_token_id. It is also searched in the sections `text_config` and
-            `decoder`. If the value is a list, its first entry is returned.
+            `decoder`. Of a list, the first entry is returned; an empty list means None.
     """
     for content in contents:
         for section in ("", "text_config.", "decoder."):
             value = get_key(content, section + key)
-            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, list):
+                return value[0] if value else None
             if value is not None:
                 return value
     return None

@@ -12,7 +12,7 @@ from fourfold.atomic_files import disk_errors
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
 from fourfold.checkpoints.files import read_file
-from fourfold.checkpoints.load import load, read_model
+from fourfold.checkpoints.load import load, read_model, within_vocabulary
 from fourfold.checkpoints.save import staged_directory, write_graphs, write_transformers
 from fourfold.errors import InputError
 from fourfold.hub import timm
@@ -27,7 +27,7 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
 
     Args:
         source: Path of a Hugging Face directory of transformers or timm, path of a file of timm,
-            nanoGPT or minGPT, or name of a model on the Hub.
+            nanoGPT or minGPT, or `hf://owner/name`.
         target: Path of the checkpoint file to write, which must not exist.
 
     Returns:
@@ -73,6 +73,7 @@ def make_task(found: SourceModel) -> Any:
     task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
     task = task_class(model.config)
     task.model = model
+    model.generation_defaults = within_vocabulary(found.defaults, model, found.path)
     task.artifacts = {"tokenizer": found.tokenizer} if found.tokenizer else {}
     task.artifacts |= found.artifacts
     return task.eval()

@@ -22,7 +22,12 @@ from fourfold.checkpoints.classes import (
     model_name,
 )
 from fourfold.checkpoints.files import find_checkpoint, read_file
-from fourfold.checkpoints.load import check_classes, load_weights
+from fourfold.checkpoints.load import (
+    check_classes,
+    load_weights,
+    stored_defaults,
+    within_vocabulary,
+)
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
     check_content,
@@ -139,6 +144,8 @@ def task_from_checkpoint(
     load_weights(task, state, path, strict)
     check_classes(task.config, saved["data"], path)
     task.artifacts = saved["data"]
+    defaults = stored_defaults(content, path)
+    task.model.generation_defaults = within_vocabulary(defaults, task.model, path)
     return task.eval()
 
 

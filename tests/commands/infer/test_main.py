@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import os
@@ -6,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from PIL import Image
 
 import fourfold
 from fourfold import generation
-from fourfold.checkpoints.files import read_file
+from fourfold.checkpoints.files import read_file, write_file
 from fourfold.commands.infer import main
 from fourfold.commands.infer.generate import GrowingText
 from fourfold.errors import InputError
@@ -437,6 +439,20 @@ def test_copies_of_a_prompt_differ_over_all_batches(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        ["--length-penalty=1", "--beam=1"],
+        ["--length-penalty-type=power", "--beam=1"],
+        ["--length-penalty=1", "--length-penalty-type=none"],
+    ],
+)
+def test_no_option_of_translate_is_idle(options: list[str], ask: Ask) -> None:
+    result = ask("translate", "mt", "one\n", *options)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert options[0].partition("=")[0] in result.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
         ["--top-k=5"],
         ["--top-p=0.9"],
         ["--seed=1"],
@@ -499,3 +515,155 @@ def test_generate_and_fill_do_not_import_lightning(root: Path, trained: Train) -
         [sys.executable, "-c", code], input="one\n", capture_output=True, text=True, env=env
     )
     assert done.returncode == 0, done.stderr
+
+
+# Recipe of each task, and a line that its processor reads.
+RECIPES = {
+    "Translation": ("mt", "one two"),
+    "CausalLanguageModeling": ("lm", "one two"),
+    "MaskedLanguageModeling": ("mlm", "one [MASK] three"),
+    "ImageClassification": ("vit", "0.png"),
+    "DocumentClassification": ("yang2016/tiny", "One sentence. Another one."),
+    "SequenceClassification": ("classes", "one\ttwo"),
+    "TokenClassification": ("tags", "one two"),
+    "Captioning": ("captions", "0.png"),
+}
+ALL_PROCESSORS = [(verb, task) for verb, tasks in main.PROCESSORS.items() for task in tasks]
+
+
+def checkpoint_of(family: str, trained: Train, run: Run, here: Path) -> dict[str, Any]:
+    """The content of a checkpoint of a recipe of this folder, or of the package."""
+    if "/" in family:
+        few = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0", "--tensorboard=false"]
+        assert run("fit", "--config", family, "--run_dir", here / "run", *few).code == 0
+        return read_file(here / "run/checkpoints/last.ckpt")
+    return read_file(trained(family) / "checkpoints/last.ckpt")
+
+
+@pytest.mark.parametrize(("verb", "task"), ALL_PROCESSORS)
+def test_nan_weights_end_with_one_line(
+    verb: str, task: str, trained: Train, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, line = RECIPES[task]
+    content = checkpoint_of(family, trained, run, here)
+    for tensor in content["state_dict"].values():
+        if tensor.is_floating_point():
+            tensor.fill_(torch.nan)
+    write_file(content, here / "nan.ckpt")
+    Image.new("L", (8, 8), 100).save(here / "0.png")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{line}\n".encode())))
+    result = run(verb, "--checkpoint", "nan.ckpt")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "model computes NaN or infinite logits: the training diverged" in result.err
+    if verb == "classify" and task != "TokenClassification":
+        given = [tuple(line.split("\t"))] if "\t" in line else [line]
+        with pytest.raises(InputError, match="NaN or infinite logits"):
+            fourfold.classify(fourfold.load("nan.ckpt"), given)
+
+
+@pytest.mark.parametrize(("family", "line"), [("vit", "0.png"), ("classes", "a\tb"), ("tags", "a")])
+def test_control_characters_of_class_names_are_escaped(
+    family: str, line: str, trained: Train, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = checkpoint_of(family, trained, run, here)
+    names = content["fourfold"]["data"]["class_names"]
+    content["fourfold"]["data"]["class_names"] = [
+        f"{n}\n\r\t\x00\x1b[31m\x7f\x9b\\" for n in range(len(names))
+    ]
+    write_file(content, here / "names.ckpt")
+    Image.new("L", (8, 8), 100).save(here / "0.png")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{line}\n".encode())))
+    out = lines(run("classify", "--checkpoint", "names.ckpt"))
+    assert len(out) == 1
+    assert r"\n\r\t\x00\x1b[31m\x7f\x9b\\" in out[0]
+    assert all(character.isprintable() or character == "\t" for character in out[0])
+
+
+class BrokenStream(io.RawIOBase):
+    """A file of a network disk that fails after its first line."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.parts = code, [b"one two\n"]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self.parts:
+            raise OSError(self.code, os.strerror(self.code))
+        part = self.parts.pop()
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EBADF, errno.ETIMEDOUT])
+@pytest.mark.parametrize("where", ["read", "prepare"])
+def test_errors_of_network_disks_are_one_line(
+    code: int, where: str, run: Run, trained: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin: Any = io.BytesIO(b"one\n")
+    if where == "read":
+        stdin = io.BufferedReader(BrokenStream(code))
+    else:
+        from fourfold.commands.infer.generate import PromptContinuer
+
+        def fail(*_: object) -> None:
+            raise OSError(code, os.strerror(code), "far/away.png")
+
+        monkeypatch.setattr(PromptContinuer, "prepare", fail)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+    result = run("generate", "--checkpoint", trained("lm"), "--max-new=2", "--batch-size=1")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert os.strerror(code) in result.err
+    assert ("far/away.png" in result.err) == (where == "prepare")
+
+
+@pytest.mark.parametrize(("closed", "name"), [("<&-", "input"), (">&-", "output")])
+def test_a_closed_stream_is_one_line(closed: str, name: str, trained: Train) -> None:
+    command = f"{sys.executable} -m fourfold generate --checkpoint {trained('lm')} {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, input="")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"the standard {name} must be open, but is closed" in done.stderr
+
+
+def test_a_long_line_is_rejected_at_the_bound_of_files(ask: Ask) -> None:
+    result = ask("generate", "lm", b"one\n" + b"x" * 10_000_000, "--truncate", "--max-new=2")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "<stdin>:2: the line has more than 1048576 bytes" in result.err
+
+
+# The padding token only fills the columns after the end, so that of the tokenizer is as good.
+UNUSED_DEFAULTS = {"pad_id"}
+
+
+def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `fourfold.load`, which come from generation_config.json for an imported model."""
+    from fourfold.commands.infer import base
+
+    stored: dict[str, Any] = {
+        "bos_id": 5,
+        "eos_id": 6,
+        "pad_id": 7,
+        "num_beams": 3,
+        "length_penalty": 0.25,
+        "length_penalty_type": "power",
+        "stop_ids": [8, 9],
+    }
+    assert {field.name for field in fields(generation.GenerationDefaults)} == set(stored)
+    defaults = generation.GenerationDefaults(**stored)
+    monkeypatch.setattr("fourfold.tasks.loading.stored_defaults", lambda *_: defaults)
+    seen: dict[str, Any] = {}
+
+    def search(*arguments: Any, **options: Any) -> Any:
+        seen.update(options)
+        return original(*arguments, **options)
+
+    original = base.beam_search
+    monkeypatch.setattr(base, "beam_search", search)
+    lines(ask("translate", "mt", "one two\n"))
+    names = {"num_beams": "beam", "stop_ids": "eos_id"}
+    for name in set(stored) - UNUSED_DEFAULTS - {"eos_id", "stop_ids"}:
+        assert seen[names.get(name, name)] == stored[name], name
+    assert set(seen["eos_id"]) == {6, 8, 9}
+    lines(ask("translate", "mt", "one two\n", "--beam=2", "--length-penalty=0.75"))
+    assert (seen["beam"], seen["length_penalty"]) == (2, 0.75)  # options have precedence

@@ -13,9 +13,16 @@ from torch import Tensor
 from fourfold.commands.infer.line_io import Item
 from fourfold.core.validation import quote
 from fourfold.errors import InputError
-from fourfold.generation import beam_search
+from fourfold.generation import GenerationDefaults, beam_search
+from fourfold.generation.step import check_logits
 from fourfold.models.base import Model
 from fourfold.tokenization.tokenizer import Tokenizer
+
+BEAM_OPTIONS = ("num_beams", "length_penalty", "length_penalty_type")
+ESCAPES = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
+    **str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}),
+}
 
 
 class LoadedModel:
@@ -74,9 +81,23 @@ class LineProcessor:
     def run(self, items: list[Item]) -> list[str]:
         """Run the model on a batch of items, and return one line of output for each item.
 
+        A subclass implements `logits` and `write`, or replaces this method and calls a decoding
+        function of `fourfold.generation`, which checks the logits, too.
+
         Args:
             items: Results of `prepare`, at most one batch.
+
+        Raises:
+            InputError: The model computes NaN or infinite logits.
         """
+        return self.write(items, check_logits(self.logits(items)))
+
+    def logits(self, items: list[Item]) -> Tensor:
+        """Run the model on a batch of items, and return its logits."""
+        raise NotImplementedError
+
+    def write(self, items: list[Item], logits: Tensor) -> list[str]:
+        """Return one line of output for each item of a batch."""
         raise NotImplementedError
 
 
@@ -101,6 +122,8 @@ class TextProcessor(LineProcessor):
                 " embeddings",
                 option="the checkpoint",
             )
+        self.defaults = self.model.generation_defaults or GenerationDefaults()
+        self.end_ids = self.defaults.end_ids or (self.tokenizer.eos_id,)
         self.suppressed: list[int] = []
         for text in vars(options).get("suppress_tokens", ()):
             if (token := self.tokenizer.vocabulary.get(text)) is None:
@@ -185,7 +208,7 @@ class TextProcessor(LineProcessor):
             ids,
             src_mask=mask,
             n_best=self.options.n_best,
-            eos_id=self.tokenizer.eos_id,
+            eos_id=self.end_ids,
             pad_id=self.tokenizer.pad_id,
             suppress_tokens=self.suppressed,
             **(defaults | given),
@@ -195,29 +218,26 @@ class TextProcessor(LineProcessor):
     def write_targets(self, src: Tensor, mask: Tensor | None, max_len: int | None) -> list[str]:
         """Return the N best texts of an encoder-decoder for each line, separated by tabs.
 
-        N is the value of `--n-best`. Beam width and length penalty are those of the task, unless
-        they are given as options.
+        N is the value of `--n-best`. Beam width and length penalty are those that are stored with
+        the model, otherwise those of the task, unless they are given as options.
 
         Args:
             src: Token ids (B, T) of the lines, or images (B, C, H, W).
             mask: Mask (B, T), True for real tokens; None for images.
             max_len: Maximum number of tokens of a text; None means the length of the line + 50.
         """
-        best = self.beam_search(
-            src,
-            mask,
-            beam=max(self.task.num_beams, self.options.n_best),
-            length_penalty=self.task.length_penalty,
-            length_penalty_type=self.task.length_penalty_type,
-            bos_id=self.task.start_id,
-            max_len=max_len,
-        )
+        stored = {name: value for name, value in vars(self.defaults).items() if value is not None}
+        options = {name: stored.get(name, getattr(self.task, name)) for name in BEAM_OPTIONS}
+        options["beam"] = max(options.pop("num_beams"), self.options.n_best)
+        start_id = stored.get("bos_id", self.task.start_id)
+        best = self.beam_search(src, mask, **options, bos_id=start_id, max_len=max_len)
         return ["\t".join(map(escape, self.tokenizer.decode_batch(x))) for x in best.tolist()]
 
 
 def escape(text: str) -> str:
     r"""Replace backslash, tab, newline and carriage return by `\\`, `\t`, `\n` and `\r`.
 
-    Tabs separate the outputs of a line, and line breaks separate lines.
+    Tabs separate the outputs of a line, and line breaks separate lines. Other control characters,
+    with which a text could change a terminal, become `\x1b` and so on.
     """
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return text.translate(ESCAPES)

@@ -24,6 +24,7 @@ from fourfold.data.text.document_classification import encode_documents
 from fourfold.data.text.segments import join_segments, n_special_tokens
 from fourfold.data.vision.transforms import eval_transform
 from fourfold.errors import InputError
+from fourfold.generation.step import check_logits
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.models.base import Model
 from fourfold.models.baselines.resnet import ResNet
@@ -52,14 +53,19 @@ class ImageClassifier(LineProcessor):
         """
         return Item((line, self.load(line)), 0)
 
-    def run(self, items: list[Item]) -> list[str]:
+    def logits(self, items: list[Item]) -> Tensor:
+        """Return class logits (B, K) of B images."""
+        images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
+        images = images.to(self.device, next(self.model.parameters()).dtype)
+        logits: Tensor = self.model(images)
+        return logits
+
+    def write(self, items: list[Item], logits: Tensor) -> list[str]:
         """Return a line for each image, with tabs between its parts.
 
         The parts are the path, and the `--top-k` most probable classes with their probabilities.
         """
-        images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
-        images = images.to(self.device, next(self.model.parameters()).dtype)
-        classes = _format_classes(self.model(images), self.names, self.options.top_k)
+        classes = _format_classes(logits, self.names, self.options.top_k)
         return [f"{escape(i.content[0])}\t{c}" for i, c in zip(items, classes, strict=True)]
 
 
@@ -109,13 +115,6 @@ class TextClassifier(TextProcessor):
         rows, first = join_segments(columns, self.tokenizer, n_tokens, self.n_separators)
         return Item((rows[0].tolist(), int(first[0])), len(rows[0]))
 
-    def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each input: `--top-k` most probable classes and probabilities.
-
-        For a regression model, a line is the predicted value.
-        """
-        return self.answers(self.logits(items))
-
     def logits(self, items: list[Item]) -> Tensor:
         """Return class logits (B, K) of B items that `prepare_texts` returned."""
         ids, mask = self.pad([item.content[0] for item in items])  # (B, T)
@@ -125,7 +124,7 @@ class TextClassifier(TextProcessor):
         logits: Tensor = self.task.logits(SequenceBatch(ids, unused, segments, mask, unused))
         return logits
 
-    def answers(self, logits: Tensor) -> list[str]:
+    def write(self, items: list[Item], logits: Tensor) -> list[str]:
         """Convert logits (B, K) to B lines of output.
 
         A line has the most probable classes with their probabilities. If K is 1, as in a regression
@@ -194,11 +193,16 @@ class WordTagger(TextProcessor):
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return Item((ids, positions), len(ids))
 
-    def run(self, items: list[Item]) -> list[str]:
-        """Return the tags of the words of each line, separated by spaces."""
+    def logits(self, items: list[Item]) -> Tensor:
+        """Return tag logits (B, T, K) of all tokens of B lines."""
         ids, mask = self.pad([item.content[0] for item in items])
-        best = self.model(ids, None, mask).argmax(-1).tolist()  # (B, T)
-        tags = self.task.artifacts["class_names"]
+        logits: Tensor = self.model(ids, None, mask)
+        return logits
+
+    def write(self, items: list[Item], logits: Tensor) -> list[str]:
+        """Return the tags of the words of each line, separated by spaces."""
+        best = logits.argmax(-1).tolist()  # (B, T)
+        tags = [escape(name) for name in self.task.artifacts["class_names"]]
         return [
             " ".join(tags[row[position]] for position in item.content[1])
             for row, item in zip(best, items, strict=True)
@@ -227,7 +231,8 @@ def classify(
 
     Raises:
         InputError: The model is not a classifier of texts or images, its checkpoint has no
-            tokenizer or image size, a text does not fit the model, or an image cannot be decoded.
+            tokenizer or image size, a text does not fit the model, an image cannot be decoded, or
+            the model computes NaN or infinite logits.
 
     Example:
         >>> import fourfold
@@ -250,7 +255,7 @@ def classify(
     if isinstance(model, ViT | ResNet):
         load, like = eval_transform(dict(model.artifacts)), next(model.parameters())
         images = (torch.stack([load(image) for image in batch]).to(like) for batch in batches)
-        return torch.cat([model(batch).float().softmax(-1).cpu() for batch in images])
+        return torch.cat([check_logits(model(batch)).float().softmax(-1).cpu() for batch in images])
     kinds = (SequenceClassification, CausalSequenceClassification, DocumentClassification)
     task_class = next((kind for kind in kinds if isinstance(model, kind.model_class)), None)
     if task_class is None:
@@ -265,7 +270,7 @@ def classify(
         [processor.prepare_texts([x] if isinstance(x, str) else x) for x in batch]
         for batch in batches
     )
-    logits = torch.cat([processor.logits(batch).float().cpu() for batch in items])
+    logits = torch.cat([check_logits(processor.logits(batch)).float().cpu() for batch in items])
     return logits if logits.shape[-1] == 1 else logits.softmax(-1)
 
 
@@ -282,6 +287,6 @@ def _format_classes(logits: Tensor, names: list[str], top_k: int) -> list[str]:
     """
     best, classes = logits.float().softmax(-1).topk(min(top_k, logits.shape[-1]))
     return [
-        "\t".join(f"{names[n]}\t{p:.4f}" for p, n in zip(row, numbers, strict=True))
+        "\t".join(f"{escape(names[n])}\t{p:.4f}" for p, n in zip(row, numbers, strict=True))
         for row, numbers in zip(best.tolist(), classes.tolist(), strict=True)
     ]

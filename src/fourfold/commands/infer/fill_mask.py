@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fourfold.commands.infer.base import TextProcessor, escape
 from fourfold.commands.infer.line_io import Item
@@ -53,19 +54,22 @@ class MaskFiller(TextProcessor):
         ids = [self.tokenizer.bos_id, *self.truncate(ids, n_special=2), self.tokenizer.eos_id]
         return Item((ids, segments), len(ids))
 
-    def run(self, items: list[Item]) -> list[str]:
+    def logits(self, items: list[Item]) -> Tensor:
+        """Return the logits (M, V) of the tokens at the M masks of all lines."""
+        ids, mask = self.pad([item.content[0] for item in items])
+        h = self.model.encode(ids, mask=mask)[ids.eq(self.mask_id)]  # (M, D)
+        logits: Tensor = self.model.logits(h).float()  # (M, V)
+        return logits
+
+    def write(self, items: list[Item], logits: Tensor) -> list[str]:
         """Return an output line for each input line.
 
         An output line holds `--top-k` copies of the input line, separated by tabs, with different
         tokens in place of the masks. The most probable copy is first.
         """
-        ids, mask = self.pad([item.content[0] for item in items])
-        positions = ids.eq(self.mask_id)  # (B, T)
-        h = self.model.encode(ids, mask=mask)[positions]  # (M, D)
-        logits = self.model.logits(h).float()  # (M, V)
         logits[:, self.tokenizer.special_ids] = -torch.inf
         scores, tokens = logits.log_softmax(-1).topk(min(self.options.top_k, logits.shape[-1]))
-        counts = positions.sum(1).tolist()
+        counts = [item.content[0].count(self.mask_id) for item in items]
         return [
             "\t".join(self.fillings(item.content[1], s.tolist(), t.tolist()))
             for item, s, t in zip(items, scores.split(counts), tokens.split(counts), strict=True)

@@ -17,7 +17,6 @@ from fourfold.commands.infer.base import TextProcessor, escape
 from fourfold.commands.infer.line_io import Item
 from fourfold.errors import InputError
 from fourfold.generation import generate
-from fourfold.generation.defaults import GenerationDefaults
 from fourfold.tokenization.chat import ChatTemplate
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -105,11 +104,10 @@ class PromptContinuer(TextProcessor):
                 f"must be at most {self.max_len}, the length of the model, got {options.max_new}",
                 option="--max-new",
             )
-        defaults = self.model.generation_defaults or GenerationDefaults()
-        self.eos_id = self.tokenizer.eos_id if defaults.eos_id is None else defaults.eos_id
         self.chat = self._chat_template() if options.chat else None
-        if self.chat is not None and defaults.eos_id is None and self.chat.eos_token is not None:
-            self.eos_id = self.tokenizer.vocabulary.get(self.chat.eos_token, self.eos_id)
+        if self.chat is not None and not self.defaults.end_ids and self.chat.eos_token is not None:
+            end = self.tokenizer.vocabulary.get(self.chat.eos_token)
+            self.end_ids = self.end_ids if end is None else (end,)
         # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
         self.copies: Counter[tuple[int, ...]] = Counter()
 
@@ -222,7 +220,7 @@ class PromptContinuer(TextProcessor):
             top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed,
-            eos_id=self.eos_id,
+            eos_id=self.end_ids,
             pad_id=self.tokenizer.pad_id,
             suppress_tokens=self.suppressed,
             copies=self.copies,

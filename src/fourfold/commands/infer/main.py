@@ -4,7 +4,6 @@ Options are parsed before torch is imported, so that `--help` and error messages
 delay.
 """
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -24,7 +23,9 @@ from fourfold.core.precision import (
 from fourfold.core.validation import MAX_BEAMS, MAX_SIZE, check_positive
 from fourfold.errors import InputError
 
-CHECKPOINT_HELP = "checkpoint file, run directory, or directory of transformers or timm"
+CHECKPOINT_HELP = (
+    "checkpoint file, run directory, directory of transformers or timm, hf://owner/name"
+)
 DESCRIPTIONS = {
     "translate": "Translate one sentence per line.",
     "generate": "Continue one prompt per line.",
@@ -36,7 +37,8 @@ DESCRIPTIONS = {
 }
 EPILOG = """\
 One line is written for each line of standard input, in the same order; an empty line stays empty.
-Backslashes, tabs and line breaks in an output are written as \\\\, \\t and \\n."""
+Backslashes, tabs and line breaks in an output are written as \\\\, \\t and \\n, and other control
+characters as \\x1b and so on."""
 
 # Command and class of the task: module and class that process its lines.
 PROCESSORS = {
@@ -138,6 +140,8 @@ def parse(command: str, arguments: Sequence[str]) -> Namespace:
         check_positive(_option(name), vars(options).get(name), maximum)
     if command == "generate":
         _check_conflicting_options(options)
+    if command in ("translate", "caption"):
+        _check_length_penalty(options, options.beam)
     return options
 
 
@@ -159,9 +163,16 @@ def _check_conflicting_options(options: Namespace) -> None:
     options.only_new |= options.chat
     if "" in options.stop:
         raise InputError("must not be empty", option="--stop")
+    _check_length_penalty(options, beam)
+
+
+def _check_length_penalty(options: Namespace, beam: int | None) -> None:
+    """Raise InputError if a length penalty has no effect; a beam of None is not known yet."""
     for name in ("length_penalty", "length_penalty_type"):
         if vars(options)[name] is not None and beam == 1:
             raise InputError("needs a --beam of at least 2", option=_option(name))
+    if options.length_penalty is not None and options.length_penalty_type == "none":
+        raise InputError("needs another --length-penalty-type than none", option="--length-penalty")
 
 
 def _option(name: str) -> str:
@@ -182,10 +193,14 @@ def main(argv: Sequence[str]) -> int:
     """
     command, *arguments = argv
     options = parse(command, arguments)
+    if sys.stdin is None or sys.stdout is None:
+        name = "output" if sys.stdin else "input"
+        raise InputError("must be open, but is closed", option=f"the standard {name}")
     import torch
 
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
-    from fourfold.commands.infer.line_io import process, read_lines
+    from fourfold.commands.infer.line_io import process, read_lines, stream_errors
+    from fourfold.hub.directory import resolve_path
     from fourfold.models.quantization import quantize
 
     device = choose_device(options.device)
@@ -194,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
     elif warning := slow_precision(precision, device, "--precision"):
         print(warning, file=sys.stderr)
-    path = Path(options.checkpoint)
+    path = resolve_path(options.checkpoint)
     task = _load(path, command, tuple(options.allow_class))
     move_model(task.model, device, precision)
     quantize(task.model, options.quantize, "--quantize")
@@ -208,7 +223,7 @@ def main(argv: Sequence[str]) -> int:
     streams = vars(options).get("stream", False)
     batch_size = 1 if streams else options.batch_size
     n_ahead = 1 if streams or sys.stdin.isatty() else batch_size * processor.batches_ahead
-    with torch.inference_mode(), autocast(device, precision):
+    with torch.inference_mode(), autocast(device, precision), stream_errors():
         lines = read_lines(sys.stdin.buffer)
         process(lines, processor.prepare, processor.run, sys.stdout, batch_size, n_ahead)
     return 0
@@ -232,7 +247,7 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
     from fourfold.checkpoints.load import is_model_directory, load
     from fourfold.commands.infer.base import LoadedModel
 
-    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+    if path.is_dir():
         if is_model_directory(path):
             return _load_directory(path, command)
         path = find_checkpoint(path)
