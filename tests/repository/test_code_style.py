@@ -14,9 +14,7 @@ CORE_LINES = 800  # of code, so that the core can be read in fifteen minutes
 CORE_HELPERS = {"validation.py", "precision.py"}
 FAMILY_LINES = 150  # of code
 FUNCTION_LINES = 70  # of code and docstring; most functions should have fewer than 40
-PACKAGE_LINES = (
-    27_300  # of code; the repairs of silent faults and published effects as statements have added 740
-)
+PACKAGE_LINES = 27_412  # of code; 850 of them repair silent faults and state published effects
 MODULES_PER_FOLDER = 15
 # A docstring starts with a noun or an imperative verb.
 CLAUSE_STARTS = {"what", "whether", "how", "which", "who", "where", "that", "why", "when"}
