@@ -52,7 +52,7 @@ def load(
               otherwise last.ckpt
             - a directory written by `fourfold.save`
             - a Hugging Face directory of transformers or timm
-            - a file of weights of timm, nanoGPT or minGPT
+            - a file of weights of timm or nanoGPT
             - `hf://owner/name`, a model on the Hugging Face hub
         device: Device of the model; the CPU by default.
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by

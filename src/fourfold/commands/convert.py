@@ -1,6 +1,6 @@
 """Commands `fourfold import` and `fourfold export`: conversion of checkpoints.
 
-Checkpoints of transformers, timm, nanoGPT and minGPT are imported. Models are exported to
+Checkpoints of transformers, timm and nanoGPT are imported. Models are exported to
 transformers, timm, ONNX and torch.export.
 """
 
@@ -17,7 +17,7 @@ Write a fourfold checkpoint, a new file such as x.ckpt, from
     Gemma 2, Gemma 3 (text), ViT, DeiT, DINOv2, CLIP, SigLIP, Marian, Pegasus, BART or
     T5;
   a ViT, DeiT or DeiT III of timm, a directory or one file;
-  nanoGPT's ckpt.pt or minGPT's model.pt.
+  nanoGPT's ckpt.pt.
 Assumptions about missing settings are printed."""
 
 EXPORT = """\

@@ -1,9 +1,8 @@
-"""Import of a model after detection of its format: transformers, timm, nanoGPT or minGPT.
+"""Import of a model after detection of its format: transformers, timm or nanoGPT.
 
 `read_model` imports a model of any of these formats.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from fourfold.models import CLIP, CausalLM, ViT
 from fourfold.tokenization import pretrained
 from fourfold.tokenization.chat import read_chat_template
 
-_MINGPT_WEIGHTS = "model.pt"
 # sentencepiece applies the longest matching normalization rule, also across combining characters.
 # The library `tokenizers` applies the shortest rule within a character. The two libraries would
 # therefore divide decomposed accents into different tokens.
@@ -90,23 +88,17 @@ def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
         return SourceModel(path, nanogpt.read_nanogpt_model(content), "nanoGPT")
     folder = path if content is None else path.parent
     settings = read_json(folder / directory.CONFIG_FILE, optional=True)
-    if content is None and "model_type" not in settings:
-        if "architecture" in settings:
-            content = directory.read_tensors(path)
-        elif os.path.lexists(path / _MINGPT_WEIGHTS):
-            content = directory.read_pickle(path / _MINGPT_WEIGHTS)
+    if content is None and "model_type" not in settings and "architecture" in settings:
+        content = directory.read_tensors(path)
     if content is None:
         model = transformers_format.read_model(path)
         has_tokenizer = pretrained.tokenizer_files(path) is not None
         unread = [] if has_tokenizer else sorted(file.name for file in path.glob("*.spm"))
         notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
         return SourceModel(path, model, settings["model_type"], notes=notes)
-    if nanogpt.is_mingpt(content):
-        model = nanogpt.read_mingpt_model(_check_tensors(content), settings)
-        return SourceModel(path, model, "minGPT")
     state = timm.find_tensors(content) or (content if path == folder else None)
     if state is None:
-        message = "not a checkpoint written by fourfold, transformers, timm, nanoGPT or minGPT"
+        message = "not a checkpoint written by fourfold, transformers, timm or nanoGPT"
         raise InputError(message, file=path)
     vit, notes = timm.read_model(_check_tensors(state), settings)
     artifacts, image_notes = timm.read_image_preprocessing(settings, vit.config)

@@ -44,7 +44,7 @@ class SourceModel:
         path: The file or directory that was read.
         model: The model on the CPU, in fp32 and eval mode. `model.source` is a `SourceCheckpoint`
             if the model was imported from a transformers directory.
-        format_name: Name of the format of another library, for messages: timm, nanoGPT, minGPT, or
+        format_name: Name of the format of another library, for messages: timm, nanoGPT, or
             the `model_type` of a transformers directory. "" for a checkpoint of fourfold.
         notes: Sentences for the user about assumptions of the import and about ignored files.
         tokenizer: The tokenizer as JSON; None if none is stored.
