@@ -337,7 +337,7 @@ def test_gradient_of_a_frozen_output_matrix_is_not_computed(
     monkeypatch: pytest.MonkeyPatch, autocast: bool, compiled: bool
 ) -> None:
     """LoRA and frozen tokens train the layers below the output matrix only."""
-    shapes = []
+    shapes: list[Any] = []
 
     class Recorded(cross_entropy._Gradients):
         def __init__(self, *given: Any) -> None:
@@ -353,7 +353,10 @@ def test_gradient_of_a_frozen_output_matrix_is_not_computed(
     for learns in (True, False):
         with torch.autocast("cpu", enabled=autocast):
             run(hidden, weight.detach().requires_grad_(learns), bias, targets).backward()
-    assert shapes == [(V, D), None]
+    (rows, width), frozen = shapes  # a GPU pads the vocabulary
+    assert rows >= V
+    assert width == D
+    assert frozen is None
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -227,7 +227,7 @@ def test_end_tokens_outside_the_vocabulary_are_dropped_with_a_warning(
     texts = {str(w.message).partition(": ")[2] for w in found if "end tokens" in str(w.message)}
     dropped = ", ".join(str(token) for token in given if token not in kept)
     assert texts == (
-        {f"no end tokens of a vocabulary of 19, and ignored: {dropped}"} if dropped else set()
+        {f"end tokens outside the vocabulary of 19, ignored: {dropped}"} if dropped else set()
     )
     assert model.generation_defaults.end_ids == tuple(kept)
     ids = fourfold.generate(model, torch.tensor([[1, 2]]), max_new=4)

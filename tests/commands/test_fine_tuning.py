@@ -179,7 +179,7 @@ def test_another_shape_than_the_sources_is_one_sentence(
             ["--model.init_from", pretrained, "--model.config.n_heads", 4],
             "n_heads of the source must be that of the model, 4, got 2",
         ),
-        (["--model.init_from", here / "nothing.ckpt"], "there is no such checkpoint file"),
+        (["--model.init_from", here / "nothing.ckpt"], "there is no such checkpoint"),
         (
             ["--model.init_from", pretrained, "--model.tuning.freeze", 7],
             "must be at most 1, the number of layers",

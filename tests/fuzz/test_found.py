@@ -203,7 +203,7 @@ def test_image_name_longer_than_the_file_system_allows(world: World, refused: Re
 
 
 def test_checkpoint_path_longer_than_the_file_system_allows(refused: Refused) -> None:
-    assert "there is no such checkpoint file" in refused("translate", "--checkpoint", "y" * 300)
+    assert "there is no such checkpoint" in refused("translate", "--checkpoint", "y" * 300)
 
 
 def changed(world: World, family: str, change: Callable[[dict[str, Any]], Any]) -> bytes:

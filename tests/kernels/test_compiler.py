@@ -137,15 +137,17 @@ def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor,
 @pytest.mark.parametrize(
     "settings",
     [
-        (0.8, 0.01, 0, 0.1, None, True, True),
-        (1.0, 0.0, None, 0.0, torch.bfloat16, True, False),
-        (1.0, 0.0, None, 0.2, None, False, True),
+        (0.8, 0.01, 0, 0.1, None, True, True, True),
+        (1.0, 0.0, None, 0.0, torch.bfloat16, True, False, False),
+        (1.0, 0.0, None, 0.2, None, False, False, True),
     ],
 )
 def test_loss_operator_is_registered_correctly(settings: tuple[Any, ...]) -> None:
     hidden, weight, bias, targets, weights = problem(torch.float32)
-    if not settings[-2]:
-        hidden, weight, bias = hidden.detach(), weight.detach(), bias.detach()
+    needs_grad, needs_weight, _ = settings[-3:]
+    if not needs_grad:
+        hidden, bias = hidden.detach(), bias.detach()
+    weight = weight if needs_weight else weight.detach()
     weights = weights if settings[-1] else weights.detach()
     opcheck(loss_operators._operator, (hidden, weight, bias, targets, weights, *settings))
     opcheck(loss_operators._operator, (hidden, weight, None, targets, weights, *settings))

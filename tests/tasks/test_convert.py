@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fourfold
-from fourfold import text_files
+from fourfold import json_files
 from fourfold.checkpoints.init_from import initialize_from
 from fourfold.checkpoints.save import write_transformers
 from fourfold.cli import main
@@ -143,7 +143,7 @@ def test_exported_model_has_the_same_output(
 ) -> None:
     ours = build(family, **changes)
     fourfold.save(ours, tmp_path / "there")
-    assert text_files.read_json(tmp_path / "there" / "config.json")["architectures"] == [kind]
+    assert json_files.read_json(tmp_path / "there" / "config.json")["architectures"] == [kind]
     theirs = getattr(hf, kind).from_pretrained(tmp_path / "there", dtype=torch.float64).eval()
     theirs = to_fp64(theirs)
     x, tgt = torch.randint(4, 29, (2, 9)), torch.randint(4, 29, (2, 6))

@@ -147,7 +147,7 @@ def within_vocabulary(
     size = model.config.vocab_size if getattr(model, "can_generate", False) else math.inf
     kept = [token for token in defaults.end_ids if 0 <= token < size]
     if unknown := [str(token) for token in defaults.end_ids if token not in kept]:
-        message = f"no end tokens of a vocabulary of {size}, and ignored: {', '.join(unknown)}"
+        message = f"end tokens outside the vocabulary of {size}, ignored: {', '.join(unknown)}"
         warnings.warn(f"{path}: {message}", stacklevel=1)
     return replace(defaults, eos_id=kept[0] if kept else None, stop_ids=kept[1:] or None)
 
