@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,28 @@ def test_each_panel_shows_its_curves_on_the_axis_of_the_table(
     draw(table, cells, tmp_path / "panels.png")
     names = [f"norm of the gradient with respect to an earlier {of}" for of in ("state", "input")]
     assert drawn == [(name, "log", len(table.rows)) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("values", "printed", "verdict"),
+    [
+        ([99.6, 99.7, 99.9], "99.8", "agrees"),
+        ([99.60, 99.61, 99.62], "99.8", "differs"),
+        ([99.99, 100.0, 100.0], "99.8", "differs"),  # better is a difference, too
+        ([100.0, 100.0, 100.0], "100.0", "agrees"),  # no spread
+        ([99.96, 99.96, 99.96], "100.0", "agrees"),  # it rounds to the printed number
+        ([99.94, 99.94, 99.94], "100.0", "differs"),
+        ([99.8], "99.8", "measured"),  # no interval
+        ([], "99.8", "not run"),
+        ([1.0, float("inf"), 1.0], "1.0", "differs"),
+        ([99.8, 99.8, 99.8], None, "measured"),
+    ],
+)
+def test_numbers_on_the_split_of_the_paper_have_a_verdict(
+    values: list[float], printed: str | None, verdict: str
+) -> None:
+    row = replace(TABLE.rows["base"], printed={"bleu": printed} if printed else {})
+    metrics = {seed: {"m": value} for seed, value in enumerate(values)}
+    assert run_cell(TABLE, row, "bleu", "m", metrics, same_split=True).verdict == verdict
+    other = run_cell(TABLE, row, "bleu", "m", metrics).verdict
+    assert other == ("measured" if values else "not run")

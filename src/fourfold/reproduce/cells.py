@@ -9,8 +9,8 @@ parameters, are divided by `Column.scale` to obtain printed units.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fourfold.commands.seeds import standard_deviation
@@ -18,6 +18,8 @@ from fourfold.reproduce.tables import Column, Row, Table, printed_number, printe
 
 Value = float | str
 TOLERANCE = 1e-6  # in rounding steps; allows for floating-point errors
+# Quantiles of Student's t distribution at 0.975, for 1 to 9 degrees of freedom.
+T_975 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Cell:
         verdict: Result of the comparison. A computed cell has the verdict "agrees", "explained"
             (the value agrees after the inputs or the rounding are changed as in `why`), "unknown
             cause", "differs" or "not printed". Every other cell has the verdict "measured" or
-            "not run".
+            "not run", and "agrees" or "differs" if the paper has the same split.
         seeds: Seeds of the values, or indices of the rounds; empty if the value is computed.
         why: Explanation of the difference from the printed value; "" if there is none.
         source: Keys of `Paper.sources` that support the explanation.
@@ -114,6 +116,16 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
     return abs(value / step - number / step) <= 0.5 + TOLERANCE
 
 
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of two or more differences, by Student's t distribution.
+
+    From eleven differences on, the quantile of ten makes the interval a little too wide.
+    """
+    n = len(differences)
+    half = standard_deviation(differences) / math.sqrt(n) * T_975[min(n - 1, len(T_975)) - 1]
+    return statistics.fmean(differences) - half, statistics.fmean(differences) + half
+
+
 def in_units(value: Value, column: Column) -> Value:
     """Convert a number from base units to printed units; return a formula unchanged.
 
@@ -126,7 +138,12 @@ def in_units(value: Value, column: Column) -> Value:
 
 
 def run_cell(
-    table: Table, row: Row, name: str, metric: str, metrics: Mapping[int, Mapping[str, float]]
+    table: Table,
+    row: Row,
+    name: str,
+    metric: str,
+    metrics: Mapping[int, Mapping[str, float]],
+    same_split: bool = False,
 ) -> Cell:
     """Create a cell (number of a table) from the results of `fourfold test` with several seeds.
 
@@ -137,13 +154,23 @@ def run_cell(
         metric: Metric of `fourfold test` that fills the column.
         metrics: For each seed with a finished test, the values of its metrics by name, in base
             units. Seeds without `metric` are ignored.
+        same_split: True if the training and test examples are those of the printed number.
 
     Returns:
         A cell with one value in printed units per seed, and the verdict "measured" or "not run".
+        With `same_split`, a printed number and two or more seeds, the verdict is "agrees" if a
+        number that rounds to the printed one lies in the 95 % interval of the mean over the seeds,
+        otherwise "differs".
     """
     column = table.columns[name]
     known = {seed: float(m[metric]) for seed, m in metrics.items() if metric in m}
-    return measured_cell(row, name, [in_units(x, column) for x in known.values()], list(known))
+    cell = measured_cell(row, name, [in_units(x, column) for x in known.values()], list(known))
+    printed = cell.printed_number
+    if not same_split or printed is None or cell.spread is None:
+        return cell
+    low, high = interval(cell.numbers)
+    half = (column.step or printed_step(row.printed[name])) * (0.5 + TOLERANCE)
+    return replace(cell, verdict="agrees" if low - half <= printed <= high + half else "differs")
 
 
 def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:

@@ -65,7 +65,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
         known = [
             (cell.printed_number, cell.mean)
             for cell in cells
-            if cell.column == name and cell.verdict == "measured"
+            if cell.column == name and cell.seeds
             if cell.printed_number is not None and cell.mean is not None
         ]
         if len(known) >= MIN_ROWS and all(len(set(side)) > 1 for side in zip(*known, strict=True)):

@@ -25,13 +25,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fourfold.reproduce.cells import Cell, format_number
+from fourfold.reproduce.cells import Cell, format_number, interval
 from fourfold.reproduce.tables import Statement, Table, printed_number
 
 VERDICTS = ("opposite", "not seen", "not resolved", "seen")  # the worst first
 SIGNS = {"higher": 1, "lower": -1}  # of the advantage of a higher number
-# Quantiles of Student's t distribution at 0.975, for 1 to 9 degrees of freedom.
-T_975 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,6 @@ class Step:
 
 
 FIELDS = ("statement", "column", "better", "rows", "source", *Step.__annotations__)  # of the CSV
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of two or more differences, by Student's t distribution.
-
-    From eleven differences on, the quantile of ten makes the interval a little too wide.
-    """
-    n = len(differences)
-    half = statistics.stdev(differences) / math.sqrt(n) * T_975[min(n - 1, len(T_975)) - 1]
-    return statistics.fmean(differences) - half, statistics.fmean(differences) + half
 
 
 def compare(differences: Sequence[float], printed: float | None) -> Step:

@@ -213,6 +213,8 @@ class Tier(Recipe):
             Their hashes are recorded with the results. Downloads from a hub are not listed.
         origin: Description and source of `files`.
         train: False if the tier only tests given weights.
+        same_split: Names of the rows that have the training and test examples of the paper. Their
+            cells are compared with the printed numbers; others stand beside them.
         like: Name of another tier. A row that lists no changed options for this tier has those
             that it lists for the other tier.
         then: Parts that start from the weights of the first training, by name. If a row lists the
@@ -226,6 +228,7 @@ class Tier(Recipe):
     files: list[str] = field(default_factory=list)
     origin: str = ""
     train: bool = True
+    same_split: list[str] = field(default_factory=list)
     like: str = ""
     then: dict[str, Recipe] = field(default_factory=dict)
     also: dict[str, Recipe] = field(default_factory=dict)

@@ -233,7 +233,8 @@ def collect_results(
             users[folder].append(row.name)
             if folder in results:
                 metrics[seed] = results[folder]["metrics"]
-        cells.append(run_cell(table, row, column, metric, metrics))
+        same_split = row.name in table.tiers[tier].same_split
+        cells.append(run_cell(table, row, column, metric, metrics, same_split))
     entries = []
     for run in runs:
         if result := results.get(run.folder):
