@@ -12,6 +12,7 @@ from lightning import Callback, LightningModule, Trainer
 from sacrebleu.metrics import BLEU
 from torchmetrics import SumMetric
 
+from fourfold.data import CausalTextData, SyntheticSequenceData
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig
@@ -196,3 +197,30 @@ def test_task_adds_the_z_loss_in_training_only() -> None:
     assert task.compute_metrics("val")["loss"] == pytest.approx(plain_loss.item() / 18)
     with pytest.raises(InputError, match="z_loss must be at least 0"):
         CausalLanguageModeling(config, z_loss=-1.0)
+
+
+def test_exact_match_is_the_share_of_sequences_without_a_wrong_target(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, d_ff=16, vocab_size=14, max_len=3)
+    task = CausalLanguageModeling(config)
+    task.configure_model()
+    data = SyntheticSequenceData("addition", length=1, eval_rows=50, batch_size=7)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(
+        accelerator="cpu", default_root_dir=tmp_path, enable_model_summary=False, **quiet
+    )
+    # A random output matrix gives both kinds of digits, right and wrong.
+    weights = task.model.head.output(torch.zeros(1, 16))[1]
+    with torch.no_grad():
+        weights[4:] += 0.5 * torch.randn(10, 16)
+    trainer.test(task, data, verbose=False)
+    batch = data.split("test").batch(torch.arange(50).numpy(), 0, 0)
+    with torch.inference_mode():
+        right = (task.model(batch.ids).argmax(-1) == batch.targets)[:, 1:]
+    assert task.summary["test/exact_match"] == right.all(1).float().mean()
+    assert task.summary["test/accuracy"] == pytest.approx(right.float().mean().item())
+    assert right.any(1).sum() > right.all(1).sum()
+    text = CausalTextData(block_size=3, batch_size=7)
+    task = CausalLanguageModeling(dataclasses.replace(config, vocab_size=None))
+    trainer.test(task, text, verbose=False)
+    assert "test/exact_match" not in task.summary

@@ -15,6 +15,7 @@ from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
 from fourfold.metrics import Perplexity
+from fourfold.metrics.base import BatchSums
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
@@ -62,6 +63,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         super().__post_init__()
         check_range("z_loss", self.z_loss, minimum=0.0)
         self.ppl = Perplexity()
+        self.exact = BatchSums()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Run the model without its output matrix.
@@ -85,14 +87,22 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         output = self._output(batch)
         scores = token_scores(*output, logit_cap=self.model.head.logit_cap)
         self.ppl.update(*scores, output[-1], batch.n_words, batch.n_bytes)
+        if getattr(self.datamodule, "has_answers", False):
+            correct = (scores[1] == output[-1]) | (output[-1] == IGNORE_INDEX)
+            self.exact.update(correct.view_as(batch.targets).all(dim=1).sum(), len(batch.targets))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the metrics loss, accuracy, ppl_token, ppl_word and ppl_byte by name.
 
         The last three are perplexities per token, word and byte. If the data does not count words
-        or bytes, ppl_word or ppl_byte is missing.
+        or bytes, ppl_word or ppl_byte is missing. For `SyntheticSequenceData`, there is also
+        exact_match, the share of sequences in which every target is the most likely token. Greedy
+        search generates the targets of these sequences.
         """
-        return self.ppl.compute()
+        if not self.exact.update_called:
+            return self.ppl.compute()
+        n_correct, n_sequences = self.exact.compute()
+        return self.ppl.compute() | {"exact_match": n_correct / n_sequences}
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
         """Build the examples of a batch that a run logs.

@@ -72,6 +72,38 @@ def test_adding_sums_the_two_marked_numbers() -> None:
         assert label == pytest.approx(sum(marked) / 10)
 
 
+def sums(module: SyntheticSequenceData, split: str) -> list[str]:
+    """Texts of all problems of a split, each with its answer."""
+    batch = module.split(split).batch(np.arange(module.rows[split]), 0, 0)
+    return texts(module, torch.cat([batch.ids, batch.targets[:, -1:]], dim=1))
+
+
+@pytest.mark.parametrize(("task", "step"), [("addition", 1), ("reversed_addition", -1)])
+def test_additions_are_right_and_wanted_from_the_last_given_digit_on(task: str, step: int) -> None:
+    module = data(task, 2)
+    assert module.rows == {"train": 9000, "val": 1000, "test": 1000}
+    for text in sums(module, "train"):
+        assert int(text[:2]) + int(text[2:4]) == int(text[4:][::step])
+    targets = batch_of(module).targets
+    assert targets.shape == (len(ROWS), module.n_tokens)
+    assert (targets[:, :3] == IGNORE_INDEX).all()
+    assert (targets[:, 3:] != IGNORE_INDEX).all()
+
+
+def test_the_held_out_sums_are_those_of_mingpt_and_are_not_trained() -> None:
+    module = data("addition", 2, train_rows=20_000)
+    train, test = set(sums(module, "train")), sums(module, "test")
+    assert len(train | set(test)) == 10_000
+    assert not train & set(test)
+    # As in play_math.ipynb of minGPT.
+    permuted = np.random.RandomState(1337).permutation(10_000)[:1000]
+    assert test == [f"{i // 100:02}{i % 100:02}{i // 100 + i % 100:03}" for i in permuted]
+    assert sums(module, "val") == test
+    assert sums(data("addition", 2, seed=5), "test") == test
+    few = data("addition", 2, train_rows=50)
+    assert len(set(sums(few, "train"))) == 50
+
+
 def test_predictions_without_memory_have_the_losses_of_the_docstrings() -> None:
     batch = batch_of(data("copy", 12))
     is_blank = batch.targets == batch.targets[0, 0]
@@ -123,7 +155,9 @@ def test_resume_reads_the_batches_that_were_not_trained() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "sort"}, "task must be one of adding, copy, recall, got 'sort'"),
+        ({"task": "sort"}, "task must be one of adding, copy, recall, addition, .*, got 'sort'"),
+        ({"task": "addition", "length": 4}, "length must be .*3, got 4"),
+        ({"task": "addition", "length": 1, "eval_rows": 100}, "eval_rows must be .*100, got 100"),
         ({"task": "recall", "length": 27}, "length must be .*26, got 27"),
         ({"task": "adding", "length": 1}, "length must be at least 2.*, got 1"),
         ({"length": 0}, "length must be at least 1.*, got 0"),

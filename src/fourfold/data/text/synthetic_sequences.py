@@ -32,6 +32,8 @@ ALPHABETS = {
     "adding": digits + ascii_lowercase[:10],  # "d" is a marked 3
     "copy": SYMBOLS + BLANK + DELIMITER,
     "recall": KEYS + VALUES,
+    "addition": digits,
+    "reversed_addition": digits,
 }
 # Of each task: minimum and maximum of the option `length`, and function from this option to the
 # number of tokens of a sequence.
@@ -39,7 +41,11 @@ LENGTHS: dict[str, tuple[int, int, Callable[[int], int]]] = {
     "adding": (2, 100_000, lambda n: n + 2),
     "copy": (1, 100_000, lambda n: n + 2 * N_COPIED),
     "recall": (1, len(KEYS), lambda n: 4 * n - 1),
+    "addition": (1, 3, lambda n: 3 * n),
+    "reversed_addition": (1, 3, lambda n: 3 * n),
 }
+# Of each task with a finite number of problems: its power of `length` is this number.
+PROBLEMS = {"addition": 100, "reversed_addition": 100}
 
 # Function draw(n, stream) that returns random numbers in [0, 1), (B, n) float64. `stream` is the
 # index of an independent random sequence.
@@ -120,32 +126,60 @@ def associative_recall(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]
     return ids[:, :-1], targets.reshape(len(keys), -1)[:, 1:]
 
 
-TASKS = {"adding": adding, "copy": copy_memory, "recall": associative_recall}
+def addition(problems: np.ndarray, length: int, step: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Generate the sequences of minGPT's play_math.ipynb: the digits of a, of b and of a + b.
+
+    Args:
+        problems: Numbers (B,) of the problems, a 10 ** length + b.
+        length: Number of digits of a and of b; the sum has one more.
+        step: -1 if the last digit of the sum comes first.
+
+    Returns:
+        Inputs and targets, both (B, 3 length) int64. Targets are -1 before the sum.
+    """
+    a, b = np.divmod(problems, 10**length)
+    places = 10 ** np.arange(length + 1)[::-1]
+    total = (a + b)[:, None] // places % 10  # (B, length + 1)
+    given = np.concatenate([n[:, None] // places[1:] % 10 for n in (a, b)], axis=1)
+    ids = np.concatenate([given, total[:, ::step]], axis=1)
+    return ids[:, :-1], np.where(np.arange(3 * length) < 2 * length - 1, -1, ids[:, 1:])
+
+
+TASKS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+    "adding": adding,
+    "copy": copy_memory,
+    "recall": associative_recall,
+    "addition": addition,
+    "reversed_addition": partial(addition, step=-1),
+}
 
 
 @dataclass(eq=False)
 class SyntheticDataset(BatchedDataset):
     """Dataset of one split, which generates a sequence when it is read.
 
-    A sequence is a function of seed, epoch, split and row, so every epoch has new sequences.
+    A sequence is a function of seed, epoch, split and row, so every epoch has new sequences. With
+    `problems`, it is a function of the row only.
 
     Args:
         generate: Function in `TASKS` whose argument `length` is already set.
         token_ids: Token id of each character of the alphabet, then the ids of BOS and EOS.
         split: Index of the split, which selects the random sequences.
         order: Division of the sequences into batches.
+        problems: Number of the problem of each row; None if the sequences are random.
     """
 
-    generate: Callable[[Draw], tuple[np.ndarray, np.ndarray]]
+    generate: Callable[[Any], tuple[np.ndarray, np.ndarray]]
     token_ids: np.ndarray
     split: int
     order: LengthBucketedOrder
+    problems: np.ndarray | None = None
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch | SequenceBatch:
         def draw(n: int, stream: int) -> np.ndarray:
             return uniform(self.order.seed, epoch, rows, n, 3 * self.split + stream)
 
-        indices, targets = self.generate(draw)
+        indices, targets = self.generate(draw if self.problems is None else self.problems[rows])
         ids = torch.from_numpy(self.token_ids[indices])
         if targets.ndim == 1:
             labels, is_real = torch.from_numpy(targets), torch.ones_like(ids, dtype=torch.bool)
@@ -157,20 +191,28 @@ class SyntheticDataset(BatchedDataset):
 
 
 class SyntheticSequenceData(ResumableDataModule):
-    """DataModule of sequences that are generated anew in each epoch.
+    """DataModule of generated sequences.
 
-    The tasks "copy" and "recall" are for causal language models. The task "adding" is a regression
-    for sequence classifiers with `n_classes` 1. If the classifier is a causal LM, it also needs
-    `lm_weight` 0.
+    The sequences of "copy", "recall" and "adding" are generated anew in each epoch. The additions
+    have a finite number of problems in a fixed random order. The first `eval_rows` of them are both
+    the validation and the test split, and the next `train_rows` are the training split. A recipe of
+    the additions must therefore not select a checkpoint by its validation.
+
+    The task "adding" is a regression for sequence classifiers with `n_classes` 1. If the classifier
+    is a causal LM, it also needs `lm_weight` 0. The other tasks are for causal language models,
+    whose evaluation also reports exact_match, the share of sequences without a wrong target.
 
     Args:
         task: "copy" (10 symbols are repeated after a number of steps), "recall" (values are
-            recalled by their keys) or "adding" (two marked numbers of a sequence are added).
+            recalled by their keys), "adding" (two marked numbers of a sequence are added),
+            "addition" (digits of two numbers and of their sum) or "reversed_addition" (the same
+            with the last digit of the sum first).
         length: For "copy", the number of steps from the last symbol to the delimiter. A sequence
             then has length + 20 tokens. For "recall", the number of pairs, at most 26. A sequence
             then has 4 length - 1 tokens. For "adding", the number of numbers, at least 2. A
-            sequence then has length + 2 tokens.
-        train_rows: Number of sequences in a training epoch.
+            sequence then has length + 2 tokens. For the additions, the number of digits, at most
+            3. A sequence then has 3 length tokens.
+        train_rows: Number of sequences in a training epoch; less if there are fewer problems.
         eval_rows: Number of sequences of the validation split, and of the test split.
         batch_size: Number of sequences in a batch.
         options: Arguments of `ResumableDataModule`.
@@ -186,10 +228,11 @@ class SyntheticSequenceData(ResumableDataModule):
 
     batch_class: type = CausalBatch  # type: ignore[misc]
     n_classes: int | None = None
+    has_answers = True  # a causal language model then reports exact_match
 
     def __init__(
         self,
-        task: Literal["adding", "copy", "recall"] = "copy",
+        task: Literal["adding", "copy", "recall", "addition", "reversed_addition"] = "copy",
         *,
         length: int = 10,
         train_rows: int = 10_000,
@@ -209,6 +252,14 @@ class SyntheticSequenceData(ResumableDataModule):
         if task == "adding":
             self.batch_class, self.n_classes = SequenceBatch, 1
         self.rows = {"train": train_rows, "val": eval_rows, "test": eval_rows}
+        self.problems: dict[str, np.ndarray] = {}
+        if task in PROBLEMS:
+            check_range("eval_rows", eval_rows, below=PROBLEMS[task] ** length)
+            # With 1,000 of 10,000 problems, these are the splits of minGPT's play_math.ipynb.
+            order = np.random.RandomState(1337).permutation(PROBLEMS[task] ** length)
+            self.problems = dict.fromkeys(("val", "test"), order[:eval_rows])
+            self.problems["train"] = order[eval_rows:][:train_rows]
+            self.rows["train"] = len(self.problems["train"])
         self.batch_sizes = batch_sizes(batch_size, None)
 
     def build(self) -> dict[str, BatchedDataset]:
@@ -225,7 +276,8 @@ class SyntheticSequenceData(ResumableDataModule):
                 seed=self.seed,
                 shuffle=name == "train",
             )
-            splits[name] = SyntheticDataset(generate, token_ids, number, order)
+            problems = self.problems.get(name)
+            splits[name] = SyntheticDataset(generate, token_ids, number, order, problems)
         return splits
 
     @cached_property
