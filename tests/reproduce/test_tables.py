@@ -25,6 +25,11 @@ PROMISED = {
     "bishop": {"ladder", "properties", "scores"},
     "fourfold": {"switches", "modern", "windows", "datasets", "gradients", "recurrence"},
     "xu2015": {"flickr8k", "flickr30k", "coco"},
+    "mingpt": {"addition"},
+    "lake2018": {"scan"},
+    "olsson2022": {"induction"},
+    "power2022": {"grokking"},
+    "g2p_seq2seq": {"cmudict"},
 }
 
 SMALL = """
@@ -76,6 +81,9 @@ def test_a_training_tier_names_a_recipe_and_metrics_that_are_there(name: str, ro
         assert not whole.like or whole.like in TABLES[name].tiers
         assert set(whole.metrics) <= set(TABLES[name].columns)
         assert whole.config or (whole.parts and not whole.columns)
+        for name_of_row in whole.same_split:  # they have a printed number that is compared
+            row = TABLES[name].rows[name_of_row]
+            assert row.printed.keys() & set(whole.columns_of(row.runs[tier]))
         for row in TABLES[name].rows_of(tier):  # weights have their tokenizer
             changes = row.runs[tier]
             assert "words" not in changes or changes.get("start") == RANDOM, row.name
