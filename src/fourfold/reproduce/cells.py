@@ -17,6 +17,7 @@ from fourfold.commands.seeds import standard_deviation
 from fourfold.reproduce.tables import Column, Row, Table, printed_number, printed_step
 
 Value = float | str
+Metrics = Mapping[int, Mapping[str, float]]  # by seed and name
 TOLERANCE = 1e-6  # in rounding steps; allows for floating-point errors
 # Quantiles of Student's t distribution at 0.975, for 1 to 9 degrees of freedom.
 T_975 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
@@ -138,12 +139,7 @@ def in_units(value: Value, column: Column) -> Value:
 
 
 def run_cell(
-    table: Table,
-    row: Row,
-    name: str,
-    metric: str,
-    metrics: Mapping[int, Mapping[str, float]],
-    same_split: bool = False,
+    table: Table, row: Row, name: str, metric: str, metrics: Metrics, same_split: bool = False
 ) -> Cell:
     """Create a cell (number of a table) from the results of `fourfold test` with several seeds.
 

@@ -138,10 +138,9 @@ def addition(problems: np.ndarray, length: int, step: int = 1) -> tuple[np.ndarr
         Inputs and targets, both (B, 3 length) int64. Targets are -1 before the sum.
     """
     a, b = np.divmod(problems, 10**length)
-    places = 10 ** np.arange(length + 1)[::-1]
-    total = (a + b)[:, None] // places % 10  # (B, length + 1)
-    given = np.concatenate([n[:, None] // places[1:] % 10 for n in (a, b)], axis=1)
-    ids = np.concatenate([given, total[:, ::step]], axis=1)
+    terms = np.stack([a, b, a + b], axis=1)[:, :, None]
+    digits_of = terms // 10 ** np.arange(length + 1)[::-1] % 10  # (B, 3, length + 1)
+    ids = np.concatenate([digits_of[:, :2, 1:].reshape(len(a), -1), digits_of[:, 2, ::step]], 1)
     return ids[:, :-1], np.where(np.arange(3 * length) < 2 * length - 1, -1, ids[:, 1:])
 
 
@@ -257,9 +256,9 @@ class SyntheticSequenceData(ResumableDataModule):
             check_range("eval_rows", eval_rows, below=PROBLEMS[task] ** length)
             # With 1,000 of 10,000 problems, these are the splits of minGPT's play_math.ipynb.
             order = np.random.RandomState(1337).permutation(PROBLEMS[task] ** length)
-            self.problems = dict.fromkeys(("val", "test"), order[:eval_rows])
-            self.problems["train"] = order[eval_rows:][:train_rows]
-            self.rows["train"] = len(self.problems["train"])
+            test, train = order[:eval_rows], order[eval_rows:][:train_rows]
+            self.problems = {"train": train, "val": test, "test": test}
+            self.rows["train"] = len(train)
         self.batch_sizes = batch_sizes(batch_size, None)
 
     def build(self) -> dict[str, BatchedDataset]:
