@@ -154,7 +154,7 @@ def run_cell(
 
     Returns:
         A cell with one value in printed units per seed, and the verdict "measured" or "not run".
-        With `same_split`, a printed number and two or more seeds, the verdict is "agrees" if a
+        With `same_split`, a printed number and three or more seeds, the verdict is "agrees" if a
         number that rounds to the printed one lies in the 95 % interval of the mean over the seeds,
         otherwise "differs".
     """
@@ -162,7 +162,7 @@ def run_cell(
     known = {seed: float(m[metric]) for seed, m in metrics.items() if metric in m}
     cell = measured_cell(row, name, [in_units(x, column) for x in known.values()], list(known))
     printed = cell.printed_number
-    if not same_split or printed is None or cell.spread is None:
+    if not same_split or printed is None or len(known) < 3:  # an interval of two is too wide
         return cell
     low, high = interval(cell.numbers)
     half = (column.step or printed_step(row.printed[name])) * (0.5 + TOLERANCE)
