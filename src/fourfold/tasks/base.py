@@ -202,8 +202,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     @property
     def datamodule(self) -> Any:
-        """DataModule of the Trainer; None if the Trainer has only DataLoaders."""
-        return getattr(self.trainer, "datamodule", None)
+        """DataModule of the Trainer; None without a Trainer, or if it has only DataLoaders."""
+        return getattr(attached_trainer(self), "datamodule", None)
 
     def setup(self, stage: str) -> None:
         """Store the artifacts of the DataModule, such as the tokenizer and the class names.
