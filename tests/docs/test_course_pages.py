@@ -32,6 +32,8 @@ def read(page: str) -> str:
 
 PAGES = sorted(path.stem for path in COURSE.glob("*.md"))
 EXECUTED = [page for page in PAGES if CELL.search(read(page))]
+# Pages whose trainings take more than ten seconds each.
+SLOW = {"02", "04", "08", "13", "14", "16"}
 LESSONS = [page for page in EXECUTED if page != "00-index"]
 WITH_DOCTESTS = [page for page in PAGES if DOCTEST.search(read(page))]
 
@@ -64,7 +66,10 @@ def run_doctests(page: str, flags: int = 0) -> int:
     return doctest.DocTestRunner(optionflags=flags).run(examples).failed
 
 
-@pytest.mark.parametrize("page", EXECUTED)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page[:2] in SLOW else []) for page in EXECUTED],
+)
 def test_a_page_executes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(page, monkeypatch)
 
