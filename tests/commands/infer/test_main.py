@@ -637,7 +637,7 @@ UNUSED_DEFAULTS = {"pad_id"}
 
 
 def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of `fourfold.load`, which come from generation_config.json for an imported model."""
+    """Defaults of `fourfold.load` come from generation_config.json for an imported model."""
     from fourfold.commands.infer import base
 
     stored: dict[str, Any] = {
