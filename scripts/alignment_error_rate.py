@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import torch
 
 import fourfold
+from fourfold.analysis.attention_maps import attention_maps
 from fourfold.data.readers.text_table import read_aligned_lines
 from fourfold.errors import InputError
 from fourfold.metrics.alignment import (
@@ -35,7 +36,6 @@ from fourfold.metrics.alignment import (
     read_links,
 )
 from fourfold.models import Model
-from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.tokenization.tokenizer import Tokenizer
 
 Pair = tuple[str, str, ReferenceLinks]

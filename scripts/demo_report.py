@@ -14,8 +14,8 @@ import torch
 
 from demo_baselines import data_of
 from demo_runs import TASKS, clock
+from fourfold.analysis.attention_maps import attention_maps
 from fourfold.loggers.samples import layer_maps, token_names
-from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.tasks import load_task
 from plot_curves import read_curve
 

@@ -28,6 +28,7 @@ from lightning import LightningDataModule, Trainer
 import fourfold
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.environment import processor
+from fourfold.layers.quantization import quantize
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
@@ -38,7 +39,6 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.quantization import quantize
 from fourfold.reproduce.interleaved_timing import interleave
 from fourfold.tasks import load_task
 

@@ -30,7 +30,7 @@ from PIL import Image
 import fourfold
 from fourfold.data import CausalTextData
 from fourfold.explorer.image_views import patch_names
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 from fourfold.tokenization.tokenizer import Tokenizer
 
 LIMIT = 120.0  # seconds after which a page that is not complete is given up

@@ -14,13 +14,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fourfold.data import CausalTextData
 from fourfold.errors import InputError
+from fourfold.finetuning.layer_lr_decay import layer_lr_scales
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.layer_groups import layer_lr_scales
 from fourfold.optim import (
     OptimizerConfig,
     hidden_matrices,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fourfold.analysis.flops import forward_flops
 from fourfold.callbacks.runtime.compile_blocks import compile_blocks
+from fourfold.layers.base_model import on_meta
 from fourfold.models import CausalLMConfig, EncoderDecoderConfig, MaskedLMConfig, ViTConfig
-from fourfold.models.analysis.flops import forward_flops
-from fourfold.models.base import on_meta
 from fourfold.reproduce.interleaved_timing import Call
 from fourfold.tasks import (
     CausalLanguageModeling,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fourfold.analysis.flops import TRAINING_TO_FORWARD
 from fourfold.errors import InputError
-from fourfold.models.analysis.flops import TRAINING_TO_FORWARD
 from fourfold.reproduce.interleaved_timing import WARMUP_ROUNDS
 from scripts.benchmarks.contenders import COMPILED_SUFFIX, DTYPES, batch_flops
 from scripts.benchmarks.measurements import Rounds, feed_forward_product, ratios

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fourfold.analysis.attention_maps import attention
     from fourfold.checkpoints.load import load
     from fourfold.checkpoints.save import save
     from fourfold.commands.infer.classify import classify
     from fourfold.explorer.write import look
     from fourfold.generation import beam_search, generate
-    from fourfold.models.analysis.attention_maps import attention
     from fourfold.models.registry import create, list_models
 
 __version__ = "0.2.0"
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "attention": "fourfold.models.analysis.attention_maps",
+    "attention": "fourfold.analysis.attention_maps",
     "beam_search": "fourfold.generation",
     "classify": "fourfold.commands.infer.classify",
     "create": "fourfold.models.registry",

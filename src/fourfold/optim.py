@@ -125,7 +125,7 @@ def parameter_groups(
         config: Options of the optimizer. The fields `name`, `lr`, `muon_lr_scale`, `weight_decay`
             and `weight_decay_params` are used.
         lr_scales: Factor on the learning rate of each parameter, by name, such as those of
-            `fourfold.models.finetuning.layer_groups.layer_lr_scales`. None means 1.
+            `fourfold.finetuning.layer_lr_decay.layer_lr_scales`. None means 1.
 
     Returns:
         Parameter groups for a torch optimizer, a list of dictionaries with the keys params,

@@ -13,7 +13,7 @@ from fourfold.checkpoints.files import DamagedFile, read_file, write_file
 from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig
 from fourfold.tasks import CausalLanguageModeling
-from fourfold.tasks.loading import load_task, read_for_trainer
+from fourfold.training.loading import load_task, read_for_trainer
 from scripts.kill_test import unequal
 
 MAX_SIZE = 16_384  # bytes

@@ -7,7 +7,7 @@ import pytest
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
 from fourfold.errors import InputError
 
-TASK = "fourfold.tasks.causal_lm.CausalLanguageModeling"
+TASK = "fourfold.models.causal_lm.task.CausalLanguageModeling"
 SAVED: dict[str, Any] = {"task": {"class": TASK}, "data": {"tokenizer": "t", "n_texts": 1}}
 SETTINGS: dict[str, Any] = {
     "config": {"n_heads": 2, "dropout": 0.1, "encoder": {"n_heads": 4}},

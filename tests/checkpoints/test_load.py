@@ -21,7 +21,7 @@ from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.tasks import CausalLanguageModeling
 from fourfold.tasks.convert import import_checkpoint
-from fourfold.tasks.loading import load_task
+from fourfold.training.loading import load_task
 from tests.fixtures.tiny_tasks import FAMILIES, FLAT, SGD, SMALL, causal
 
 MAX_MODULES = 75

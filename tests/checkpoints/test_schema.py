@@ -28,7 +28,10 @@ def content() -> dict[str, Any]:
         "fourfold": {
             "version": 2,
             "model": {"class": "CausalLM", "config": {}},
-            "task": {"class": "fourfold.tasks.causal_lm.CausalLanguageModeling", "init_args": {}},
+            "task": {
+                "class": "fourfold.models.causal_lm.task.CausalLanguageModeling",
+                "init_args": {},
+            },
             "data": {"class_names": ["a"], "mean": [0.5]},
         },
         "state_dict": {"model.weight": torch.zeros(1)},

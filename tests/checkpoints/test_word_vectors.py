@@ -12,6 +12,7 @@ import torch
 from fourfold.checkpoints.init_from import initialize_from
 from fourfold.checkpoints.word_vectors import read_vectors
 from fourfold.errors import InputError
+from fourfold.finetuning.config import TuningConfig
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
@@ -20,9 +21,8 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.tasks.training.finetuning import apply_finetuning
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
+from fourfold.training.finetuning import apply_finetuning
 
 SHAPE: dict[str, Any] = {"d_model": 4, "n_layers": 1, "n_heads": 2, "d_ff": 8, "max_len": 16}
 TEXTS = ["The the the thing of of sing sing\n"] * 50

@@ -17,8 +17,8 @@ import yaml
 from tokenizers import decoders, models, pre_tokenizers
 
 import fourfold
+from fourfold.finetuning.config import TuningConfig
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.tokenization.tokenizer import Tokenizer
 
 Run = Callable[..., Any]

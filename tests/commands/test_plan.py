@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.analysis.memory import format_bytes, training_memory
 from fourfold.cli import main
 from fourfold.commands.plan import USABLE_FRACTION, micro_batch_options
 from fourfold.commands.plan import main as plan_command
 from fourfold.commands.recipe import make_parser, parse, read_recipe
 from fourfold.errors import InputError
-from fourfold.models.analysis.memory import format_bytes, training_memory
 
 Run = Callable[..., Any]
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor
 
+from fourfold.analysis.attention_maps import attention_maps
 from fourfold.core.attention import (
     BACKENDS,
     Attention,
@@ -23,7 +24,6 @@ from fourfold.core.masks import LoweredMask, Mask
 from fourfold.core.rotary import rotate, rotation
 from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
-from fourfold.models.analysis.attention_maps import attention_maps
 from tests.fixtures.tiny_models import assert_same, backend
 
 examples = settings(max_examples=40, deadline=None)

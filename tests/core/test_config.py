@@ -8,6 +8,7 @@ import pytest
 from fourfold.core.config import TransformerConfig
 from fourfold.core.validation import check_nesting
 from fourfold.errors import InputError
+from fourfold.finetuning.config import TuningConfig
 from fourfold.models import (
     CausalLMConfig,
     EncoderDecoderConfig,
@@ -16,7 +17,6 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fourfold.analysis import attention_flow
 from fourfold.core import attention, block, rotary
 from fourfold.generation.beam_search import LENGTH_PENALTIES
-from fourfold.models.analysis import attention_flow
-from fourfold.models.embeddings import positions
+from fourfold.layers import positions
 from fourfold.models.recurrent.attention import RecurrentAttention
 
 COURSE = Path(__file__).resolve().parents[2] / "docs" / "course"

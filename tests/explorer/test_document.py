@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import fourfold
+from fourfold.analysis.attention_flow import relevance
+from fourfold.analysis.attention_maps import attention_layers
+from fourfold.analysis.attention_statistics import token_distances
 from fourfold.core.attention import Attention
 from fourfold.errors import InputError
 from fourfold.explorer import document as document_module
@@ -19,9 +22,6 @@ from fourfold.explorer.inputs import Example, token_texts
 from fourfold.explorer.page import unpack
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.models import LadderLMConfig, SigLIPConfig
-from fourfold.models.analysis.attention_flow import relevance
-from fourfold.models.analysis.attention_maps import attention_layers
-from fourfold.models.analysis.attention_statistics import token_distances
 from fourfold.tasks import (
     LadderLanguageModeling,
     RecurrentTranslation,

@@ -242,8 +242,8 @@ CONTENTS = {
 # Content that only a command that builds the task reads.
 TASK_CONTENTS = {
     "a function": (
-        put("fourfold", "task", "class", value="fourfold.tasks.loading.load_task"),
-        "fourfold.tasks.loading.load_task is not a task",
+        put("fourfold", "task", "class", value="fourfold.training.loading.load_task"),
+        "fourfold.training.loading.load_task is not a task",
     ),
     "another module": (
         put("fourfold", "task", "class", value="os.system"),

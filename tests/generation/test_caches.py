@@ -9,7 +9,7 @@ import fourfold
 from fourfold.core.kv_cache import KVCache
 from fourfold.generation.caches import BeamCache, beam_cache
 from fourfold.models import T5, CausalLM, CausalLMConfig, EncoderDecoder, EncoderDecoderConfig
-from fourfold.models.t5 import T5Config
+from fourfold.models.encoder_decoder.t5 import T5Config
 from tests.fixtures.tiny_models import LANGUAGE, V
 
 PROMPT = 9

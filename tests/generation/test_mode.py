@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import fourfold
 from fourfold import models
+from fourfold.finetuning.config import TuningConfig
+from fourfold.finetuning.lora import add_lora
 from fourfold.generation import beam_search, generate
 from fourfold.generation.step import decoding_mode, eval_copy
-from fourfold.models.base import Model
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.models.finetuning.lora import add_lora
+from fourfold.layers.base_model import Model
 
 V, N_ROUNDS = 23, 20
 SIZES: dict[str, Any] = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "dropout": 0.5}

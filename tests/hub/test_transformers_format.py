@@ -31,7 +31,7 @@ from fourfold.models import (
     TokenClassifier,
     ViT,
 )
-from fourfold.models.encoder_decoder import EncoderDecoderConfig
+from fourfold.models.encoder_decoder.model import EncoderDecoderConfig
 from fourfold.tasks import SigmoidContrastiveLearning
 from tests.fixtures.hf_models import DINOV3, MODELS, make_model, padding_mask, random_ids, to_fp64
 

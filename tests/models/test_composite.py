@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import fourfold
+from fourfold.analysis.flops import parameters
 from fourfold.checkpoints.schema import dataclass_from_dict, flatten
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.errors import InputError
+from fourfold.finetuning.weight_transfer import transfer
 from fourfold.generation import GenerationDefaults, beam_search, generate
 from fourfold.models import (
     CausalLM,
@@ -26,8 +28,6 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.analysis.flops import parameters
-from fourfold.models.finetuning.weight_transfer import transfer
 
 V = 29
 READER: dict[str, Any] = {

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
+from fourfold.finetuning.weight_transfer import transfer
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
@@ -15,7 +16,6 @@ from fourfold.models import (
     TokenClassifier,
     TokenClassifierConfig,
 )
-from fourfold.models.finetuning.weight_transfer import transfer
 
 TEXT: dict[str, Any] = {
     "d_model": 12,

@@ -14,9 +14,9 @@ from fourfold.core.attention import Attention
 from fourfold.core.block import Block
 from fourfold.core.feed_forward import FeedForward
 from fourfold.errors import InputError
+from fourfold.layers.positions import PositionTable
 from fourfold.losses import linear_cross_entropy
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.embeddings.positions import PositionTable
 from tests.fixtures.tiny_models import CONFIGS, MODELS, PAIRS, SHAPE, V, assert_same, build, tokens
 
 families = pytest.mark.parametrize("family", MODELS)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fourfold.layers.base_model import on_meta
 from fourfold.models import CausalLM, CausalLMConfig
-from fourfold.models.base import on_meta
 
 SMALL: dict[str, Any] = {
     "d_model": 16,

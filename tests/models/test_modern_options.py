@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 import fourfold
+from fourfold.analysis.attention_maps import attention_maps
 from fourfold.core.attention import attention_backend
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
 from fourfold.generation.caches import WindowCache, WindowLayer
 from fourfold.models import CausalLM, CausalLMConfig
-from fourfold.models.analysis.attention_maps import attention_maps
 from tests.fixtures.tiny_models import VARIANTS, assert_same, build, tokens
 
 MODERN = ("llama", "mistral", "qwen3", "gemma2", "gemma3", "olmo2", "cohere")

@@ -11,8 +11,8 @@ import fourfold
 from fourfold.checkpoints import native_directory
 from fourfold.errors import InputError
 from fourfold.kernels.int8 import int8_linear, quantize_rows
+from fourfold.layers.quantization import quantize
 from fourfold.models import CausalLM, CausalLMConfig
-from fourfold.models.quantization import quantize
 from tests.fixtures.tiny_models import CONFIGS, MODELS, V, tokens
 
 

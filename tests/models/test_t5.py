@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import fourfold
+from fourfold.analysis.flops import forward_flops, parameters
 from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
 from fourfold.models import T5, EncoderDecoder, EncoderDecoderConfig, T5Config
-from fourfold.models.analysis.flops import forward_flops, parameters
-from fourfold.models.t5 import RelativeBias
+from fourfold.models.encoder_decoder.t5 import RelativeBias
 from tests.fixtures.tiny_models import V, assert_same, build, tokens
 
 V11 = {

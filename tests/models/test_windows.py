@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 import fourfold
+from fourfold.analysis.attention_maps import attention_maps
+from fourfold.analysis.flops import forward_flops
 from fourfold.cli import main
 from fourfold.core.attention import attend, attention_backend, lower_mask
 from fourfold.core.block import Stack
@@ -19,8 +21,6 @@ from fourfold.hub import timm, transformers_format
 from fourfold.kernels import cpu_attention
 from fourfold.kernels.cpu_attention import window_is_faster
 from fourfold.models import CausalLM, CausalLMConfig, ViT, ViTConfig
-from fourfold.models.analysis.attention_maps import attention_maps
-from fourfold.models.analysis.flops import forward_flops
 from tests.fixtures.tiny_models import V, assert_same, build, tokens
 
 

@@ -9,8 +9,8 @@ import transformers as hf
 from torch import Tensor
 
 import fourfold
+from fourfold.finetuning.weight_transfer import transfer
 from fourfold.models import CompositeEncoderDecoder, ImageToTextConfig, TextToTextConfig
-from fourfold.models.finetuning.weight_transfer import transfer
 from tests.fixtures.hf_models import BERT, GPT, IMAGE
 
 

@@ -15,7 +15,7 @@ from fourfold.models import (
     RecurrentEncoderDecoder,
     RecurrentEncoderDecoderConfig,
 )
-from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.text_files import read_lines
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 from scripts import alignment_error_rate as script

@@ -19,8 +19,8 @@ from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
 from fourfold.metrics import RetrievalScores
 from fourfold.models import CLIPConfig, SigLIPConfig
+from fourfold.models.contrastive.task import MAX_LOG_SCALE, gather
 from fourfold.tasks import ContrastiveLearning, SigmoidContrastiveLearning, load_task
-from fourfold.tasks.contrastive import MAX_LOG_SCALE, gather
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL, train

@@ -430,7 +430,7 @@ def test_wrong_arguments_are_rejected(command: str, arguments: list[str], capsys
 
 
 def test_reordered_sinusoids_are_the_same_function() -> None:
-    from fourfold.hub.architectures.marian import deinterleave_positions
+    from fourfold.models.encoder_decoder.hub import deinterleave_positions
 
     config = EncoderDecoderConfig(**{**vars(CONFIGS["encoder_decoder"]), "tie_embeddings": "none"})
     model = EncoderDecoder(config).double().eval()

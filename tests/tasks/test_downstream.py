@@ -15,13 +15,13 @@ from torchmetrics.functional.text import squad
 
 from fourfold.callbacks.monitoring.predictions import PredictionWriter
 from fourfold.errors import InputError
+from fourfold.finetuning.config import TuningConfig
+from fourfold.finetuning.layer_lr_decay import layer_ids
+from fourfold.finetuning.lora import is_lora
 from fourfold.models import CausalLM
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.models.finetuning.layer_groups import layer_ids
-from fourfold.models.finetuning.lora import is_lora
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.tasks import load_task
-from fourfold.tasks.training.finetuning import apply_finetuning
+from fourfold.training.finetuning import apply_finetuning
 from tests.fixtures.tiny_tasks import DOWNSTREAM, causal, documents, images, sequences
 
 MAKERS = {**DOWNSTREAM, "documents": documents}

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 import fourfold
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.errors import InputError
+from fourfold.layers.base_model import Model
 from fourfold.models import CausalLM, CausalLMConfig
-from fourfold.models.base import Model
 from fourfold.tasks import (
     CausalLanguageModeling,
     ImageClassification,
@@ -23,7 +23,7 @@ from fourfold.tasks import (
     Task,
     load_task,
 )
-from fourfold.tasks.loading import find_task_class
+from fourfold.training.loading import find_task_class
 from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL, TASKS
 
 V = 11
@@ -287,7 +287,11 @@ def test_config_must_be_complete_without_sizes_from_the_data(
 
 @pytest.mark.parametrize(
     "name",
-    ["fourfold.tasks.loading.load_task", "fourfold.tasks.nothing.Task", "fourfold.tasks.convert"],
+    [
+        "fourfold.training.loading.load_task",
+        "fourfold.tasks.nothing.Task",
+        "fourfold.tasks.convert",
+    ],
 )
 def test_only_tasks_of_the_package_are_imported(name: str) -> None:
     with pytest.raises(InputError, match="is not a task"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from fourfold import models
 from fourfold.errors import InputError
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 
 # Model and task classes, or their import paths, that a checkpoint of the user may name.
 Classes = Iterable[type[Any] | str]

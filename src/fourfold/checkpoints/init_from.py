@@ -12,11 +12,11 @@ from fourfold.checkpoints.classes import model_name
 from fourfold.checkpoints.load import read_model
 from fourfold.checkpoints.word_vectors import copy_vectors, is_vector_file
 from fourfold.errors import InputError, errors_in
+from fourfold.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
 from fourfold.hub.directory import SourceModel
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 from fourfold.models.contrastive.siglip import SigLIP
-from fourfold.models.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
-from fourfold.models.vit import ViT
+from fourfold.models.vit.model import ViT
 from fourfold.tokenization.tokenizer import Tokenizer
 
 # Path of one source model, or {"encoder": path, "decoder": path}.

@@ -22,13 +22,13 @@ from fourfold.checkpoints.schema import (
 )
 from fourfold.core.validation import check_choice, check_kinds
 from fourfold.errors import InputError, errors_in, reading
+from fourfold.finetuning.config import TuningConfig
+from fourfold.finetuning.lora import add_lora, merge_lora
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub import directory
 from fourfold.hub.directory import SourceModel
-from fourfold.models.base import Model
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.models.finetuning.lora import add_lora, merge_lora
-from fourfold.models.quantization import quantize as quantize_model
+from fourfold.layers.base_model import Model
+from fourfold.layers.quantization import quantize as quantize_model
 from fourfold.tokenization.tokenizer import Tokenizer
 
 ModelT = TypeVar("ModelT", bound=Model)

@@ -12,7 +12,7 @@ from fourfold.atomic_files import disk_errors
 from fourfold.checkpoints import native_directory
 from fourfold.errors import InputError
 from fourfold.hub import directory
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 
 # File that describes the model, in the format of transformers and in fourfold's own format.
 DESCRIPTIONS = (directory.CONFIG_FILE, native_directory.DESCRIPTION)

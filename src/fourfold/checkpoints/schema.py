@@ -4,7 +4,7 @@ A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourf
 
     {"version": 2,
      "model": {"class": "CausalLM", "config": {...}},
-     "task": {"class": "fourfold.tasks.causal_lm.CausalLanguageModeling", "init_args": {...}},
+     "task": {"class": "fourfold.models.causal_lm.task.CausalLanguageModeling", "init_args": {...}},
      "data": {"tokenizer": "...", "class_names": [...], ...}}
 
 `data` holds the artifacts of the DataModule: the values that inference needs, such as the tokenizer
@@ -24,7 +24,7 @@ from torch import Tensor
 from fourfold.core.config import require_sizes
 from fourfold.core.validation import check_nesting, check_stored, check_type, quote
 from fourfold.errors import InputError, errors_in, reading
-from fourfold.models.finetuning.config import TuningConfig
+from fourfold.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 

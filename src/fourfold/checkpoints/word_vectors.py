@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fourfold.errors import InputError
-from fourfold.models.embeddings.token_embedding import TokenEmbedding
+from fourfold.layers.token_embedding import TokenEmbedding
 from fourfold.text_files import iterate_lines
 from fourfold.tokenization.tokenizer import Tokenizer
 

@@ -10,27 +10,27 @@ from dataclasses import fields
 
 from torch import nn
 
-from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
-from fourfold.commands.train.config_files import expand_arguments
-from fourfold.core.config import TransformerConfig
-from fourfold.core.precision import AUTO
-from fourfold.errors import InputError
-from fourfold.hub.transformers_format import export_problem
-from fourfold.models.analysis.flops import (
+from fourfold.analysis.flops import (
     TRAINING_TO_FORWARD,
     CostBreakdown,
     forward_flops,
     image_tokens,
     parameters,
 )
-from fourfold.models.analysis.memory import Memory, format_bytes, split_batch, training_memory
-from fourfold.models.composite import ImageToTextConfig, TextToTextConfig
+from fourfold.analysis.memory import Memory, format_bytes, split_batch, training_memory
+from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
+from fourfold.commands.train.config_files import expand_arguments
+from fourfold.core.config import TransformerConfig
+from fourfold.core.precision import AUTO
+from fourfold.errors import InputError
+from fourfold.hub.transformers_format import export_problem
 from fourfold.models.contrastive.clip import CLIPConfig
-from fourfold.models.encoder_decoder import EncoderDecoderConfig
-from fourfold.models.masked_autoencoder import MaskedAutoencoderConfig
+from fourfold.models.encoder_decoder.composite import ImageToTextConfig, TextToTextConfig
+from fourfold.models.encoder_decoder.model import EncoderDecoderConfig
 from fourfold.models.recurrent.hierarchical import HierarchicalClassifierConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
-from fourfold.models.vit import ViTConfig
+from fourfold.models.vit.masked_autoencoder import MaskedAutoencoderConfig
+from fourfold.models.vit.model import ViTConfig
 from fourfold.optim import hidden_matrices
 
 GIB = 2**30  # bytes

@@ -12,6 +12,7 @@ from typing import Any, cast
 from jsonargparse import ActionConfigFile
 from lightning import LightningDataModule, Trainer
 
+from fourfold.analysis.flops import parameters
 from fourfold.commands.train.auto_precision import device_kind
 from fourfold.commands.train.config_files import locate
 from fourfold.commands.train.init_from_config import fill_in_source
@@ -22,10 +23,9 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import resolve_precision
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
-from fourfold.models.analysis.flops import parameters
-from fourfold.models.base import on_meta
+from fourfold.layers.base_model import on_meta
 from fourfold.tasks import Task
-from fourfold.tasks.training.total_steps import count_steps
+from fourfold.training.total_steps import count_steps
 
 # Arguments of DataModules that bound a batch: True if they count padded tokens, False for examples.
 BATCH_KEYS = {"max_tokens": True, "batch_size": False}

@@ -15,7 +15,7 @@ from fourfold.core.precision import canonical_precision
 from fourfold.data.loading import batches
 from fourfold.errors import InputError
 from fourfold.tasks import Task
-from fourfold.tasks.loading import task_from_checkpoint
+from fourfold.training.loading import task_from_checkpoint
 
 
 def replay(options: Namespace) -> int:

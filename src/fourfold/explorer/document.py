@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from fourfold.analysis.attention_maps import attention_layers, select_layers
 from fourfold.checkpoints.digests import compute_digests
 from fourfold.environment import commit
 from fourfold.errors import InputError
@@ -25,6 +26,7 @@ from fourfold.explorer.text_views import (
     TranslationView,
 )
 from fourfold.explorer.views import View
+from fourfold.layers.base_model import Model
 from fourfold.models import (
     CLIP,
     CausalClassifier,
@@ -36,10 +38,8 @@ from fourfold.models import (
     TokenClassifier,
     ViT,
 )
-from fourfold.models.analysis.attention_maps import attention_layers, select_layers
-from fourfold.models.base import Model
-from fourfold.models.classifiers import SpanExtractor
-from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.encoder_decoder.model import Seq2Seq
+from fourfold.models.masked_lm.classifiers import SpanExtractor
 
 ROW_BYTES = 3_000_000  # largest size in bytes of the maps of a row, compressed and in base64
 FILE_BYTES = 15_000_000  # largest size in bytes of the maps of all rows together, likewise

@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fourfold.analysis.attention_flow import relevance
+from fourfold.analysis.attention_maps import Array, attention_layers
+from fourfold.analysis.attention_statistics import patch_distances
 from fourfold.data.vision.features import input_transform
 from fourfold.data.vision.transforms import eval_transform
 from fourfold.explorer.inputs import Example, fit, longest_input, short_title, tokenizer_of
 from fourfold.explorer.maps import Collector, Kind
 from fourfold.explorer.views import Row, View, short_number
 from fourfold.models import SigLIP
-from fourfold.models.analysis.attention_flow import relevance
-from fourfold.models.analysis.attention_maps import Array, attention_layers
-from fourfold.models.analysis.attention_statistics import patch_distances
 
 IMAGE_SIDE = 256  # longer side of an image on the page, in pixels
 IMAGE_BYTES = 60_000  # largest size of an image on the page

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fourfold.analysis.attention_maps import Array
 from fourfold.errors import InputError
+from fourfold.layers.base_model import Model
 from fourfold.loggers.samples import is_byte_level, token_names
-from fourfold.models.analysis.attention_maps import Array
-from fourfold.models.base import Model
 from fourfold.tokenization.tokenizer import Tokenizer
 
 

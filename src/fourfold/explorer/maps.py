@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fourfold.explorer.page import pack
-from fourfold.models.analysis.attention_flow import rollout
-from fourfold.models.analysis.attention_maps import (
+from fourfold.analysis.attention_flow import rollout
+from fourfold.analysis.attention_maps import (
     Array,
     LayerAttention,
     attention_layers,
     select_layers,
     visit_attention,
 )
-from fourfold.models.analysis.attention_statistics import head_label, head_statistics
+from fourfold.analysis.attention_statistics import head_label, head_statistics
+from fourfold.explorer.page import pack
 
 DIGITS = 4  # significant digits to which statistics are rounded
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.models.analysis.attention_maps import Array, dequantize, quantize
+from fourfold.analysis.attention_maps import Array, dequantize, quantize
 
 CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fourfold.analysis.hidden_states import logit_lens, text_stack
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
@@ -25,8 +26,7 @@ from fourfold.explorer.inputs import (
 from fourfold.explorer.maps import Collector, Kind
 from fourfold.generation import beam_search
 from fourfold.hub.preprocessing import default_class_names
-from fourfold.models.analysis.hidden_states import logit_lens, text_stack
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 
 N_ALTERNATIVES = 10  # most probable tokens that a step lists
 N_CLASSES = 5  # most probable classes that a row lists

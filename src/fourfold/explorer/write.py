@@ -15,7 +15,7 @@ from fourfold.explorer.document import Settings, build_document, join_documents,
 from fourfold.explorer.inputs import Example
 from fourfold.explorer.page import assemble
 from fourfold.explorer.views import View
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 
 N_ROWS = 8  # examples of the test data in a page of `fourfold test`
 

@@ -15,7 +15,7 @@ from fourfold.core.config import TransformerConfig, require_sizes
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.hub.keymap import KeyMap
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 
 Json = Mapping[str, Any]
 # Two values of norm_eps up to this value are treated as equal, because some architectures have a

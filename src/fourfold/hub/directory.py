@@ -18,7 +18,7 @@ from fourfold.core.validation import check_stored, count_stored
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.json_files import read_json
-from fourfold.models.base import Model, on_meta
+from fourfold.layers.base_model import Model, on_meta
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"

@@ -16,8 +16,8 @@ from fourfold.core.kv_cache import KVCache, LayerCache
 from fourfold.errors import InputError
 from fourfold.models import CLIP, CausalClassifier, CausalLM, LadderLM, MaskedLM, ResNet, ViT
 from fourfold.models.baselines.ladder import WITH_ATTENTION
-from fourfold.models.classifiers import EncoderWithHead
-from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.encoder_decoder.model import Seq2Seq
+from fourfold.models.masked_lm.classifiers import EncoderWithHead
 
 # Function that runs a graph, given its name and its inputs in the order of `Graph.inputs`.
 Run = Callable[[str, list[Tensor]], list[Tensor]]

@@ -18,6 +18,7 @@ from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
 from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
 from fourfold.json_files import read_json
+from fourfold.layers.base_model import Model
 from fourfold.models import (
     CLIP,
     CausalLM,
@@ -27,8 +28,7 @@ from fourfold.models import (
     SigLIP,
     SpanExtractor,
 )
-from fourfold.models.base import Model
-from fourfold.models.encoder_decoder import Seq2Seq
+from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 

@@ -14,16 +14,6 @@ from torch import Tensor
 from fourfold.core.validation import check_stored, check_types
 from fourfold.errors import InputError, errors_in, reading
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
-from fourfold.hub.architectures.bert import BERT, BERT_HEADS, DISTILBERT, ROBERTA
-from fourfold.hub.architectures.clip import CLIP
-from fourfold.hub.architectures.gemma import GEMMA2, GEMMA3
-from fourfold.hub.architectures.gpt import GPT1, GPT2
-from fourfold.hub.architectures.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
-from fourfold.hub.architectures.marian import BART, MARIAN, PEGASUS, deinterleave_positions
-from fourfold.hub.architectures.modernbert import MODERNBERT, MODERNBERT_CLASSES
-from fourfold.hub.architectures.siglip import SIGLIP
-from fourfold.hub.architectures.t5 import T5
-from fourfold.hub.architectures.vit import DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, VIT
 from fourfold.hub.directory import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -34,8 +24,18 @@ from fourfold.hub.directory import (
 )
 from fourfold.hub.keymap import listed
 from fourfold.json_files import TYPES, check_values, read_json
+from fourfold.layers.base_model import Model, on_meta
 from fourfold.models import EncoderDecoder
-from fourfold.models.base import Model, on_meta
+from fourfold.models.causal_lm.hub import GPT1, GPT2
+from fourfold.models.causal_lm.hub_gemma import GEMMA2, GEMMA3
+from fourfold.models.causal_lm.hub_llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
+from fourfold.models.contrastive.hub import CLIP
+from fourfold.models.contrastive.hub_siglip import SIGLIP
+from fourfold.models.encoder_decoder.hub import BART, MARIAN, PEGASUS, deinterleave_positions
+from fourfold.models.encoder_decoder.hub_t5 import T5
+from fourfold.models.masked_lm.hub import BERT, BERT_HEADS, DISTILBERT, ROBERTA
+from fourfold.models.masked_lm.hub_modernbert import MODERNBERT, MODERNBERT_CLASSES
+from fourfold.models.vit.hub import DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, VIT
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
 # For export of a model without a source, the first architecture that represents all of its settings

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fourfold.analysis.attention_maps import attention_maps
 from fourfold.loggers.media import AttentionMaps
-from fourfold.models.analysis.attention_maps import attention_maps
 from fourfold.tokenization.tokenizer import Tokenizer
 
 MAX_TOKENS = 24  # tokens along one side of an attention map

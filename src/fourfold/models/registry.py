@@ -11,15 +11,15 @@ from typing import Any, get_args
 
 from fourfold.core.config import ModelConfig
 from fourfold.core.validation import check_choice
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 from fourfold.models.baselines.resnet import Depth, ResNet, ResNetConfig
-from fourfold.models.causal_lm import CausalLM, CausalLMConfig
+from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
 from fourfold.models.contrastive.clip import CLIP, CLIPConfig
 from fourfold.models.contrastive.siglip import SigLIP, SigLIPConfig
-from fourfold.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from fourfold.models.masked_lm import MaskedLM, MaskedLMConfig
-from fourfold.models.t5 import T5, T5Config
-from fourfold.models.vit import ViT, ViTConfig
+from fourfold.models.encoder_decoder.model import EncoderDecoder, EncoderDecoderConfig
+from fourfold.models.encoder_decoder.t5 import T5, T5Config
+from fourfold.models.masked_lm.model import MaskedLM, MaskedLMConfig
+from fourfold.models.vit.model import ViT, ViTConfig
 
 TINY: dict[str, Any] = {"d_model": 192, "n_layers": 12, "n_heads": 3, "d_ff": 768}
 SMALL: dict[str, Any] = {"d_model": 384, "n_layers": 12, "n_heads": 6, "d_ff": 1536}

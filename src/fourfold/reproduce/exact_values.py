@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 from fourfold import models
-from fourfold.core.config import TransformerConfig
-from fourfold.models.analysis.attention_properties import (
+from fourfold.analysis.attention_properties import (
     LayerProperties,
     ScoreStatistics,
     layer_properties,
     score_statistics,
 )
-from fourfold.models.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops
-from fourfold.models.analysis.flops import parameters as count
-from fourfold.models.analysis.gradient_norms import initial_gradient_norms
+from fourfold.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops
+from fourfold.analysis.flops import parameters as count
+from fourfold.analysis.gradient_norms import initial_gradient_norms
+from fourfold.core.config import TransformerConfig
 from fourfold.reproduce.cells import Cell, agrees, in_units
 from fourfold.reproduce.layers.complexity import LAYERS, cost_formula, growth, path, sequential
 from fourfold.reproduce.layers.costs import (

@@ -1,32 +1,48 @@
 """Tasks: LightningModules that train and evaluate a model."""
 
 # The form `import X as X` exports a name to type checkers, as `__all__` does.
-from fourfold.tasks.base import Task as Task
-from fourfold.tasks.baselines import ConvolutionalClassification as ConvolutionalClassification
-from fourfold.tasks.baselines import ConvolutionalLanguageModeling as ConvolutionalLanguageModeling
-from fourfold.tasks.baselines import LadderLanguageModeling as LadderLanguageModeling
-from fourfold.tasks.baselines import LadderSequenceClassification as LadderSequenceClassification
-from fourfold.tasks.baselines import RecurrentLanguageModeling as RecurrentLanguageModeling
-from fourfold.tasks.baselines import (
+from fourfold.models.baselines.task import (
+    ConvolutionalClassification as ConvolutionalClassification,
+)
+from fourfold.models.baselines.task import (
+    ConvolutionalLanguageModeling as ConvolutionalLanguageModeling,
+)
+from fourfold.models.baselines.task import LadderLanguageModeling as LadderLanguageModeling
+from fourfold.models.baselines.task import (
+    LadderSequenceClassification as LadderSequenceClassification,
+)
+from fourfold.models.baselines.task import RecurrentLanguageModeling as RecurrentLanguageModeling
+from fourfold.models.baselines.task import (
     RecurrentSequenceClassification as RecurrentSequenceClassification,
 )
-from fourfold.tasks.captioning import Captioning as Captioning
-from fourfold.tasks.captioning import RecurrentCaptioning as RecurrentCaptioning
-from fourfold.tasks.causal_lm import CausalLanguageModeling as CausalLanguageModeling
-from fourfold.tasks.contrastive import ContrastiveLearning as ContrastiveLearning
-from fourfold.tasks.contrastive import SigmoidContrastiveLearning as SigmoidContrastiveLearning
-from fourfold.tasks.image_classification import ImageClassification as ImageClassification
-from fourfold.tasks.loading import load_task as load_task
-from fourfold.tasks.masked_images import MaskedImageModeling as MaskedImageModeling
-from fourfold.tasks.masked_lm import MaskedLanguageModeling as MaskedLanguageModeling
-from fourfold.tasks.question_answering import QuestionAnswering as QuestionAnswering
-from fourfold.tasks.sequence_classification import (
+from fourfold.models.causal_lm.task import CausalLanguageModeling as CausalLanguageModeling
+from fourfold.models.contrastive.task import ContrastiveLearning as ContrastiveLearning
+from fourfold.models.contrastive.task import (
+    SigmoidContrastiveLearning as SigmoidContrastiveLearning,
+)
+from fourfold.models.encoder_decoder.captioning_task import Captioning as Captioning
+from fourfold.models.encoder_decoder.captioning_task import (
+    RecurrentCaptioning as RecurrentCaptioning,
+)
+from fourfold.models.encoder_decoder.task import CompositeTranslation as CompositeTranslation
+from fourfold.models.encoder_decoder.task import RecurrentTranslation as RecurrentTranslation
+from fourfold.models.encoder_decoder.task import TextToText as TextToText
+from fourfold.models.encoder_decoder.task import Translation as Translation
+from fourfold.models.masked_lm.question_answering_task import QuestionAnswering as QuestionAnswering
+from fourfold.models.masked_lm.sequence_classification_task import (
     CausalSequenceClassification as CausalSequenceClassification,
 )
-from fourfold.tasks.sequence_classification import DocumentClassification as DocumentClassification
-from fourfold.tasks.sequence_classification import SequenceClassification as SequenceClassification
-from fourfold.tasks.token_classification import TokenClassification as TokenClassification
-from fourfold.tasks.translation import CompositeTranslation as CompositeTranslation
-from fourfold.tasks.translation import RecurrentTranslation as RecurrentTranslation
-from fourfold.tasks.translation import TextToText as TextToText
-from fourfold.tasks.translation import Translation as Translation
+from fourfold.models.masked_lm.sequence_classification_task import (
+    DocumentClassification as DocumentClassification,
+)
+from fourfold.models.masked_lm.sequence_classification_task import (
+    SequenceClassification as SequenceClassification,
+)
+from fourfold.models.masked_lm.task import MaskedLanguageModeling as MaskedLanguageModeling
+from fourfold.models.masked_lm.token_classification_task import (
+    TokenClassification as TokenClassification,
+)
+from fourfold.models.vit.masked_image_task import MaskedImageModeling as MaskedImageModeling
+from fourfold.models.vit.task import ImageClassification as ImageClassification
+from fourfold.training.loading import load_task as load_task
+from fourfold.training.task import Task as Task

@@ -15,9 +15,9 @@ from fourfold.checkpoints.files import read_file
 from fourfold.checkpoints.load import load, read_model, within_vocabulary
 from fourfold.checkpoints.save import staged_directory, write_graphs, write_transformers
 from fourfold.errors import InputError
-from fourfold.hub import timm
 from fourfold.hub.directory import SourceModel
 from fourfold.models import ViT
+from fourfold.models.vit.model import hub_timm as timm
 
 TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
 

@@ -9,11 +9,11 @@ import torch
 from lightning import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from fourfold.analysis.attention_maps import attention
+from fourfold.analysis.attention_statistics import row_entropy
 from fourfold.callbacks.monitoring import attention_probe
 from fourfold.callbacks.monitoring.attention_probe import AttentionProbe
 from fourfold.errors import InputError
-from fourfold.models.analysis.attention_maps import attention
-from fourfold.models.analysis.attention_statistics import row_entropy
 from tests.commands.test_look import read_document
 from tests.fixtures import tiny_tasks
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from lightning import Trainer
 
+from fourfold.analysis.gradient_norms import input_gradient_norms
 from fourfold.callbacks.monitoring.gradient_norms import GradientNorms
 from fourfold.core.masks import Mask
 from fourfold.data import SyntheticSequenceData
 from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig, RecurrentLMConfig
-from fourfold.models.analysis.gradient_norms import input_gradient_norms
 from fourfold.tasks import CausalLanguageModeling, RecurrentLanguageModeling
 
 TRANSFORMER = CausalLMConfig(

@@ -651,7 +651,7 @@ def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.Monkey
     }
     assert {field.name for field in fields(generation.GenerationDefaults)} == set(stored)
     defaults = generation.GenerationDefaults(**stored)
-    monkeypatch.setattr("fourfold.tasks.loading.stored_defaults", lambda *_: defaults)
+    monkeypatch.setattr("fourfold.training.loading.stored_defaults", lambda *_: defaults)
     seen: dict[str, Any] = {}
 
     def search(*arguments: Any, **options: Any) -> Any:

@@ -140,7 +140,7 @@ def test_checkpoint_of_another_task_is_rejected(run: Run, trained: Train, here: 
     result = run("test", "--config", trained("lm") / "config.yaml", "--ckpt_path", checkpoint)
     assert result.code == 2
     assert (
-        "--model must be fourfold.tasks.translation.Translation, which wrote the checkpoint"
+        "--model must be fourfold.models.encoder_decoder.task.Translation, which wrote the checkpoint"
         in result.err
     )
 
@@ -446,7 +446,7 @@ def test_averaged_checkpoint_is_found_by_name(
 def test_checkpoint_contains_the_moving_average(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    from fourfold.tasks.loading import load_task
+    from fourfold.training.loading import load_task
 
     result = run("fit", "--config", configs["vit"], "--run_dir=r", "--ema_decay=0.5")
     assert result.code == 0, result.err

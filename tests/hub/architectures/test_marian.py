@@ -16,8 +16,8 @@ import fourfold
 from fourfold.cli import main
 from fourfold.data import TranslationData
 from fourfold.errors import InputError
+from fourfold.finetuning.weight_transfer import transfer
 from fourfold.models import EncoderDecoder
-from fourfold.models.finetuning.weight_transfer import transfer
 from fourfold.tasks import load_task
 from fourfold.tokenization.training import TokenizerConfig
 from tests.fixtures.hf_models import SEQ2SEQ, make_model, random_ids

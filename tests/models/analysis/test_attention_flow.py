@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fourfold.models.analysis.attention_flow import flow, relevance, rollout, with_residual
+from fourfold.analysis.attention_flow import flow, relevance, rollout, with_residual
 from tests.fixtures.tiny_models import build, tokens
 
 

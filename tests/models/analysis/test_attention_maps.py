@@ -9,6 +9,14 @@ import torch
 
 import fourfold
 import fourfold.models
+from fourfold.analysis.attention_maps import (
+    LayerAttention,
+    attention_layers,
+    attention_maps,
+    dequantize,
+    quantize,
+    visit_attention,
+)
 from fourfold.core.attention import Attention, attention_backend
 from fourfold.errors import InputError
 from fourfold.models import (
@@ -16,14 +24,6 @@ from fourfold.models import (
     HierarchicalClassifierConfig,
     RecurrentEncoderDecoder,
     RecurrentEncoderDecoderConfig,
-)
-from fourfold.models.analysis.attention_maps import (
-    LayerAttention,
-    attention_layers,
-    attention_maps,
-    dequantize,
-    quantize,
-    visit_attention,
 )
 from tests.fixtures.tiny_models import build, tokens
 

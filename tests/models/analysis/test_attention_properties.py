@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.core.attention import attention_weights
-from fourfold.models import LadderLM, LadderLMConfig
-from fourfold.models.analysis.attention_properties import (
+from fourfold.analysis.attention_properties import (
     LayerProperties,
     layer_properties,
     score_statistics,
 )
+from fourfold.core.attention import attention_weights
+from fourfold.models import LadderLM, LadderLMConfig
 
 # Computed with numpy from a few thousand queries, by width.
 VARIANCE = {4: 4.1, 64: 62.7, 512: 515.0}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.models.analysis.attention_statistics import (
+from fourfold.analysis.attention_statistics import (
     head_label,
     head_statistics,
     patch_distances,

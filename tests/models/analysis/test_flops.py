@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.analysis.flops import CostBreakdown, forward_flops, parameters
 from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
 from fourfold.models import (
@@ -26,7 +27,6 @@ from fourfold.models import (
     ViTConfig,
     create,
 )
-from fourfold.models.analysis.flops import CostBreakdown, forward_flops, parameters
 
 SMALL: dict[str, Any] = {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48}
 TEXT: dict[str, Any] = {**SMALL, "vocab_size": 50, "max_len": 40}

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from fourfold.core.block import Stack
-from fourfold.core.config import TransformerConfig
-from fourfold.core.masks import Mask
-from fourfold.models.analysis.gradient_norms import (
+from fourfold.analysis.gradient_norms import (
     initial_gradient_norms,
     input_gradient_norms,
     state_gradient_norms,
 )
-from fourfold.models.init import initialize
+from fourfold.core.block import Stack
+from fourfold.core.config import TransformerConfig
+from fourfold.core.masks import Mask
+from fourfold.layers.init import initialize
 
 DISTANCES = (1, 5, 10, 20, 50, 100)
 # Norms for width 64, computed with NumPy, independently of torch: mean of 3 seeds.

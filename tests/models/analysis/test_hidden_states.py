@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fourfold.models.analysis.hidden_states import (
+from fourfold.analysis.hidden_states import (
     hidden_states,
     logit_lens,
     massive_activations,

@@ -6,6 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fourfold.analysis.memory import (
+    activation_bytes,
+    split_batch,
+    state_memory,
+    training_memory,
+)
 from fourfold.core.attention import attention_backend
 from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
@@ -17,12 +23,6 @@ from fourfold.models import (
     SequenceClassifierConfig,
     ViT,
     ViTConfig,
-)
-from fourfold.models.analysis.memory import (
-    activation_bytes,
-    split_batch,
-    state_memory,
-    training_memory,
 )
 from fourfold.models.recurrent.language_model import RecurrentLayers, RecurrentLMConfig
 from fourfold.optim import OptimizerConfig, make_optimizer

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import fourfold
+from fourfold.analysis.flops import forward_flops, parameters
 from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
 from fourfold.models import ConvolutionalLM, ConvolutionalLMConfig
-from fourfold.models.analysis.flops import forward_flops, parameters
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "vocab_size": 29, "max_len": 80}
 BLOCKS = pytest.mark.parametrize("block", ["gated", "bytenet"])

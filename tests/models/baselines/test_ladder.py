@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import fourfold
 from fourfold import generate
+from fourfold.analysis.flops import parameters
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.errors import InputError
@@ -23,7 +24,6 @@ from fourfold.models import (
     SequenceClassifier,
     SequenceClassifierConfig,
 )
-from fourfold.models.analysis.flops import parameters
 from fourfold.models.baselines.ladder import Rung
 
 SHAPE: dict[str, Any] = {

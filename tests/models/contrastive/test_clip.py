@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from fourfold.analysis.flops import forward_flops, image_tokens, parameters
+from fourfold.analysis.memory import activation_bytes
 from fourfold.core.attention import attention_backend
 from fourfold.errors import InputError
 from fourfold.models import CLIP, CLIPConfig
-from fourfold.models.analysis.flops import forward_flops, image_tokens, parameters
-from fourfold.models.analysis.memory import activation_bytes
 from tests.fixtures.tiny_models import assert_same
 
 EOS = 28

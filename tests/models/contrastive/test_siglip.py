@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fourfold.analysis.flops import image_tokens, parameters
 from fourfold.errors import InputError
 from fourfold.models import SigLIP, SigLIPConfig
-from fourfold.models.analysis.flops import image_tokens, parameters
 from tests.fixtures.tiny_models import assert_same
 
 TINY = SigLIPConfig(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fourfold.errors import InputError
-from fourfold.models.embeddings.positions import (
+from fourfold.layers.positions import (
     learned,
     make_positions,
     sincos2d,

@@ -14,7 +14,7 @@ from fourfold.core.block import Stack
 from fourfold.core.rotary import rotate
 from fourfold.errors import InputError
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.embeddings.vit_positions import (
+from fourfold.models.vit.positions import (
     INTERPOLATIONS,
     AxialPositions,
     RelativePositionBias,

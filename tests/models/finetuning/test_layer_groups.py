@@ -1,5 +1,6 @@
 """Layer index of parameters by their names."""
 
+from fourfold.finetuning.layer_lr_decay import layer_ids
 from fourfold.models import (
     CLIP,
     CausalLM,
@@ -10,7 +11,6 @@ from fourfold.models import (
     ResNet,
     ResNetConfig,
 )
-from fourfold.models.finetuning.layer_groups import layer_ids
 
 TINY = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 12}
 

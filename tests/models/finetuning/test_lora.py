@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from fourfold.errors import InputError
+from fourfold.finetuning.config import TuningConfig
+from fourfold.finetuning.lora import LoRALinear, add_lora, is_lora, merge_lora
 from fourfold.models import CausalLM
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.models.finetuning.lora import LoRALinear, add_lora, is_lora, merge_lora
-from fourfold.tasks.training.finetuning import apply_finetuning
+from fourfold.training.finetuning import apply_finetuning
 from tests.fixtures.tiny_models import build, tokens
 
 

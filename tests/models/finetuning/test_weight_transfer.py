@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
+from fourfold.finetuning.weight_transfer import LAYER_FIELDS, TransferReport, transfer
 from fourfold.models import (
     CausalClassifier,
     CausalClassifierConfig,
@@ -23,11 +24,10 @@ from fourfold.models import (
     ViT,
     ViTConfig,
 )
-from fourfold.models.embeddings.vit_positions import (
+from fourfold.models.vit.positions import (
     INTERPOLATIONS,
     interpolate_positions,
 )
-from fourfold.models.finetuning.weight_transfer import LAYER_FIELDS, TransferReport, transfer
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}
 TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 29, "max_len": 16}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fourfold.analysis.attention_maps import attention_maps
+from fourfold.analysis.flops import forward_flops, parameters
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults, beam_search, generate
+from fourfold.layers.quantization import quantize
 from fourfold.models import RecurrentEncoderDecoder, RecurrentEncoderDecoderConfig
-from fourfold.models.analysis.attention_maps import attention_maps
-from fourfold.models.analysis.flops import forward_flops, parameters
-from fourfold.models.quantization import quantize
 
 V = 17
 SHAPE: dict[str, Any] = {

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from fourfold.analysis.flops import forward_flops, parameters
 from fourfold.errors import InputError
+from fourfold.finetuning.config import TuningConfig
+from fourfold.finetuning.layer_lr_decay import layer_ids
+from fourfold.finetuning.weight_transfer import transfer
 from fourfold.generation import beam_search, generate
 from fourfold.models import (
     RecurrentClassifier,
@@ -14,11 +18,7 @@ from fourfold.models import (
     RecurrentLM,
     RecurrentLMConfig,
 )
-from fourfold.models.analysis.flops import forward_flops, parameters
-from fourfold.models.finetuning.config import TuningConfig
-from fourfold.models.finetuning.layer_groups import layer_ids
-from fourfold.models.finetuning.weight_transfer import transfer
-from fourfold.tasks.training.finetuning import apply_finetuning
+from fourfold.training.finetuning import apply_finetuning
 
 SHAPE: dict[str, Any] = {
     "d_model": 12,

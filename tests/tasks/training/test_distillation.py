@@ -13,7 +13,7 @@ from fourfold.errors import InputError
 from fourfold.losses import distillation_loss
 from fourfold.models import ViTConfig
 from fourfold.tasks import ImageClassification, load_task
-from fourfold.tasks.training.distillation import Teacher
+from fourfold.training.distillation import Teacher
 
 SHAPE = ViTConfig(
     d_model=16,

@@ -14,10 +14,10 @@ from torch.nn.functional import cosine_similarity
 
 from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
 from fourfold.errors import InputError
+from fourfold.finetuning.config import TuningConfig
 from fourfold.models.contrastive.clip import CLIP, CLIPConfig
-from fourfold.models.finetuning.config import TuningConfig
 from fourfold.optim import MuonAdamW, OptimizerConfig
-from fourfold.tasks.training.fsdp2 import FSDP2, prepare_for_strategy
+from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
 from tests.fixtures.processes import together
 from tests.fixtures.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
 

@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch.callbacks import Timer
 
 from fourfold.schedules import ScheduleConfig
-from fourfold.tasks.training.total_steps import warn_if_warmup_never_ends
+from fourfold.training.total_steps import warn_if_warmup_never_ends
 from tests.fixtures.tiny_tasks import train, words
 
 

@@ -16,6 +16,8 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
+from fourfold.analysis.attention_maps import LayerAttention, visit_attention
+from fourfold.analysis.attention_statistics import LABELS, head_label, head_statistics
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.checkpoints.load import generation_defaults, set_attributes
 from fourfold.core.validation import check_positive
@@ -25,8 +27,6 @@ from fourfold.explorer.write import first_examples, make_page
 from fourfold.generation.step import decoding_mode
 from fourfold.hub.directory import SourceModel
 from fourfold.loggers.wandb_logger import WandbRunLogger
-from fourfold.models.analysis.attention_maps import LayerAttention, visit_attention
-from fourfold.models.analysis.attention_statistics import LABELS, head_label, head_statistics
 
 COLLAPSE = 0.1  # entropy of a layer, as a fraction of the entropy of uniform attention
 MAX_SHARE = 0.01  # largest share of the training time that measurements and pages may take

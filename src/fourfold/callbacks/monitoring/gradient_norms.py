@@ -7,9 +7,9 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fourfold.analysis.gradient_norms import trained_gradient_norms
 from fourfold.errors import InputError
-from fourfold.models.analysis.gradient_norms import trained_gradient_norms
-from fourfold.models.causal_lm import CausalLM
+from fourfold.models.causal_lm.model import CausalLM
 
 
 class GradientNorms(Callback):

@@ -15,7 +15,7 @@ from fourfold.core.validation import quote
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults, beam_search
 from fourfold.generation.step import check_logits
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 from fourfold.tokenization.tokenizer import Tokenizer
 
 BEAM_OPTIONS = ("num_beams", "length_penalty", "length_penalty_type")

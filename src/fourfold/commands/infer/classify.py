@@ -26,9 +26,9 @@ from fourfold.data.vision.transforms import eval_transform
 from fourfold.errors import InputError
 from fourfold.generation.step import check_logits
 from fourfold.hub.preprocessing import default_class_names
-from fourfold.models.base import Model
+from fourfold.layers.base_model import Model
 from fourfold.models.baselines.resnet import ResNet
-from fourfold.models.vit import ViT
+from fourfold.models.vit.model import ViT
 
 
 class ImageClassifier(LineProcessor):

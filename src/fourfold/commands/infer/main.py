@@ -63,8 +63,8 @@ MAXIMA = {
 }
 # Classes of tasks that a command does not import, because its processor reads only the model.
 TASKS_WITHOUT_LIGHTNING = {
-    "generate": "fourfold.tasks.causal_lm.CausalLanguageModeling",
-    "fill": "fourfold.tasks.masked_lm.MaskedLanguageModeling",
+    "generate": "fourfold.models.causal_lm.task.CausalLanguageModeling",
+    "fill": "fourfold.models.masked_lm.task.MaskedLanguageModeling",
 }
 # Classes of the models of these tasks.
 MODELS_WITHOUT_LIGHTNING = {"generate": "CausalLM", "fill": "MaskedLM"}
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
     from fourfold.commands.infer.line_io import process, read_lines, stream_errors
     from fourfold.hub.directory import resolve_path
-    from fourfold.models.quantization import quantize
+    from fourfold.layers.quantization import quantize
 
     device = choose_device(options.device)
     precision = resolve_precision(options.precision, device, "--precision")
@@ -256,7 +256,7 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
     name = task.get("class") if isinstance(task, dict) else None
     if name is not None and name == TASKS_WITHOUT_LIGHTNING.get(command):
         return LoadedModel(load(path))
-    from fourfold.tasks.loading import load_task
+    from fourfold.training.loading import load_task
 
     return load_task(path, expect=tuple(PROCESSORS[command]), classes=classes)
 
@@ -273,7 +273,7 @@ def _load_directory(path: Path, command: str) -> Any:
     if type(found.model).__name__ == MODELS_WITHOUT_LIGHTNING.get(command):
         return LoadedModel(set_attributes(found))
     from fourfold.tasks.convert import make_task
-    from fourfold.tasks.loading import check_task
+    from fourfold.training.loading import check_task
 
     task = make_task(found)
     check_task(task, path, tuple(PROCESSORS[command]))

@@ -6,15 +6,15 @@ import torch
 from lightning import LightningDataModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 
+from fourfold.analysis.memory import format_bytes, state_memory
 from fourfold.checkpoints.load import build_model
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.environment import available_memory
 from fourfold.errors import InputError
 from fourfold.hub.transformers_format import export_problem
-from fourfold.models.analysis.memory import format_bytes, state_memory
-from fourfold.models.base import on_meta
+from fourfold.layers.base_model import on_meta
 from fourfold.tasks import Task
-from fourfold.tasks.training.finetuning import apply_finetuning
+from fourfold.training.finetuning import apply_finetuning
 
 
 def check_interval(trainer: Trainer, datamodule: LightningDataModule) -> None:

@@ -39,7 +39,7 @@ from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import DiskError, InputError
 from fourfold.tasks import Task
-from fourfold.tasks.loading import read_for_trainer
+from fourfold.training.loading import read_for_trainer
 
 TRAINER_DEFAULTS = {
     # The batch of a recipe is that of one device; several devices must be requested.

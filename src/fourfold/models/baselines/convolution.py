@@ -17,7 +17,7 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
-from fourfold.models.causal_lm import CausalLM
+from fourfold.models.causal_lm.model import CausalLM
 
 MAX_KERNEL, MAX_DILATION = 2**10, 2**20  # far above those of published models
 
@@ -43,7 +43,7 @@ class ConvolutionalLMConfig(ModelConfig):
         positions: Position embedding: none, learned, sinusoidal or sinusoidal_halves (see
             `CausalLMConfig`).
         tie_embeddings: Use the token embedding as output matrix.
-        init: Initialization of embedding and linear layers, a name in `fourfold.models.init.INITS`.
+        init: Initialization of embedding and linear layers, a name in `fourfold.layers.init.INITS`.
 
     Raises:
         InputError: A field has a value outside its choices or its range.

@@ -31,8 +31,8 @@ from fourfold.core.masks import LoweredMask
 from fourfold.core.rotary import Rotation
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
-from fourfold.models.causal_lm import CausalLM, CausalLMConfig
-from fourfold.models.classifiers import SequenceClassifier, SequenceClassifierConfig
+from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
+from fourfold.models.masked_lm.classifiers import SequenceClassifier, SequenceClassifierConfig
 
 Rung = Literal[
     "none", "parameter_free", "projections", "scaled", "heads", "residual", "norm", "full", "mlp"

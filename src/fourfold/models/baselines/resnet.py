@@ -10,8 +10,8 @@ from typing import Literal, Self
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
-from fourfold.models.base import Model
-from fourfold.models.embeddings.patch_embedding import check_image_shape
+from fourfold.layers.base_model import Model
+from fourfold.layers.patch_embedding import check_image_shape
 
 Depth = Literal[18, 34, 50, 101, 152]  # He et al. 2015, Table 1
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.core.masks import Mask, mask_and_positions
-from fourfold.models.base import Model, embedding_from_config
-from fourfold.models.embeddings.patch_embedding import PatchEmbedding
+from fourfold.layers.base_model import Model, embedding_from_config
+from fourfold.layers.patch_embedding import PatchEmbedding
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from fourfold.core.block import norm_from_config
 from fourfold.core.config import Activation, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.errors import InputError
+from fourfold.layers.patch_embedding import PatchEmbedding
 from fourfold.models.contrastive.clip import CLIP, CLIPConfig
-from fourfold.models.embeddings.patch_embedding import PatchEmbedding
-from fourfold.models.vit import ViT, ViTConfig
+from fourfold.models.vit.model import ViT, ViTConfig
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
 from fourfold.kernels.dropout import Dropout
-from fourfold.models.embeddings.token_embedding import TokenEmbedding
-from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.init import initialize, vaswani
-from fourfold.models.output_heads import VocabularyHead
+from fourfold.layers.heads import VocabularyHead
+from fourfold.layers.init import initialize, vaswani
+from fourfold.layers.token_embedding import TokenEmbedding
+from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
 from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack
 from fourfold.models.recurrent.decoder import Loop, RecurrentMemory
-from fourfold.models.vit import ViT, ViTConfig
+from fourfold.models.vit.model import ViT, ViTConfig
 
 WEIGHTS: dict[str, Weights] = {
     "soft": "softmax",
@@ -61,14 +61,14 @@ class RecurrentCaptionerConfig(ModelConfig):
             are the patches. None means that the inputs are feature maps (B, M, height, width).
         init: Weight initialization: xu2015 (standard deviation 0.01, orthogonal square and
             recurrent matrices, biases 0), as in the released code; or vaswani (see
-            `fourfold.models.init`; the LSTM keeps torch's uniform distribution), with which small
+            `fourfold.layers.init`; the LSTM keeps torch's uniform distribution), with which small
             models begin to learn much earlier.
 
     Raises:
         InputError: A field has a value outside its choices or its range.
 
     Example:
-        >>> from fourfold.models.base import on_meta
+        >>> from fourfold.layers.base_model import on_meta
         >>> with on_meta():  # without memory for the weights
         ...     model = RecurrentCaptioner(RecurrentCaptionerConfig(attention="hard_sample"))
         >>> sum(weight.numel() for weight in model.parameters())

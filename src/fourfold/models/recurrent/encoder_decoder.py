@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import Linear
-from fourfold.models.embeddings.token_embedding import TokenEmbedding
-from fourfold.models.encoder_decoder import Seq2Seq
-from fourfold.models.init import initialize
-from fourfold.models.output_heads import VocabularyHead
+from fourfold.layers.heads import VocabularyHead
+from fourfold.layers.init import initialize
+from fourfold.layers.token_embedding import TokenEmbedding
+from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack, State, flip, real_tokens
 from fourfold.models.recurrent.decoder import (
     RecurrentDecoder,
@@ -56,7 +56,7 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
             together.
 
     Example:
-        >>> from fourfold.models.base import on_meta
+        >>> from fourfold.layers.base_model import on_meta
         >>> with on_meta():  # without memory for the weights
         ...     model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig())
         >>> sum(weight.numel() for weight in model.parameters())

@@ -22,10 +22,10 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
-from fourfold.models.base import Model
-from fourfold.models.embeddings.positions import make_positions
-from fourfold.models.embeddings.token_embedding import TokenEmbedding
-from fourfold.models.init import initialize
+from fourfold.layers.base_model import Model
+from fourfold.layers.init import initialize
+from fourfold.layers.positions import make_positions
+from fourfold.layers.token_embedding import TokenEmbedding
 
 Pool = Literal["mean", "max", "attention"]
 
@@ -58,7 +58,7 @@ class HierarchicalClassifierConfig(TransformerConfig):
         max_len: Largest number of words of a sentence.
         max_sentences: Largest number of sentences of a document.
         positions: Positions of blocks in each sequence; see `MaskedLMConfig`. A GRU has none.
-        init: Initialization of embedding and linear layers, a name in `fourfold.models.init.INITS`.
+        init: Initialization of embedding and linear layers, a name in `fourfold.layers.init.INITS`.
             A GRU keeps torch's initialization, U(-1/sqrt(D/2), 1/sqrt(D/2)).
 
     Raises:

@@ -14,8 +14,8 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
-from fourfold.models.causal_lm import CausalLM
-from fourfold.models.classifiers import CausalClassifier
+from fourfold.models.causal_lm.model import CausalLM
+from fourfold.models.masked_lm.classifiers import CausalClassifier
 from fourfold.models.recurrent.cells import LAYERS, Cell, RecurrentCache
 
 
@@ -34,7 +34,7 @@ class RecurrentLMConfig(ModelConfig):
             tokenizer. The constructor of the model needs a number.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
-        init: Initialization of embedding and linear layers, a name in `fourfold.models.init.INITS`.
+        init: Initialization of embedding and linear layers, a name in `fourfold.layers.init.INITS`.
         cell: rnn (tanh), gru or lstm.
         forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
 

@@ -1,0 +1,153 @@
+"""Attention through several layers: rollout, maximum flow, and gradient-weighted relevance.
+
+Shapes: L layers, B batch, H heads, T tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fourfold.analysis.attention_maps import Array, attention_layers
+from fourfold.core.attention import Attention
+
+
+def with_residual(weights: Array) -> Array:
+    """Add the identity to attention weights (..., T, T), and divide each row by its sum.
+
+    For weights A whose rows sum to 1, the result is (A + I) / 2. The identity I represents the
+    residual connection (Abnar and Zuidema 2020, section 3).
+
+    Returns:
+        Array (..., T, T) whose rows sum to 1.
+    """
+    mixed = weights + np.eye(weights.shape[-1], dtype=weights.dtype)
+    total: Array = mixed.sum(-1, keepdims=True)
+    return mixed / total
+
+
+def rollout(weights: Array) -> Array:
+    """Compute attention rollout (Abnar and Zuidema 2020).
+
+    The attention weights of each layer are first averaged with the identity (see `with_residual`).
+    The rollout of a layer is the matrix product of these averages over the layer and all layers
+    before it.
+
+    Args:
+        weights: Self-attention weights (L, ..., T, T) of all layers from the first layer on,
+            usually averaged over heads.
+
+    Returns:
+        Array (L, ..., T, T). Row i of layer l holds the contribution of each input token to token i
+            after layer l. The row sums to 1.
+    """
+    mixed = with_residual(weights)
+    products = [mixed[0]]
+    for layer in mixed[1:]:
+        products.append(layer @ products[-1])
+    return np.stack(products)
+
+
+def flow(weights: Array, query: int) -> Array:
+    """Compute attention flow (Abnar and Zuidema 2020): the maximum flow to each input token.
+
+    The capacity of the edge from token i of layer l to token j of layer l - 1 is the attention
+    weight after averaging with the identity (see `with_residual`). The maximum flow is computed for
+    one input token at a time, which takes seconds for more than about 50 tokens.
+
+    Args:
+        weights: Self-attention weights (L, T, T) of all layers from the first layer on, usually
+            averaged over heads.
+        query: Index of the token after the last layer at which the flow begins.
+
+    Returns:
+        Array (T,) of the maximum flow to each input token.
+    """
+    import networkx
+
+    mixed = with_residual(np.asarray(weights, np.float64))
+    graph = networkx.DiGraph()
+    for layer, matrix in enumerate(mixed, 1):
+        for i, j in np.argwhere(matrix > 0).tolist():
+            graph.add_edge((layer, i), (layer - 1, j), capacity=matrix[i, j])
+    start = len(mixed), query
+    reached = networkx.descendants(graph, start)
+    found = [
+        networkx.maximum_flow_value(graph, start, (0, key)) if (0, key) in reached else 0.0
+        for key in range(weights.shape[-1])
+    ]
+    return np.array(found)
+
+
+@contextmanager
+def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Store the attention weights of a module in each of its calls, with their graph for autograd.
+
+    Within the context, the module computes attention without a fused kernel.
+
+    Args:
+        module: An `Attention`.
+        path: Path of the module in the model, the key of its weights.
+        weights: Dictionary to which the weights (B, H, T, T) are added.
+    """
+    assert isinstance(module, Attention)
+    before = vars(module).get("normalize")
+    normalize = module.normalize
+
+    def keep(scores: Tensor) -> Tensor:
+        weights[path] = normalize(scores)
+        return weights[path]
+
+    module.normalize = keep
+    try:
+        yield
+    finally:
+        del module.normalize
+        if before is not None:
+            module.normalize = before
+
+
+def relevance(
+    model: nn.Module, forward: Callable[[], Tensor], paths: Sequence[str] | None = None
+) -> Tensor:
+    """Compute gradient-weighted attention (Chefer et al. 2021) of self-attention.
+
+    The relevance R (T, T) of a sequence starts as the identity. Each layer adds M R to R, where M
+    is the mean over heads of max(0, A * dy/dA), A are the attention weights of the layer, and y is
+    an output of the model. The model runs without fused attention kernels. The gradients of the
+    parameters are not changed.
+
+    Args:
+        model: A model whose self-attention is `Attention`, in eval mode.
+        forward: Function without arguments that runs the model and returns the output y (B,) of
+            each sequence, such as the logit of one class.
+        paths: Paths of the attention modules in order; None means all modules named attn. The last
+            module may be attention pooling by one learned query, as in SigLIP.
+
+    Returns:
+        Relevance (B, T, T). Row i is the relevance of each input token for token i. With attention
+        pooling, the relevance (B, 1, T) for the pooled vector.
+    """
+    if paths is None:
+        paths = [path for path in attention_layers(model) if path.endswith("attn")]
+        paths = [path for path in paths if not path.endswith("cross_attn")]
+    weights: dict[str, Tensor] = {}
+    with ExitStack() as stack, torch.enable_grad():
+        for path in paths:
+            stack.enter_context(_keep_weights(model.get_submodule(path), path, weights))
+        output = forward().sum()
+    gradients = torch.autograd.grad(output, [weights[path] for path in paths], allow_unused=True)
+    total = None
+    for path, gradient in zip(paths, gradients, strict=True):
+        a = weights[path].detach()
+        if total is None:
+            total = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(len(a), -1, -1)
+        if gradient is not None:  # None after the last layer that the output depends on
+            positive = (gradient.nan_to_num() * a.nan_to_num()).clamp(min=0).mean(1)
+            # A learned query has no relevance of its own, to which that of the tokens is added.
+            before = total if positive.shape[-2] > 1 or total.shape[-1] == 1 else 0.0
+            total = positive @ total + before
+    assert total is not None, "the model has no self-attention"
+    return total

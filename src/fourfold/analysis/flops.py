@@ -1,0 +1,223 @@
+"""Parameters and forward FLOPs of a model, divided into embeddings, blocks and head.
+
+torch's `FlopCounterMode` counts the FLOPs of matrix products on the meta device, which needs no
+weights. One multiply-add is two FLOPs. Norms, activations, softmax and biases do not count (as in
+ViT's Table 6). A causal mask does not reduce the FLOPs of attention. A window does reduce them:
+each query counts as many keys as a query in the middle of a long sequence.
+"""
+
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from fourfold.core.attention import attention_backend
+from fourfold.core.block import Stack
+from fourfold.core.masks import Mask
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.layers.base_model import Model, on_meta
+from fourfold.layers.patch_embedding import PatchEmbedding
+from fourfold.layers.token_embedding import TokenEmbedding
+from fourfold.models.baselines.convolution import ConvolutionalStack
+from fourfold.models.contrastive.clip import CLIPConfig
+from fourfold.models.encoder_decoder.composite import ImageToTextConfig
+from fourfold.models.encoder_decoder.model import Seq2Seq
+from fourfold.models.recurrent.cells import RecurrentStack
+from fourfold.models.recurrent.decoder import RecurrentDecoder
+from fourfold.models.recurrent.hierarchical import Level
+from fourfold.models.recurrent.language_model import RecurrentLayers
+from fourfold.models.vit.model import ViTConfig
+
+# FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one
+# for the activations and one for the weights.
+TRAINING_TO_FORWARD = 3
+
+
+@dataclass(frozen=True)
+class CostBreakdown:
+    """Number of parameters or FLOPs of a model, divided into three parts.
+
+    Args:
+        embeddings: Number in the embeddings of tokens or patches.
+        blocks: Number in the transformer blocks, recurrent layers or convolutions, with their
+            attention.
+        head: Number in all other modules, such as output head and projections.
+    """
+
+    embeddings: int
+    blocks: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """Sum of embeddings, blocks and head."""
+        return sum(astuple(self))
+
+
+def parameters(model: nn.Module) -> CostBreakdown:
+    """Count the parameters of the embeddings, the blocks and the head of a model.
+
+    A matrix that embeddings and head share counts once, in the embeddings.
+
+    Args:
+        model: The model, on any device, such as the meta device.
+    """
+    counts = {"embeddings": 0, "blocks": 0, "head": 0}
+    for name, parameter in model.named_parameters():
+        counts[_section(getattr(model, name.split(".")[0]))] += parameter.numel()
+    return CostBreakdown(**counts)
+
+
+def forward_flops(
+    model: Model,
+    length: int | None = None,
+    *,
+    source: int | None = None,
+    head_fraction: float = 1.0,
+) -> CostBreakdown:
+    """Count the FLOPs of a forward pass with a batch of one.
+
+    The input is one sequence, one image, one source with one target (encoder-decoder), or one image
+    with one text (CLIP). BERT's next-sentence head is not counted, because `forward` does not apply
+    it.
+
+    Args:
+        model: The model, on any device.
+        length: Number of tokens of the sequence, or of the target for an encoder-decoder. None
+            means `max_len` of the config. Ignored for a model without text.
+        source: Number of source tokens of an encoder-decoder of text. None means `length`, but at
+            most `max_len` of the encoder.
+        head_fraction: Fraction of the positions that the head is applied to, less than 1 for the
+            training of a masked LM, which predicts the masked tokens only.
+
+    Returns:
+        FLOPs of the forward pass, two for each multiply-add (MAC).
+
+    Raises:
+        InputError: No length is given and the model has no `max_len`, or a length exceeds
+            `max_len`.
+
+    Example:
+        >>> from fourfold.models.registry import create
+        >>> with torch.device("meta"):
+        ...     model = create("vit_base_patch16_224")
+        >>> f"{forward_flops(model).total / 2e9:.1f} GMACs"  # one MAC is two FLOPs
+        '17.6 GMACs'
+    """
+    inputs = _inputs(model, length, source)
+    on_meta = {
+        name: tensor.detach().to("meta")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    hidden: list[int] = []
+
+    def count_hidden(stack: nn.Module, args: tuple[Any, ...]) -> None:
+        hidden.append(_hidden_flops(stack, *args[:2]))
+
+    with ExitStack() as context:
+        for module in model.modules():
+            if isinstance(module, Stack):
+                context.enter_context(module.register_forward_pre_hook(count_hidden))
+        # The naive backend, because torch does not count the products of every fused kernel.
+        context.enter_context(attention_backend("naive"))
+        context.enter_context(torch.no_grad())
+        counter = context.enter_context(FlopCounterMode(display=False))
+        functional_call(model, on_meta, inputs)
+    flops = {"embeddings": 0, "blocks": 0, "head": 0}
+    by_module = counter.get_flop_counts()
+    for name, child in model.named_children():
+        flops[_section(child)] += sum(by_module.get(f"{type(model).__name__}.{name}", {}).values())
+    head = counter.get_total_flops() - flops["embeddings"] - flops["blocks"]
+    blocks = flops["blocks"] - sum(hidden)
+    return CostBreakdown(flops["embeddings"], blocks, round(head * head_fraction))
+
+
+def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
+    """Count the FLOPs of a naive stack for pairs of query and key that its windows hide.
+
+    Args:
+        stack: A `Stack`.
+        x: Input (B, T, D) of the stack.
+        mask: Self-attention mask.
+
+    Returns:
+        FLOPs of all attention modules of the stack; 0 without a window.
+    """
+    length = x.shape[1]
+    modules = stack.named_modules()
+    layers = [module for name, module in modules if name.rpartition(".")[2] == "attn"]
+    hidden = 0
+    for layer, window in zip(layers, stack.windows, strict=False):
+        if window is not None:
+            n_keys = mask.n_global + (window if mask.causal else 2 * window - 1)
+            widths = layer.q.out_features + layer.out.in_features
+            hidden += 2 * len(x) * length * max(0, length - n_keys) * widths
+    return hidden
+
+
+def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
+    """Return the number of tokens of an image: its patches and its prefix tokens.
+
+    Prefix tokens are the class token and the distillation token, as far as the model has them.
+
+    Args:
+        config: Config of a ViT, a CLIP or an image-to-text model.
+    """
+    encoder = config.encoder if isinstance(config, ImageToTextConfig) else config
+    return (encoder.image_size // encoder.patch_size) ** 2 + encoder.n_prefix
+
+
+def _section(child: nn.Module | nn.Parameter) -> str:
+    """Return the name of the field of `CostBreakdown` that counts a part of a model.
+
+    Args:
+        child: Direct submodule or direct parameter of the model.
+
+    Returns:
+        "embeddings", "blocks" or "head".
+    """
+    if isinstance(child, TokenEmbedding | PatchEmbedding):
+        return "embeddings"
+    blocks = (
+        Stack | ConvolutionalStack | Level | RecurrentLayers | RecurrentStack | RecurrentDecoder
+    )
+    return "blocks" if isinstance(child, blocks) else "head"
+
+
+def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
+    """Build the arguments of `model.forward` for a batch of one, on the meta device.
+
+    Args:
+        model: The model.
+        length: Number of tokens, or of target tokens of an encoder-decoder. None means `max_len`.
+        source: Number of source tokens of an encoder-decoder of text. None means `length`.
+
+    Raises:
+        InputError: No length is given and the model has no `max_len`, or a length exceeds
+            `max_len`.
+    """
+    config = model.config
+    max_len = getattr(config, "max_len", None)
+    encoder = getattr(config, "encoder", config)
+    check_positive("length", length)
+    if length and max_len and length > max_len:
+        raise InputError(f"must be at most max_len ({max_len}), got {length}", option="length")
+    inputs: list[Tensor] = []
+    with on_meta():
+        if model.accepts_images:
+            shape = (1, encoder.n_channels, encoder.image_size, encoder.image_size)
+            inputs.append(torch.empty(shape, dtype=next(model.parameters()).dtype))
+        if hasattr(config, "vocab_size"):
+            length = length or max_len
+            if length is None:
+                raise InputError("must be given, because the model has no max_len", option="length")
+            if isinstance(model, Seq2Seq) and not model.accepts_images:
+                source = source or min(length, encoder.max_len or length)
+                inputs.append(torch.zeros(1, source, dtype=torch.long))
+            inputs.append(torch.zeros(1, length, dtype=torch.long))
+    return tuple(inputs)

@@ -1,1 +1,0 @@
-"""Conversion tables, one module for each architecture of transformers."""

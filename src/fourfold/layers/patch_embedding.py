@@ -1,0 +1,149 @@
+"""Patch embedding: the patches of an image as tokens, after a class token (ViT, section 3.1).
+
+Shapes: B batch, C channels, D model width, N patches.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.errors import InputError
+from fourfold.kernels.dropout import Dropout
+from fourfold.layers.positions import PositionTable, make_positions
+
+
+def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
+    """Raise InputError unless `images` has the shape (B, n_channels, side, side).
+
+    Example:
+        >>> check_image_shape(torch.zeros(2, 3, 32, 32), n_channels=3, side=32)
+        >>> check_image_shape(torch.zeros(2, 1, 32, 32), n_channels=3, side=32)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: images must have the shape (B, 3, 32, 32), got (2, 1, 32, 32)
+    """
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[1:] != (n_channels, side, side):
+        message = f"must have the shape (B, {n_channels}, {side}, {side}), got {shape}"
+        raise InputError(message, option="images")
+
+
+class PatchEmbedding(nn.Module):
+    """Patch embedding of images, with learned prefix tokens (Dosovitskiy et al. 2020, eq. 1).
+
+    Args:
+        image_size: Side of the square image in pixels.
+        patch_size: Side of a patch in pixels.
+        n_channels: Number of channels C.
+        d_model: Model width D.
+        positions: A name in `fourfold.layers.positions.POSITIONS`, or a function that
+            builds a `PositionTable` from the number of positions and the width D. With sincos2d or
+            sincos2d_mae, prefix tokens have no position.
+        n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
+            distillation token.
+        n_unplaced: Number of the last prefix tokens that have no position, such as registers.
+        dropout: Dropout probability of the embedded tokens.
+        stem: Module that maps images (B, C, side, side) to one feature vector of width D for each
+            patch, (B, D, rows, columns), which replaces the pixels of the patch. None means no
+            stem.
+
+    Raises:
+        InputError: `image_size` is not divisible by `patch_size`, or the name of the positions is
+            unknown.
+
+    Example:
+        >>> embed = PatchEmbedding(32, 8, 3, 16)
+        >>> embed(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 17, 16])
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        n_channels: int,
+        d_model: int,
+        *,
+        positions: str | Callable[[int, int], PositionTable] = "learned",
+        n_prefix: int = 1,
+        n_unplaced: int = 0,
+        dropout: float = 0.0,
+        stem: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if image_size % patch_size:
+            message = f"must be divisible by patch_size ({patch_size}), got {image_size}"
+            raise InputError(message, option="image_size")
+        self.image_size = image_size
+        self.n_channels = n_channels
+        self.stem = nn.Identity() if stem is None else stem
+        shape = (n_channels, d_model, patch_size) if stem is None else (d_model, d_model, 1)
+        self.patches = nn.Conv2d(*shape, stride=shape[2])
+        n_patches = (image_size // patch_size) ** 2
+        # A sinusoidal grid has no row for prefix tokens, so they get no position (big_vision).
+        is_grid = positions in ("sincos2d", "sincos2d_mae")
+        self.n_placed = 0 if is_grid else n_prefix - n_unplaced  # prefix tokens with a position
+        self.positions = make_positions(positions, n_patches + self.n_placed, d_model)
+        self.prefix = nn.Parameter(torch.zeros(n_prefix, d_model)) if n_prefix else None
+        self.dropout = Dropout(dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed the patches of images, put the prefix tokens before them, and add the positions.
+
+        Shapes:
+            images (B, C, image_size, image_size) to (B, n_prefix + N, D).
+
+        Raises:
+            InputError: The images do not have the size and number of channels of this embedding.
+        """
+        check_image_shape(images, self.n_channels, self.image_size)
+        # Under autocast the convolution runs in low precision; the residual stream stays in fp32.
+        x = self.patches(self.stem(images)).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
+        n_placed = self.n_placed
+        prefix: Tensor | None = self.prefix
+        if self.positions is not None:
+            table = self.positions.weight
+            x = x + table[n_placed:]
+            if prefix is not None:
+                prefix = torch.cat([prefix[:n_placed] + table[:n_placed], prefix[n_placed:]])
+        if prefix is not None:
+            x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
+        return self.dropout(x)
+
+
+def convolutional_stem(patch_size: int, n_channels: int, d_model: int) -> nn.Sequential:
+    """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
+
+    Each 3x3 convolution halves the side of the image. The last convolution has D output channels.
+    Each earlier convolution has half as many output channels as the next one. Each convolution is
+    followed by a GroupNorm of one group and a ReLU. The paper uses batch norm instead. With batch
+    norm, an optimizer step would depend on the division of the batch into micro-batches.
+
+    Args:
+        patch_size: Side of a patch in pixels, a power of 2.
+        n_channels: Number of channels C.
+        d_model: Model width D.
+
+    Returns:
+        A module from images (B, C, side, side) to (B, D, side / patch_size, side / patch_size).
+
+    Raises:
+        InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by
+            `patch_size` / 2.
+
+    Example:
+        >>> convolutional_stem(8, 3, 16)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 16, 4, 4])
+    """
+    n_layers = patch_size.bit_length() - 1
+    if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):
+        message = "must be a power of 2 for a convolutional stem, and half of it a divisor of"
+        raise InputError(f"{message} d_model ({d_model}), got {patch_size}", option="patch_size")
+    layers: list[nn.Module] = []
+    for i in reversed(range(n_layers)):
+        width = d_model // 2**i
+        layers.append(nn.Conv2d(n_channels, width, 3, stride=2, padding=1, bias=False))
+        layers += [nn.GroupNorm(1, width), nn.ReLU()]
+        n_channels = width
+    return nn.Sequential(*layers)

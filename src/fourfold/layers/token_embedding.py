@@ -1,0 +1,102 @@
+"""Token embedding with positions and segments.
+
+Shapes: B batch, T tokens, D model width.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.kernels.dropout import Dropout
+from fourfold.layers.positions import make_positions
+
+
+class TokenEmbedding(nn.Module):
+    """Token embedding: sum of token, position and segment vectors, optional norm, and dropout.
+
+    Args:
+        vocab_size: Number of tokens of the vocabulary.
+        d_model: Model width D.
+        max_len: Number of positions in the table; ignored if `positions` is "none".
+        positions: A name in `fourfold.layers.positions.POSITIONS`.
+        n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
+        scale: Factor on token vectors. True means sqrt(D) (Vaswani et al. 2017, section 3.4), and
+            False or None means 1. A number is rounded to the data type of the vectors, as in the
+            Gemma of transformers (33.94 becomes 34 in bf16).
+        norm: Module applied to the sum (BERT), or None.
+        dropout: Dropout probability of the result.
+
+    Raises:
+        InputError: `positions` is not a name in `POSITIONS`.
+
+    Example:
+        >>> embed = TokenEmbedding(100, 16, max_len=32, positions="sinusoidal")
+        >>> embed(torch.tensor([[1, 2, 3]]), slice(0, 3)).shape
+        torch.Size([1, 3, 16])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        max_len: int,
+        positions: str = "learned",
+        n_segments: int = 0,
+        scale: bool | float | None = False,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, d_model)
+        self.positions = make_positions(positions, max_len, d_model)
+        self.segments = nn.Embedding(n_segments, d_model) if n_segments else None
+        self.scale = d_model**0.5 if scale is True else float(scale or 1.0)
+        self.rounds_scale = scale is not True
+        self.norm = norm or nn.Identity()
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, ids: Tensor, positions: Tensor | slice, segments: Tensor | None = None
+    ) -> Tensor:
+        """Embed tokens.
+
+        Args:
+            ids: Token ids (B, T) int64.
+            positions: Positions of the tokens, a slice of length T or a tensor (B, T); ignored by
+                an embedding without positions.
+            segments: (B, T) int64, None means segment 0 for all tokens; ignored by an embedding
+                without segments.
+
+        Returns:
+            (B, T, D).
+        """
+        x = self.tokens(ids)  # (B, T, D)
+        if self.scale != 1.0:
+            x = x * (round_to(self.scale, x.dtype) if self.rounds_scale else self.scale)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        if self.segments is not None:
+            x = x + self.segments(torch.zeros_like(ids) if segments is None else segments)
+        return self.dropout(self.norm(x))
+
+    def share_tokens(self, owner: "TokenEmbedding") -> None:
+        """Use the token vectors of the embedding `owner` in place of own token vectors.
+
+        The shared matrix appears in the state dict of `owner`, but not in that of this embedding.
+        """
+        del self.tokens
+        # Assigning an nn.Module the usual way would register it here, too.
+        object.__setattr__(self, "tokens", owner.tokens)
+
+
+def round_to(value: float, dtype: torch.dtype) -> float:
+    """Round a positive number to the nearest number of a floating-point data type.
+
+    Example:
+        >>> round_to(33.94, torch.bfloat16)
+        34.0
+    """
+    unit = torch.finfo(dtype).eps * 2.0 ** (math.frexp(value)[1] - 1)
+    return round(value / unit) * unit

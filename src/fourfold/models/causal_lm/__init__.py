@@ -1,0 +1,1 @@
+"""Causal language models: GPT, GPT-2, Llama, Qwen, Gemma."""

@@ -1,0 +1,174 @@
+"""Causal language model: GPT (Radford et al. 2018) and GPT-2 (Radford et al. 2019).
+
+Shapes: B batch, T tokens, D model width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.attention import Attention
+from fourfold.core.block import Stack
+from fourfold.core.config import Activation, Init, NormPlacement, TextPositions, TransformerConfig
+from fourfold.core.kv_cache import KVCache
+from fourfold.core.masks import mask_and_positions
+from fourfold.core.validation import check_range
+from fourfold.generation.caches import WindowCache
+from fourfold.kernels.loss_operators import cap
+from fourfold.layers.base_model import Model, embedding_from_config
+from fourfold.layers.heads import VocabularyHead
+from fourfold.layers.init import initialize
+
+
+@dataclass(frozen=True)
+class CausalLMConfig(TransformerConfig):
+    """Config of a causal LM; the defaults are GPT-2 small (124,439,808 parameters).
+
+    Source: Radford et al. 2019, section 2.3 and Table 2.
+
+    Args:
+        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
+            tokenizer. The constructor of the model needs a number.
+        max_len: Longest sequence in tokens.
+        positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
+            sines before all cosines).
+        embed_scale: Factor on token embeddings, such as sqrt(d_model) in Gemma, rounded to the data
+            type of the weights. None means 1.
+        embed_norm: Normalize the sum of token and position embedding (for BERT as a decoder).
+        tie_embeddings: Use the token embedding as output matrix.
+        score_cap: Limit c of the attention scores s, which become c tanh(s / c) before the mask (50
+            in Gemma 2). Attention then stores all scores, since no fused kernel has this limit.
+            None means no limit.
+        logit_cap: The same limit of the logits (30 in Gemma 2), or None.
+        init: Weight initialization, a name in `fourfold.layers.init.INITS`.
+
+    Raises:
+        InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> from fourfold.layers.base_model import on_meta
+        >>> with on_meta():  # without memory for the weights
+        ...     gpt2 = CausalLM(CausalLMConfig())
+        >>> sum(weight.numel() for weight in gpt2.parameters())
+        124439808
+    """
+
+    d_model: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    d_ff: int = 3072
+    activation: Activation = "gelu_tanh"
+    norm_placement: NormPlacement = "pre"
+    norm_eps: float = 1e-5
+    attn_dropout: float = 0.1
+    vocab_size: int | None = 50257
+    max_len: int = 1024
+    positions: TextPositions = "learned"
+    embed_scale: float | None = None
+    embed_norm: bool = False
+    tie_embeddings: bool = True
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    init: Init = "gpt2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("embed_scale", "score_cap", "logit_cap"):
+            if (value := getattr(self, name)) is not None:
+                check_range(name, value, above=0.0)
+
+
+class CausalLM(Model):
+    """Causal language model, which predicts each token from the tokens before it.
+
+    Source: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2.3.
+
+    A call of the model takes the arguments of `hidden` and returns the logits (B, T, V) of the next
+    token at each position.
+
+    Attributes:
+        stack_class: Class of the module between embedding and head, built from the config.
+
+    Example:
+        >>> import fourfold, torch
+        >>> model = CausalLM(CausalLMConfig(n_layers=1, vocab_size=100)).eval()
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        torch.Size([1, 8])
+    """
+
+    can_generate = True
+    stack_class: ClassVar[type[nn.Module]] = Stack
+    head: VocabularyHead
+
+    def __init__(self, config: CausalLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = embedding_from_config(config, has_norm=config.embed_norm)
+        self.stack = self.stack_class(config)
+        if config.score_cap is not None:
+            for module in self.stack.modules():
+                if isinstance(module, Attention):
+                    module.normalize = partial(capped_softmax, limit=config.score_cap)
+        self.head = VocabularyHead(
+            self.embed.tokens, tied=config.tie_embeddings, logit_cap=config.logit_cap
+        )
+        initialize(self, config.init)
+
+    def new_cache(self) -> KVCache:
+        """Build an empty cache, in which layers with a window store few tokens."""
+        windows = self.config.windows()
+        return WindowCache(windows) if any(windows) else KVCache()
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits (B, T, V) of the next token at each position.
+
+        Args:
+            ids: Token ids (B, T) int64. With a cache, `ids`, `mask` and `documents` hold the new
+                tokens only.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            documents: (B, T) index of the packed document of each token. None means one document.
+        """
+        return self.logits(self.hidden(ids, mask, cache, documents))
+
+    def hidden(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the final hidden states (B, T, D), which are the input of the head.
+
+        Args:
+            ids: Token ids (B, T) int64. With a cache, `ids`, `mask` and `documents` hold the new
+                tokens only.
+            mask: (B, T) bool, True = real token; padding may be on either side. None means that all
+                tokens are real.
+            cache: Keys and values of earlier tokens, extended in place. None means no cache.
+            documents: (B, T) index of the packed document of each token. None means one document.
+
+        Raises:
+            InputError: The sequence is longer than `max_len`.
+        """
+        attn_mask, positions = mask_and_positions(ids, mask, documents, cache, causal=True)
+        return self.stack(self.embed(ids, positions), attn_mask, cache=cache)
+
+
+def capped_softmax(scores: Tensor, limit: float) -> Tensor:
+    """Apply softmax to c tanh(s / c) over the keys, for scores s (B, H, Tq, Tk).
+
+    Args:
+        scores: Attention scores; -inf marks a key that the mask hides.
+        limit: The limit c.
+    """
+    return cap(scores, limit).masked_fill(scores == -torch.inf, -torch.inf).softmax(-1)

@@ -1,0 +1,134 @@
+"""Causal language modelling task (GPT, GPT-2).
+
+Shapes: B sequences, T tokens, D width of the model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fourfold.core.validation import check_range
+from fourfold.data.loading.batches import CausalBatch
+from fourfold.generation import generate
+from fourfold.loggers.media import Media, Table
+from fourfold.loggers.samples import self_attention
+from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
+from fourfold.metrics import Perplexity
+from fourfold.metrics.base import BatchSums
+from fourfold.models import CausalLM, CausalLMConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.training.task import Task
+
+MAX_PROMPT_TOKENS = 32  # of a logged sample
+
+
+@dataclass(eq=False, repr=False)
+class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
+    """Causal language modelling, evaluated by perplexity per token, word and byte.
+
+    Source: Radford et al. 2018, section 3.1.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is nanoGPT's AdamW.
+        schedule: Options of the schedule; the default is linear warm-up, then cosine decay to a
+            tenth of the learning rate.
+        z_loss: Factor of the z-loss in training, see `linear_cross_entropy`. train/loss includes
+            the z-loss; the metrics of evaluation do not.
+
+    Example:
+        >>> import torch
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = CausalLanguageModeling(config)
+        >>> task.configure_model()
+        >>> ids = torch.tensor([[1, 5, 7, 2]])
+        >>> loss, n_targets = task.step(CausalBatch(ids[:, :-1], ids[:, 1:]))
+        >>> loss.shape, int(n_targets)
+        (torch.Size([]), 3)
+    """
+
+    model_class = CausalLM
+    batch_class = CausalBatch
+
+    config: CausalLMConfig = CausalLMConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=2000, min_lr=6e-5)
+    z_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("z_loss", self.z_loss, minimum=0.0)
+        self.ppl = Perplexity()
+        self.exact = BatchSums()
+
+    def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Run the model without its output matrix.
+
+        Returns:
+            A tuple of four values, which are arguments of `linear_cross_entropy`: hidden states
+            (B * T, D), output matrix and bias (or None) of the head, and target tokens (B * T,).
+        """
+        h = self.model.hidden(batch.ids, documents=batch.documents)
+        return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
+
+    def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
+        """Return the loss, summed over the target tokens, and the number of targets."""
+        output = self._output(batch)
+        limit = self.model.head.logit_cap
+        loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0, logit_cap=limit)
+        return loss, (output[-1] != IGNORE_INDEX).sum()
+
+    def update_metrics(self, batch: CausalBatch, split: str) -> None:
+        """Update the perplexity with the targets of a batch and their number of words and bytes."""
+        output = self._output(batch)
+        scores = token_scores(*output, logit_cap=self.model.head.logit_cap)
+        self.ppl.update(*scores, output[-1], batch.n_words, batch.n_bytes)
+        if getattr(self.datamodule, "has_answers", False):
+            correct = (scores[1] == output[-1]) | (output[-1] == IGNORE_INDEX)
+            self.exact.update(correct.view_as(batch.targets).all(dim=1).sum(), len(batch.targets))
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics loss, accuracy, ppl_token, ppl_word and ppl_byte by name.
+
+        The last three are perplexities per token, word and byte. If the data does not count words
+        or bytes, ppl_word or ppl_byte is missing. For `SyntheticSequenceData`, there is also
+        exact_match, the share of sequences in which every target is the most likely token. Greedy
+        search generates the targets of these sequences.
+        """
+        exact = self.exact.compute() if getattr(self.datamodule, "has_answers", False) else []
+        return self.ppl.compute() | ({"exact_match": exact[0] / exact[1]} if exact else {})
+
+    def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
+        """Build the examples of a batch that a run logs.
+
+        The prompt of an example is its first half, but at most MAX_PROMPT_TOKENS tokens. True and
+        generated continuation have as many tokens as the prompt.
+
+        Returns:
+            Dictionary with "samples", a table of prompts with true and generated continuations, and
+            "attention", the self-attention maps of the shortest example.
+        """
+        half = max(1, min(batch.ids.shape[1] // 2, MAX_PROMPT_TOKENS))
+        prompt = batch.ids[:, :half]
+        rest = batch.ids[:, half : 2 * half]
+        # With a seed, the random numbers do not come from torch's generator. The training therefore
+        # does not depend on these samples.
+        ids = generate(self.model, prompt, max_new=half, temperature=0.8, top_p=0.95, seed=0)
+        texts = [self.tokenizer.decode_batch(x.tolist()) for x in (prompt, rest, ids[:, half:])]
+        rows = [list(row) for row in zip(*texts, strict=True)]
+
+        attention = self_attention(self, batch, self._output)
+        table = Table(["prompt", "continuation", "generated"], rows)
+        return {"samples": table, "attention": attention}
+
+    def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
+        """Compute the negative log-likelihood (B, T) of each target in nats.
+
+        The value is 0 at positions without a target.
+        """
+        scores = token_scores(*self._output(batch), logit_cap=self.model.head.logit_cap)
+        return scores[0].view_as(batch.targets)

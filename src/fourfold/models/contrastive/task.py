@@ -1,0 +1,260 @@
+"""Contrastive learning tasks from images and their captions: CLIP and SigLIP.
+
+The papers are Radford et al. 2021 and Zhai et al. 2023.
+
+Shapes: b pairs in the batch of this process, B pairs in the batches of all processes together, E
+width of the embeddings.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.nn.functional import all_gather
+
+from fourfold.data.loading.batches import CaptionBatch
+from fourfold.errors import InputError
+from fourfold.metrics import RetrievalScores
+from fourfold.metrics.retrieval import SigmoidRetrievalScores
+from fourfold.models import CLIP, CLIPConfig, SigLIP, SigLIPConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.training.task import Task
+
+MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training becomes unstable
+
+
+@dataclass(eq=False, repr=False)
+class ContrastiveLearning(Task[CLIP, CaptionBatch]):
+    """Contrastive learning of images and captions (CLIP, section 2.3 and Figure 3).
+
+    Source: Radford et al. 2021.
+
+    The loss of a pair is the mean of two cross-entropies. The first is that of the pair's text
+    among all texts of the batch, given the image. The second is that of the pair's image among all
+    images of the batch, given the text. The loss of a batch is the mean over its pairs, and depends
+    on the batch size. Embeddings are gathered over all devices, so training on N devices with b
+    pairs each equals training on one device with N x b pairs. With gradient accumulation, a pair is
+    compared with the pairs of its micro-batch only.
+
+    Evaluation compares every image with every text of the split, for any batch size. The loss of an
+    evaluation is computed with the complete split as one batch, so the loss grows with the
+    logarithm of the number of pairs.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model. If the field `eos_id` is None, it is taken from the tokenizer.
+        optimizer: Options of the optimizer; the default is that of the paper's Vision Transformers
+            (Tables 18 and 20).
+        schedule: Options of the schedule; the default is the paper's warm-up and cosine decay.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import CaptionData
+        >>> text = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": None, "d_embed": 8}
+        >>> image = {"image_d_model": 16, "image_n_layers": 1, "image_n_heads": 2, "image_size": 8}
+        >>> task = ContrastiveLearning(CLIPConfig(**text, **image, patch_size=4, n_channels=1))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, CaptionData())  # digits, described in words
+        >>> "val/image_to_text_recall_at_1" in trainer.callback_metrics
+        True
+    """
+
+    model_class = CLIP
+    batch_class = CaptionBatch
+    unit = "images"
+    max_log_scale: ClassVar[float] = MAX_LOG_SCALE
+
+    config: CLIPConfig = CLIPConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(
+        lr=5e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2
+    )
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=2000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.retrieval = RetrievalScores()
+
+    def _complete_config(self) -> None:
+        """Take missing sizes of the config from the data, and `eos_id` from the tokenizer.
+
+        The model takes the embedding of a text from the position of the end token.
+
+        Raises:
+            InputError: The config has another end token than the tokenizer.
+        """
+        super()._complete_config()
+        tokenizer = getattr(self.datamodule, "tokenizer", None)
+        if tokenizer is None:
+            return
+        given = self.config.eos_id
+        if given not in (None, tokenizer.eos_id):
+            raise InputError(
+                f"must be {tokenizer.eos_id}, as in the tokenizer, or null, got {given}",
+                option="model.config.eos_id",
+            )
+        # By default the model takes the largest id for the end token.
+        if given is None and tokenizer.eos_id != tokenizer.vocab_size - 1:
+            self.config = replace(self.config, eos_id=tokenizer.eos_id)
+
+    def step(self, batch: CaptionBatch) -> tuple[Tensor, int]:
+        """Return the loss, summed over the pairs of this process, and the number of these pairs."""
+        images, texts = self._encode(batch)
+        all_images, offset = gather(images)
+        all_texts, _ = gather(texts)
+        targets = torch.arange(offset, offset + len(images), device=images.device)
+        to_texts = self.model.similarity(images, all_texts)  # (b, B)
+        to_images = self.model.similarity(all_images, texts).T  # (b, B)
+        losses = [F.cross_entropy(x, targets, reduction="sum") for x in (to_texts, to_images)]
+        return (losses[0] + losses[1]) / 2, len(images)
+
+    def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        """Compute the embeddings of images and texts, which are not normalized.
+
+        The texts need no padding mask. The embedding of a text is computed at its end token, and
+        the causal mask hides the padding after this token.
+
+        Returns:
+            A tuple of image embeddings (b, E) and text embeddings (b, E).
+        """
+        return self.model.encode_image(batch.images), self.model.encode_text(batch.ids)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Run an optimizer step, and then limit the learned scale of the similarities to 100.
+
+        The limit is not applied in a later hook. A callback that Lightning calls before that hook
+        could save a checkpoint with a larger scale.
+        """
+        super().optimizer_step(*args, **kwargs)
+        with torch.no_grad():
+            self.model.log_scale.clamp_(max=self.max_log_scale)
+
+    def update_metrics(self, batch: CaptionBatch, split: str) -> None:
+        """Store the embeddings of a batch, from which `compute_metrics` computes the metrics."""
+        scale = self.model.scale
+        images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
+        pairs = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
+        captions = [tuple(ids[mask].tolist()) for ids, mask in pairs]
+        self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics of the whole split by name.
+
+        The metrics are the loss, and the recall at 1, 5 and 10 of image-to-text and text-to-image
+        search. The name of a recall is, for example, image_to_text_recall_at_5, for images as
+        queries and texts as results.
+        """
+        return self.retrieval.compute()
+
+    def predict_step(self, batch: CaptionBatch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the embeddings of the images and captions of a batch.
+
+        Returns:
+            A tuple of tensors on the CPU: indices of the pairs in the split (b,), image embeddings
+            (b, E) and text embeddings (b, E). The embeddings are fp32 and not normalized.
+        """
+        images, texts = self._encode(batch)
+        return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()
+
+
+@dataclass(eq=False, repr=False)
+class SigmoidContrastiveLearning(ContrastiveLearning):
+    """Contrastive learning of images and captions with the sigmoid loss (SigLIP).
+
+    Source: Zhai et al. 2023, section 3.2.
+
+    Each pair of an image and a text of the batch is classified by itself: the two belong together,
+    or do not. The loss of a batch is the sum of the losses of all pairs, divided by the number of
+    images. Batches, gradient accumulation and evaluation are those of `ContrastiveLearning`. The
+    learned scale has no limit.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model. The field `pad_id` is taken from the tokenizer.
+        optimizer: Options of the optimizer; the default is that of the paper.
+        schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import CaptionData
+        >>> text = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": None, "d_embed": 16}
+        >>> image = {"image_d_model": 16, "image_n_layers": 1, "image_n_heads": 2, "image_size": 8}
+        >>> config = SigLIPConfig(**text, **image, patch_size=4, n_channels=1)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(SigmoidContrastiveLearning(config), CaptionData())
+        >>> "val/text_to_image_recall_at_5" in trainer.callback_metrics
+        True
+    """
+
+    model_class = SigLIP  # type: ignore[assignment]
+    max_log_scale = math.inf
+
+    config: SigLIPConfig = SigLIPConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), weight_decay=1e-4)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.retrieval = SigmoidRetrievalScores()
+
+    def _complete_config(self) -> None:
+        """Take missing sizes of the config from the data, and `pad_id` from the tokenizer."""
+        Task._complete_config(self)
+        tokenizer = getattr(self.datamodule, "tokenizer", None)
+        if tokenizer is not None:
+            self.config = replace(self.config, pad_id=tokenizer.pad_id)
+
+    def step(self, batch: CaptionBatch) -> tuple[Tensor, int]:
+        """Return the loss, summed over the images of this process, and the number of images."""
+        images, texts = self._encode(batch)
+        all_texts, offset = gather(texts)
+        logits = self.model.similarity(images, all_texts)  # (b, B)
+        own = logits.diagonal(offset)  # the pairs that belong together
+        return F.softplus(logits).sum() - own.sum(), len(images)
+
+    def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        """Compute the embeddings of images and texts, (b, E) each, which are not normalized."""
+        return self.model.encode_image(batch.images), self.model.encode_text(batch.ids, batch.mask)
+
+    def update_metrics(self, batch: CaptionBatch, split: str) -> None:
+        """Store the embeddings of a batch, from which `compute_metrics` computes the metrics.
+
+        The bias of the logits is a further component of the image embeddings, to which 1 belongs in
+        the text embeddings.
+        """
+        model: Any = self.model
+        scale = model.scale
+        images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
+        bias = model.logit_bias.to(scale.dtype).expand(len(images), 1)
+        images = torch.cat([scale * images, bias], dim=-1)
+        texts = torch.cat([texts, torch.ones_like(bias)], dim=-1)
+        pairs = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
+        captions = [tuple(ids[mask].tolist()) for ids, mask in pairs]
+        self.retrieval.update(batch.rows.tolist(), images, texts, captions)
+
+
+def gather(x: Tensor) -> tuple[Tensor, int]:
+    """Concatenate the embeddings of all processes, such that gradients flow back to each process.
+
+    Args:
+        x: Embeddings (b, E) of this process; b may differ between processes.
+
+    Returns:
+        Embeddings (B, E) of all processes in the order of the ranks, and the index at which the
+        embeddings of this process begin.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return x, 0
+    counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=x.device)
+    dist.all_gather_into_tensor(counts, torch.tensor([len(x)], device=x.device))
+    lengths = counts.tolist()
+    padded = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))))
+    rows = [of_rank[:length] for of_rank, length in zip(padded, lengths, strict=True)]
+    return torch.cat(rows), sum(lengths[: dist.get_rank()])

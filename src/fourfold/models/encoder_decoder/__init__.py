@@ -1,0 +1,1 @@
+"""Encoder-decoders: the Transformer of Vaswani et al. 2017, Marian, BART, T5."""

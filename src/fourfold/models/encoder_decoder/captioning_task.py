@@ -1,0 +1,270 @@
+"""Image captioning tasks: image encoder and text decoder, or recurrent decoder with attention.
+
+Shapes: B images, T target tokens, S locations of an image.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.analysis.attention_maps import attention_maps
+from fourfold.core.validation import check_range
+from fourfold.data.loading.batches import CaptionBatch, PairBatch
+from fourfold.errors import InputError
+from fourfold.loggers.media import AttentionMaps, Media
+from fourfold.loggers.samples import MAX_TOKENS
+from fourfold.losses import IGNORE_INDEX, token_scores
+from fourfold.metrics import CaptionScores, Mean
+from fourfold.models import (
+    CompositeEncoderDecoder,
+    ImageToTextConfig,
+    RecurrentCaptioner,
+    RecurrentCaptionerConfig,
+)
+from fourfold.models.encoder_decoder.seq2seq_task import Seq2SeqTask
+from fourfold.models.recurrent.hard_attention_task import HardAttention
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+
+
+@dataclass(eq=False, repr=False)
+class Captioning(Seq2SeqTask[CaptionBatch]):
+    """Image captioning, evaluated by BLEU-1 to BLEU-4 of captions from beam search.
+
+    The metrics bleu1 to bleu4 are the corpus BLEU of the COCO evaluation. The metrics bleu and chrf
+    are the metrics of translation, BLEU and chrF of sacreBLEU.
+
+    The loss and the perplexity use one caption of each image: a random caption in training, and the
+    first caption in evaluation. A generated caption is compared with all captions of the image.
+
+    The encoder is a ViT. With the option `data.features`, the inputs are feature maps of a frozen
+    convolutional network instead of images. The patches are then the locations of the feature map.
+    `image_size` is the side of the map, `patch_size` is 1, and `n_channels` is the number of
+    channels of the features.
+
+    The arguments that are not described here are those of `Seq2SeqTask`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is AdamW with a learning rate low enough
+            for pre-trained weights.
+        schedule: Options of the schedule; the default is warm-up and cosine decay.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import CaptionData
+        >>> from fourfold.models import ViTConfig
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2}
+        >>> encoder = ViTConfig(**shape, image_size=8, patch_size=4, n_channels=1)
+        >>> task = Captioning(ImageToTextConfig(**shape, vocab_size=None, encoder=encoder))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, CaptionData())  # digits, described in words
+        >>> "val/bleu4" in trainer.callback_metrics
+        True
+    """
+
+    model_class = CompositeEncoderDecoder
+    batch_class = CaptionBatch
+    unit = "images"
+
+    config: ImageToTextConfig = ImageToTextConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5)
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=500)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scores = CaptionScores()
+
+    def as_pairs(self, batch: CaptionBatch) -> PairBatch:
+        """Convert a batch to a `PairBatch` whose sources are the images.
+
+        The source mask is None.
+        """
+        return PairBatch(batch.images, batch.ids, None, batch.mask, batch.rows)  # type: ignore[arg-type]
+
+    def sample_outputs(self, batch: CaptionBatch, split: str) -> dict[str, Media]:
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of true and generated captions, and "attention", the
+            attention of each generated word to the first image. A model without attention has no
+            entry "attention".
+        """
+        media = super().sample_outputs(batch, split)
+        attention = media.pop("attention")
+        assert isinstance(attention, AttentionMaps)
+        if attention.maps:
+            dataset = self.datamodule.split(split)
+            row = int(batch.rows[0])
+            pixels = dataset.images.pixels(row, dataset.transform.n_channels)
+            image = dataset.transform([pixels], 0, batch.rows[:1].cpu().numpy())[0]
+            media["attention"] = attention._replace(image=image)
+        return media
+
+    def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
+        """Compute the cross-attention of each generated word to the first image, in the last layer.
+
+        The map of a word is the mean over its tokens. A caption is truncated to MAX_TOKENS words.
+
+        Args:
+            batch: Images, or their features.
+            generated: The generated caption of each image.
+        """
+        words = generated[0].split()[:MAX_TOKENS]
+        (pieces,) = self.tokenizer.encode_words([words]) if words else ([],)
+        pieces = pieces or [[self.tokenizer.eos_id]]  # an empty caption
+        ids = [self.start_id, *(token for word in pieces for token in word)]
+        tgt = torch.tensor(ids[:-1], device=batch.src.device)[: self.config.max_len]
+        maps = attention_maps(
+            self.model,
+            "cross_attn",
+            lambda: self.model.decode(tgt[None], self.model.encode(batch.src[:1], None), None),
+        )
+        if not maps:
+            return AttentionMaps([], [], [], [])
+        side = math.isqrt(maps[-1].shape[1])
+        rows = maps[-1][:, -(side**2) :]  # (tokens, S), without the class token
+        owners = torch.tensor([i for i, word in enumerate(pieces) for _ in word][: len(rows)])
+        by_word = [rows[owners == i].mean(0).view(side, side) for i in owners.unique().tolist()]
+        title = f"attention to the image by generated word: {generated[0]}"
+        names = words[: len(by_word)] or ["(end)"]
+        return AttentionMaps(by_word, names, [], [], title=title)
+
+
+def doubly_stochastic_loss(alpha: Tensor, counts: Tensor) -> Tensor:
+    """Compute the doubly stochastic loss of attention weights (Xu et al. 2015, eq. 14).
+
+    The loss of a caption is sum_i (1 - sum_t alpha_ti)^2 over the locations i, for tokens t. The
+    result is the sum over the batch, like the loss of the tokens, so the ratio of both losses is
+    that of the paper. The released code takes the mean over the locations and the sum over the
+    batch, which is B / S times this loss. A widely used tutorial takes both means, which is 1 / S
+    times this loss.
+
+    Args:
+        alpha: Attention weights (B, T, S).
+        counts: (B, T) bool, True = real target token, False = padding, which is left out.
+
+    Returns:
+        A scalar.
+    """
+    total = (alpha * counts[..., None]).sum(1)  # (B, S)
+    return ((1.0 - total) ** 2).sum()
+
+
+@dataclass(eq=False, repr=False)
+class RecurrentCaptioning(HardAttention, Captioning):
+    """Image captioning with a recurrent decoder (Vinyals et al. 2015; Xu et al. 2015).
+
+    The training loss includes the doubly stochastic loss of the attention weights. The validation
+    loss does not. With attention, there are two further metrics. attention_entropy is the mean
+    entropy of the weights of a token, in nats. attention_change is the mean total variation between
+    the weights of successive tokens, from 0 to 1, and is near 0 if the maps do not depend on the
+    word. The random locations of hard attention depend only on the seed of the data, the epoch and
+    the image.
+
+    The arguments that are not described here are those of `Seq2SeqTask`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is Adam with the learning rate of the
+            released code.
+        schedule: Options of the schedule; the default is a constant learning rate.
+        label_smoothing: Probability mass taken from the target. Must be 0 for the attention
+            hard_sample.
+        doubly_stochastic: Factor lambda on `doubly_stochastic_loss`; not used without attention.
+        reward_weight: Factor on the REINFORCE gradient of the attention hard_sample. 1 is unbiased,
+            and 0.1 is the factor of the released code.
+        entropy_weight: Factor on the entropy of the weights in the objective of hard_sample.
+
+    Raises:
+        InputError: A value is outside its range, or `label_smoothing` is not 0 for the attention
+            hard_sample.
+
+    Example:
+        >>> shape = {"d_model": 16, "hidden_size": 12, "vocab_size": 100}
+        >>> config = RecurrentCaptionerConfig(**shape, attention="hard_sample")
+        >>> RecurrentCaptioning(config, reward_weight=0.1).optimizer.name
+        'adam'
+        >>> RecurrentCaptioning(config, label_smoothing=0.1)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: label_smoothing must be 0 for hard_sample, got 0.1
+    """
+
+    model_class = RecurrentCaptioner  # type: ignore[assignment]
+
+    config: RecurrentCaptionerConfig = RecurrentCaptionerConfig()  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=2e-4, weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(name="constant")
+    doubly_stochastic: float = 1.0
+    reward_weight: float = 1.0
+    entropy_weight: float = 0.002
+
+    def __post_init__(self) -> None:
+        check_range("doubly_stochastic", self.doubly_stochastic, minimum=0.0)
+        self.check_weights()
+        if self.label_smoothing and self.config.attention == "hard_sample":
+            message = f"must be 0 for hard_sample, got {self.label_smoothing}"
+            raise InputError(message, option="label_smoothing")
+        super().__post_init__()
+        self.entropy, self.change = Mean(), Mean()
+        if self.config.image == "attention" and self.config.attention == "hard_sample":
+            self.register_baseline()
+
+    @property
+    def attention(self) -> Any:
+        """`RecurrentAttention` of the decoder; None without attention."""
+        return self.model.decoder.cross_attn
+
+    def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        """Compute the loss, summed over the target tokens, and the number of target tokens.
+
+        The loss includes the doubly stochastic loss and, for hard_sample, the REINFORCE term.
+        """
+        if self.attention is None:
+            return super().step(batch)
+        noise = None
+        if self.attention.draws:
+            encoder = self.config.encoder
+            height, width = batch.images.shape[2:]
+            locations = height * width if encoder is None else (height // encoder.patch_size) ** 2
+            noise = self.attention_noise(batch.rows, batch.epoch, batch.ids.shape[1], locations)
+        with self.attention.recording(noise) as calls:
+            output = self._teacher_forced(self.as_pairs(batch))
+        counts = (output[-1] != IGNORE_INDEX).view(len(batch.ids), -1)  # (B, T)
+        loss = self._loss(output)
+        if self.config.attention == "hard_sample":
+            nll = token_scores(*output)[0].view_as(counts)
+            loss = loss + self.reinforce(nll, calls, counts)
+        if self.doubly_stochastic:
+            alpha = torch.cat([alpha for alpha, _ in calls], 1)  # (B, T, S)
+            loss = loss + self.doubly_stochastic * doubly_stochastic_loss(alpha, counts)
+        return loss, counts.sum()
+
+    def update_metrics(self, batch: CaptionBatch, split: str) -> None:
+        """Update the metrics of captioning and of the attention to true captions."""
+        super().update_metrics(batch, split)
+        if self.attention is None:
+            return
+        with self.attention.recording() as records:
+            output = self._teacher_forced(self.as_pairs(batch))
+        counts = output[-1].view(len(batch.ids), -1) != IGNORE_INDEX
+        alpha = torch.cat([alpha for alpha, _ in records], 1)  # (B, T, S)
+        self.entropy.update((torch.special.entr(alpha).sum(-1) * counts).sum(), counts.sum())
+        change = (alpha[:, 1:] - alpha[:, :-1]).abs().sum(-1) / 2
+        self.change.update((change * counts[:, 1:]).sum(), counts[:, 1:].sum())
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics of captioning by name.
+
+        With attention, the metrics attention_entropy and attention_change are added.
+        """
+        metrics = super().compute_metrics(split)
+        if self.attention is not None:
+            metrics["attention_entropy"] = self.entropy.compute()
+            metrics["attention_change"] = self.change.compute()
+        return metrics

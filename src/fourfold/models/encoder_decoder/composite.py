@@ -1,0 +1,134 @@
+"""CompositeEncoderDecoder: a text or image encoder of one family with a text decoder of another.
+
+Encoder and decoder may start from trained weights. A text-to-text model has a BERT encoder and a
+GPT-2 or BERT decoder (Rothe, Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for
+Sequence Generation Tasks"). A captioner has a ViT encoder and a GPT-2 decoder. The cross-attention,
+and the linear map from the width of the encoder to that of the decoder, start from random weights.
+Shapes: B batch, S source tokens or patches, T target tokens, C channels, D model width, V
+vocabulary.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from fourfold.core.block import Stack
+from fourfold.core.masks import Mask
+from fourfold.layers.base_model import embedding_from_config
+from fourfold.layers.heads import VocabularyHead
+from fourfold.layers.init import initialize
+from fourfold.models.causal_lm.model import CausalLMConfig
+from fourfold.models.encoder_decoder.model import Seq2Seq
+from fourfold.models.masked_lm.model import MaskedLM, MaskedLMConfig
+from fourfold.models.vit.model import ViT, ViTConfig
+
+
+@dataclass(frozen=True)
+class TextToTextConfig(CausalLMConfig):
+    """Config of a text encoder with a text decoder; the defaults are BERT base and GPT-2 small.
+
+    Source: Rothe et al. 2020.
+
+    The inherited fields describe the decoder.
+
+    Args:
+        encoder: Config of the encoder, which is built without heads. If its `vocab_size` is None,
+            the encoder has the vocabulary of the decoder.
+
+    Example:
+        >>> encoder = MaskedLMConfig(n_layers=2, vocab_size=None)  # the vocabulary of the decoder
+        >>> config = TextToTextConfig(n_layers=1, vocab_size=100, encoder=encoder)
+        >>> CompositeEncoderDecoder(config).src_embed.tokens
+        Embedding(100, 768)
+    """
+
+    encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)  # noqa: RUF009  (frozen)
+
+
+@dataclass(frozen=True)
+class ImageToTextConfig(CausalLMConfig):
+    """Config of an image encoder with a text decoder; the defaults are ViT-B/16 and GPT-2 small.
+
+    Source: Dosovitskiy et al. 2020 (encoder); Radford et al. 2019 (decoder).
+
+    The inherited fields describe the decoder.
+
+    Args:
+        encoder: Config of the encoder, which is built without a classifier. The decoder attends to
+            all tokens of the encoder, including the class token.
+
+    Example:
+        >>> config = ImageToTextConfig(n_layers=1, vocab_size=100, encoder=ViTConfig(n_layers=1))
+        >>> CompositeEncoderDecoder(config).accepts_images
+        True
+    """
+
+    encoder: ViTConfig = ViTConfig()  # noqa: RUF009  (frozen)
+
+
+class CompositeEncoderDecoder(Seq2Seq):
+    """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
+
+    Source: Rothe et al. 2020, for texts.
+
+    A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch
+    (B, C, side, side), and `src_mask` and `src_documents` are ignored.
+
+    Example:
+        >>> import torch
+        >>> encoder = MaskedLMConfig(n_layers=1, vocab_size=100)
+        >>> config = TextToTextConfig(n_layers=1, vocab_size=100, encoder=encoder)
+        >>> model = CompositeEncoderDecoder(config)
+        >>> model(torch.tensor([[5, 6, 2]]), torch.tensor([[1, 7]])).shape
+        torch.Size([1, 2, 100])
+    """
+
+    def __init__(self, config: TextToTextConfig | ImageToTextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.accepts_images = isinstance(config, ImageToTextConfig)
+        encoder = _build_encoder(config)
+        self.src_embed = encoder.embed
+        self.encoder = encoder.stack
+        width = config.encoder.d_model
+        self.memory_map: nn.Module = nn.Identity()
+        if width != config.d_model:
+            self.memory_map = nn.Linear(width, config.d_model, bias=config.bias)
+        self.tgt_embed = embedding_from_config(config, has_norm=config.embed_norm)
+        self.decoder = Stack(config, cross_attention=True)
+        self.head = VocabularyHead(self.tgt_embed.tokens, tied=config.tie_embeddings)
+        # The encoder has its own initialization.
+        rest = [self.memory_map, self.tgt_embed, self.decoder, self.head]
+        initialize(nn.ModuleList(rest), config.init)
+
+    def encode(
+        self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
+    ) -> Tensor:
+        """Compute the encoder output (B, S, D), mapped to the width D of the decoder.
+
+        Args:
+            src: Token ids (B, S) of texts, or images (B, C, side, side).
+            src_mask: (B, S) bool, True = real token. Ignored for images.
+            src_documents: (B, S) index of the packed text of each token. Ignored for images.
+
+        Raises:
+            InputError: The images do not have the size of the encoder's config, or a text is longer
+                than the encoder's `max_len`.
+        """
+        if self.accepts_images:
+            n_prefix = self.config.encoder.n_prefix
+            memory = self.encoder(self.src_embed(src), Mask(n_global=n_prefix))
+        else:
+            memory = super().encode(src, src_mask, src_documents)
+        return self.memory_map(memory)
+
+
+def _build_encoder(config: TextToTextConfig | ImageToTextConfig) -> MaskedLM | ViT:
+    """Build the encoder of a composite model: a `MaskedLM` for text, or a `ViT` for images.
+
+    The `MaskedLM` has no heads. The classifier of the `ViT` is not used, and has one class only.
+    """
+    if isinstance(config, ImageToTextConfig):
+        return ViT(replace(config.encoder, n_classes=1, representation_size=None))
+    vocab_size = config.encoder.vocab_size or config.vocab_size
+    return MaskedLM(replace(config.encoder, vocab_size=vocab_size, head=False, next_sentence=False))

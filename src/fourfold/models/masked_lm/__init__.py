@@ -1,0 +1,1 @@
+"""Masked language models, and classifiers on their encoders: BERT, RoBERTa, ModernBERT."""

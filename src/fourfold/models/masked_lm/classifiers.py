@@ -1,0 +1,236 @@
+"""Sequence classifiers, token classifiers and answer-span extractors, on encoders and causal LMs.
+
+Parameters have the same names as in `MaskedLM` and `CausalLM`, so that the weights of a `MaskedLM`
+or `CausalLM` can be loaded. Shapes: B batch, T tokens, D model width, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.kernels.dropout import Dropout
+from fourfold.layers.heads import PooledClassifier
+from fourfold.layers.init import initialize
+from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
+from fourfold.models.masked_lm.encoder_features import EncoderConfig, EncoderWithHead
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(EncoderConfig):
+    """Config of an encoder with a classifier.
+
+    Args:
+        n_classes: Number of classes K. None in a config file is replaced by the number of classes
+            of the data. The constructor of the model needs a number.
+        head_dropout: Dropout probability before the classifier.
+    """
+
+    n_classes: int | None = None
+    head_dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class SequenceClassifierConfig(ClassifierConfig):
+    """Config of an encoder that classifies a sentence or a pair of sentences.
+
+    Source: Devlin et al. 2018, section 4.1.
+
+    With `n_classes` = 1 the model predicts a number (regression).
+
+    Args:
+        pool: Hidden state that is classified: first (first token, as in BERT), last (last real
+            token, for a causal encoder) or mean (mean of all real tokens, as in sentence encoders).
+        head_norm: Apply the activation and a norm, instead of tanh, after the dense layer of the
+            classifier, which has a bias only if the blocks have biases (ModernBERT).
+
+    Example:
+        >>> config = SequenceClassifierConfig(vocab_size=100, n_layers=1, n_classes=1, pool="mean")
+        >>> model = SequenceClassifier(config)  # predicts a number
+        >>> ids = torch.tensor([[1, 75, 2, 0]])
+        >>> model(ids, mask=ids != 0).shape
+        torch.Size([1, 1])
+    """
+
+    pool: Literal["first", "last", "mean"] = "first"
+    head_norm: bool = False
+
+
+class SequenceClassifier(EncoderWithHead):
+    """Sequence classifier on an encoder (Devlin et al. 2018, section 4.1).
+
+    The hidden states of the tokens are pooled into one vector (see `config.pool`). A dense layer
+    with tanh (or see `config.head_norm`), dropout and a linear layer map this vector to the logits
+    (B, K).
+
+    Example:
+        >>> config = SequenceClassifierConfig(n_layers=1, vocab_size=8000, n_classes=3)
+        >>> SequenceClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
+        torch.Size([1, 3])
+    """
+
+    config: SequenceClassifierConfig
+
+    def __init__(self, config: SequenceClassifierConfig) -> None:
+        super().__init__(config)
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
+        sizes = self.width, config.n_classes, config.head_dropout
+        self.classifier = PooledClassifier(*sizes, config if config.head_norm else None)
+        initialize(self.classifier, config.init)
+
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pool hidden states (B, T, D), and map the pooled vectors to logits (B, K).
+
+        Args:
+            h: Hidden states.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+        """
+        return self.classifier(pool_tokens(h, mask, self.config.pool))
+
+
+@dataclass(frozen=True)
+class TokenClassifierConfig(ClassifierConfig):
+    """Config of an encoder that classifies each token.
+
+    Source: Devlin et al. 2018, section 5.3.
+
+    Example:
+        >>> tags = ["O", "B-PER", "I-PER"]
+        >>> config = TokenClassifierConfig(vocab_size=100, n_layers=1, n_classes=len(tags))
+        >>> TokenClassifier(config).classifier
+        Linear(in_features=768, out_features=3, bias=True)
+    """
+
+
+class TokenClassifier(EncoderWithHead):
+    """Token classifier: a linear layer on each hidden state (Devlin et al. 2018, section 5.3).
+
+    Example:
+        >>> config = TokenClassifierConfig(n_layers=1, vocab_size=8000, n_classes=9)
+        >>> TokenClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
+        torch.Size([1, 3, 9])
+    """
+
+    config: TokenClassifierConfig
+
+    def __init__(self, config: TokenClassifierConfig) -> None:
+        super().__init__(config)
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
+        self.dropout = Dropout(config.head_dropout)
+        self.classifier = nn.Linear(self.width, config.n_classes)
+        initialize(self.classifier, config.init)
+
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (B, T, D) to logits (B, T, K). The mask is ignored."""
+        return self.classifier(self.dropout(h))
+
+
+@dataclass(frozen=True)
+class SpanExtractorConfig(EncoderConfig):
+    """Config of an encoder that predicts the first and the last token of an answer.
+
+    Source: Devlin et al. 2018, section 4.2.
+
+    Example:
+        >>> from fourfold.models import MaskedLM, MaskedLMConfig
+        >>> trained = MaskedLM(MaskedLMConfig(n_layers=1, vocab_size=100))
+        >>> model = SpanExtractor(SpanExtractorConfig(n_layers=1, vocab_size=100))
+        >>> model.load_state_dict(trained.state_dict(), strict=False).missing_keys
+        ['span.weight', 'span.bias']
+    """
+
+
+class SpanExtractor(EncoderWithHead):
+    """Extractive question answering: start and end logits of each token (Devlin et al. 2018, 4.2).
+
+    Example:
+        >>> config = SpanExtractorConfig(n_layers=1, vocab_size=8000)
+        >>> start, end = SpanExtractor(config)(torch.tensor([[101, 7592, 102]])).unbind(-1)
+        >>> start.shape
+        torch.Size([1, 3])
+    """
+
+    def __init__(self, config: SpanExtractorConfig) -> None:
+        super().__init__(config)
+        self.span = nn.Linear(self.width, 2)
+        initialize(self.span, config.init)
+
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (B, T, D) to logits (B, T, 2): start and end of the answer.
+
+        The mask is ignored.
+        """
+        return self.span(h)
+
+
+@dataclass(frozen=True)
+class CausalClassifierConfig(CausalLMConfig):
+    """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
+
+    Args:
+        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
+            is replaced by the number of classes of the data.
+        head_dropout: Dropout probability before the classifier.
+
+    Example:
+        >>> from dataclasses import asdict
+        >>> trained = CausalLMConfig(n_layers=2, vocab_size=100)  # config of a causal LM
+        >>> config = CausalClassifierConfig(**asdict(trained), n_classes=2)
+        >>> config.n_layers, config.n_classes
+        (2, 2)
+    """
+
+    n_classes: int | None = None
+    head_dropout: float = 0.1
+
+
+class CausalClassifier(CausalLM):
+    """Sequence classifier on the last token of a causal LM (Radford et al. 2018, section 3.2).
+
+    A call of the model returns the vocabulary logits (B, T, V), as in `CausalLM`, because GPT-1 is
+    fine-tuned with an auxiliary language-model loss. `classify` returns the class logits.
+
+    Example:
+        >>> config = CausalClassifierConfig(n_layers=1, vocab_size=100, n_classes=2)
+        >>> model = CausalClassifier(config)
+        >>> h = model.hidden(torch.tensor([[5, 7, 9]]))
+        >>> model.classify(h).shape, model.logits(h).shape
+        (torch.Size([1, 2]), torch.Size([1, 3, 100]))
+    """
+
+    def __init__(self, config: CausalClassifierConfig) -> None:
+        super().__init__(config)
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
+        self.dropout = Dropout(config.head_dropout)
+        self.classifier = nn.Linear(config.d_model, config.n_classes)
+        initialize(self.classifier, config.init)
+
+    def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (B, T, D) to logits (B, K), from the last real token of each sequence.
+
+        Args:
+            h: Hidden states.
+            mask: (B, T) bool, True = real token. None means that all tokens are real.
+        """
+        return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
+
+
+def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
+    """Pool the hidden states (B, T, D) of each sequence into one vector (B, 1, D).
+
+    Args:
+        h: Hidden states.
+        mask: (B, T) bool, True = real token. None means that all tokens are real.
+        pool: first (first token), last (last real token, with padding on either side) or mean
+            (mean of all real tokens).
+    """
+    if pool == "first":
+        return h[:, :1]
+    if mask is None:
+        return h[:, -1:] if pool == "last" else h.mean(1, keepdim=True)
+    if pool == "last":
+        last = (torch.arange(h.shape[1], device=h.device) * mask).argmax(1)
+        return h[torch.arange(h.shape[0], device=h.device), last].unsqueeze(1)
+    weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
+    return (h * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)

@@ -1,0 +1,216 @@
+"""Extractive question answering task: prediction of the answer's span in a context (SQuAD).
+
+A context that is too long for the model is divided into overlapping windows.
+Shapes: B context windows, T tokens, N best spans.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.core.validation import check_positive
+from fourfold.data.loading.batches import SpanBatch
+from fourfold.loggers.media import Media, Table
+from fourfold.losses import upcast_fp32
+from fourfold.metrics import Answer, Mean, SquadScores
+from fourfold.metrics.squad import rank_answers
+from fourfold.models import SpanExtractor, SpanExtractorConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.training.task import Task
+
+
+@dataclass(eq=False, repr=False)
+class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
+    """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
+
+    The DataModule must have a method `questions(split)`, like `fourfold.data.QuestionData`. The
+    method returns a dataset with the attributes `questions` and `windows` (parts of contexts).
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default learning rate, 3e-5, is that of the README
+            of BERT's code for SQuAD. The paper has 5e-5 (Devlin et al. 2018, section 4.2).
+        schedule: Options of the schedule; the default is linear decay to 0.
+        max_answer_length: Largest number of tokens in an answer.
+        n_best_size: Largest number of answers that `predict` writes for each question.
+
+    Raises:
+        InputError: A number is below 1.
+
+    Example:
+        >>> import torch
+        >>> config = SpanExtractorConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
+        >>> task = QuestionAnswering(config, max_answer_length=8)
+        >>> task.configure_model()
+        >>> task.model(torch.tensor([[1, 5, 7, 2]])).shape
+        torch.Size([1, 4, 2])
+    """
+
+    model_class = SpanExtractor
+    batch_class = SpanBatch
+
+    config: SpanExtractorConfig = SpanExtractorConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)
+    schedule: ScheduleConfig = ScheduleConfig(name="linear")
+    max_answer_length: int = 30
+    n_best_size: int = 20
+
+    def __post_init__(self) -> None:
+        check_positive("max_answer_length", self.max_answer_length)
+        check_positive("n_best_size", self.n_best_size)
+        super().__post_init__()
+        self.loss = Mean()
+        self.scores = SquadScores()
+
+    def setup(self, stage: str) -> None:
+        """Store the artifacts of the DataModule, as `Task.setup` does.
+
+        The artifact `allow_no_answer` is True if questions may have no answer, as in SQuAD 2.0.
+        """
+        super().setup(stage)
+        self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
+
+    def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
+        """Compute the logits of each token as the first and as the last token of the answer.
+
+        Returns:
+            A tuple of start logits (B, T) and end logits (B, T) in fp32, -inf at padding.
+        """
+        segments = batch.segments if self.config.n_segments > 1 else None
+        logits = upcast_fp32(self.model(batch.ids, segments, batch.mask))
+        start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
+        return start, end
+
+    def step(self, batch: SpanBatch) -> tuple[Tensor, int]:
+        """Return the loss, summed over the context windows, and the number of windows."""
+        losses = self._losses(batch, *self.logits(batch))
+        return losses.sum(), len(losses)
+
+    def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
+        """Compute the loss (B,) of each window.
+
+        The loss is the mean of the cross-entropies of the start logits and the end logits.
+
+        Args:
+            batch: The batch.
+            start: Start logits (B, T).
+            end: End logits (B, T).
+        """
+        start_loss = F.cross_entropy(start, batch.starts, reduction="none")
+        return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
+
+    def update_metrics(self, batch: SpanBatch, split: str) -> None:
+        """Update the loss, and add the best answer in each window to the scores."""
+        start, end = self.logits(batch)
+        # Windows without the answer are no targets, unless a question may have no answer.
+        kept = batch.starts >= (0 if self.scores.allow_no_answer else 1)
+        if kept.any():
+            self.loss.update(self._losses(batch, start, end)[kept].sum(), kept.sum())
+        data = self.datamodule.questions(split)
+        windows = [data.windows[row] for row in batch.rows.tolist()]
+        answers = [best for (best,) in self.best_answers(batch, start, end, data, 1)]
+        self.scores.update([(w.question, w.number) for w in windows], answers)
+
+    def best_answers(
+        self, batch: SpanBatch, start: Tensor, end: Tensor, data: Any, n_best: int
+    ) -> list[list[Answer]]:
+        """Find the answers with the largest sums of start and end logit in each window.
+
+        Args:
+            batch: The batch.
+            start: Logits (B, T) of each token as the first token of the answer.
+            end: Logits (B, T) of each token as the last token of the answer.
+            data: Dataset of the split of the batch, as returned by the DataModule's method
+                `questions`.
+            n_best: Largest number of answers for each window.
+
+        Returns:
+            For each of the B windows, a list of its answers, the best first. If no answer is
+            possible in a window, its only answer is the empty text with score -inf.
+        """
+        width = start.shape[1]
+        # Spans whose last token is not before the first token, of at most max_answer_length tokens.
+        allowed = torch.ones(width, width, dtype=torch.bool, device=start.device)
+        allowed = allowed.triu().tril(self.max_answer_length - 1)  # (T, T)
+        allowed = allowed & batch.context[:, :, None] & batch.context[:, None, :]
+        scores = (start[:, :, None] + end[:, None, :]).masked_fill(~allowed, -torch.inf)
+        best = scores.flatten(1).topk(min(n_best, width * width))  # (B, N)
+        # Complete tensors are copied to the CPU, rather than row by row.
+        columns = (batch.rows, best.values, best.indices, start[:, 0] + end[:, 0])
+        answers = []
+        for row, values, spans, null in zip(*(x.tolist() for x in columns), strict=True):
+            window = data.windows[row]
+            context = data.questions[window.question].context
+            found = [
+                Answer(score, window.text(context, *divmod(span, width)), null)
+                for score, span in zip(values, spans, strict=True)
+                if score > -torch.inf
+            ]
+            answers.append(found or [Answer(-torch.inf, "", null)])
+        return answers
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics loss, exact_match and f1 by name.
+
+        The metrics exact_match and f1 are means over questions, from 0 to 1.
+        """
+        data = self.datamodule.questions(split)
+        scores = self.scores.compute([question.answers for question in data.questions])
+        return {"loss": self.loss.compute(), **scores}
+
+    def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, Answer]]:
+        """Find the best answers in all windows of a batch.
+
+        Returns:
+            List of pairs of the index of the question in the split and an answer, with up to
+            `n_best_size` pairs per window.
+        """
+        data = self.datamodule.questions("test")
+        answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
+        return [
+            (data.windows[row].question, answer)
+            for row, of_window in zip(batch.rows.tolist(), answers, strict=True)
+            for answer in of_window
+        ]
+
+    def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table with the question, the true answers and the predicted
+            answer of each window.
+        """
+        data = self.datamodule.questions(split)
+        answers = self.best_answers(batch, *self.logits(batch), data, 1)
+        rows: list[list[Any]] = []
+        for row, (best,) in zip(batch.rows.tolist(), answers, strict=True):
+            question = data.questions[data.windows[row].question]
+            rows.append([question.text, "\n".join(question.answers), best.text])
+        return {"samples": Table(["question", "true", "predicted"], rows)}
+
+    def merge_predictions(self, outputs: list[Any]) -> dict[str, list[dict[str, Any]]]:
+        """Merge the answers from all windows of each question.
+
+        Args:
+            outputs: Outputs of `predict_step` for all batches.
+
+        Returns:
+            Dictionary from the id of each question to the list of its answers, the best first. An
+            answer is a dictionary with the keys `text` (empty for "no answer") and `score` (sum of
+            the start and end logits).
+        """
+        questions = self.datamodule.questions("test").questions
+        ranked = rank_answers(chain.from_iterable(outputs), self.scores.allow_no_answer)
+        return {
+            questions[number].id: [
+                {"text": text, "score": score} for text, score in best[: self.n_best_size]
+            ]
+            for number, best in ranked.items()
+        }

@@ -1,0 +1,289 @@
+"""Tasks of classification or regression of sentences, sentence pairs (GLUE) and documents.
+
+Shapes: B sentences, pairs or documents, T tokens, K classes, D width of the model.
+"""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.core.validation import check_range
+from fourfold.data.loading.batches import DocumentBatch, SequenceBatch
+from fourfold.loggers.media import Media, Table, TintedDocument, TintedText
+from fourfold.loggers.samples import prediction_rows, self_attention, token_names
+from fourfold.losses import IGNORE_INDEX, classification_loss, linear_cross_entropy, upcast_fp32
+from fourfold.metrics import ClassificationScores, Mean, RegressionScores
+from fourfold.models import (
+    CausalClassifier,
+    CausalClassifierConfig,
+    HierarchicalClassifier,
+    HierarchicalClassifierConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+)
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.training.task import Task
+
+
+@dataclass(eq=False, repr=False)
+class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
+    """Classification or regression of sentences or sentence pairs with an encoder.
+
+    The encoder is usually pre-trained. A model with one class is a regression model, which predicts
+    one value. Classification is evaluated by accuracy, F1 and Matthews correlation. Regression is
+    evaluated by Pearson and Spearman correlation.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
+            2018, appendix A.3).
+        schedule: Options of the schedule; the default is linear decay to 0.
+        label_smoothing: Probability mass that is spread evenly over all classes; ignored in
+            regression.
+
+    Raises:
+        InputError: `label_smoothing` is outside its range.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import SequenceData
+        >>> config = SequenceClassifierConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task = SequenceClassification(config)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, SequenceData())  # built-in sentences in two languages
+        >>> task.artifacts["class_names"], "val/mcc" in trainer.callback_metrics
+        (['de', 'en'], True)
+    """
+
+    model_class = SequenceClassifier
+    batch_class = SequenceBatch
+    inferred_from_data = ("vocab_size", "n_classes")
+    must_equal_data = ("n_classes",)
+
+    config: SequenceClassifierConfig = SequenceClassifierConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)
+    schedule: ScheduleConfig = ScheduleConfig(name="linear")
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
+        super().__post_init__()
+        self.loss = Mean()
+
+    def configure_model(self) -> None:
+        """Build the model, and the metrics for its number of classes.
+
+        Raises:
+            InputError: `Task.configure_model` raises an error, for example because the config has
+                fewer classes than the data.
+        """
+        if self.model is None:
+            super().configure_model()
+            n_classes: Any = self.config.n_classes  # not None, since the model is built
+            scores = RegressionScores() if n_classes == 1 else ClassificationScores(n_classes)
+            self.scores: RegressionScores | ClassificationScores = scores
+
+    def logits(self, batch: SequenceBatch) -> Tensor:
+        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
+        segments = batch.segments if self.config.n_segments > 1 else None
+        return upcast_fp32(self.model(batch.ids, segments, batch.mask))
+
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
+        """Return the loss, summed over the batch, and the number of examples.
+
+        The loss is the cross-entropy, or the squared error if the model has one class.
+        """
+        loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
+        return loss, len(batch.labels)
+
+    def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Compute the loss, summed over the batch: cross-entropy or squared error.
+
+        Args:
+            logits: Logits (B, K); K = 1 for regression.
+            labels: Class indices (B,) int64, or values (B,) for regression.
+            label_smoothing: Probability mass that is spread evenly over all classes.
+        """
+        if self.config.n_classes == 1:
+            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
+        return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
+
+    def update_metrics(self, batch: SequenceBatch, split: str) -> None:
+        """Update the scores, and the loss, which is computed without label smoothing."""
+        logits = self.logits(batch)
+        self.loss.update(self._loss(logits, batch.labels), len(logits))
+        self.scores.update(logits, batch.labels)
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the loss and the scores, such as accuracy, by name.
+
+        For a classifier, a test adds the confusion matrix under the name confusion.
+        """
+        metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
+        if split == "test" and isinstance(self.scores, ClassificationScores):
+            metrics["confusion"] = self.scores.counts()
+        return metrics
+
+    def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of texts with true and predicted labels, and
+            "attention", the self-attention maps of the shortest text.
+        """
+        texts = self.tokenizer.decode_batch(batch.ids.tolist())
+        attention = self_attention(self, batch, self.logits)
+        return {"samples": self._table(texts, batch), "attention": attention}
+
+    def _table(self, texts: list[str], batch: Any) -> Table:
+        """Build a table of texts with true and predicted labels, or values for regression.
+
+        Args:
+            texts: Text of each example.
+            batch: Batch of the same B examples.
+        """
+        outputs = self.predict_step(batch, 0)
+        columns = ["text", "true", "predicted"]
+        if self.config.n_classes == 1:
+            pairs = zip(batch.labels.tolist(), outputs[:, 0].tolist(), strict=True)
+            labels = [[true, round(predicted, 4)] for true, predicted in pairs]
+        else:
+            columns.append("probability")
+            labels = prediction_rows(self.artifacts["class_names"], batch.labels, outputs)
+        return Table(columns, [[text, *row] for text, row in zip(texts, labels, strict=True)])
+
+    def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
+        """Return class probabilities (B, K), or values (B, 1) if the model has one class."""
+        logits = self.logits(batch)
+        return logits if self.config.n_classes == 1 else logits.softmax(-1)
+
+
+@dataclass(eq=False, repr=False)
+class CausalSequenceClassification(SequenceClassification):
+    """Classification or regression of a text with a causal LM (GPT-1).
+
+    The classifier reads the hidden state of the last token. The language-model loss of the same
+    text is added to the loss of the classifier (Radford et al. 2018, section 3.2).
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
+        schedule: Options of the schedule; the default is linear decay to 0.
+        label_smoothing: Probability mass that is spread evenly over all classes; ignored in
+            regression.
+        lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
+            text is the mean over the tokens of the text, as in the paper's code.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import SyntheticSequenceData
+        >>> config = CausalClassifierConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
+        >>> task = CausalSequenceClassification(config, lm_weight=0.0)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, SyntheticSequenceData("adding", length=4))
+        >>> task.config.n_classes  # a regression
+        1
+    """
+
+    model_class = CausalClassifier  # type: ignore[assignment]
+    model: CausalClassifier = field(init=False)  # type: ignore[assignment]
+    config: CausalClassifierConfig = CausalClassifierConfig()  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5)
+    lm_weight: float = 0.5
+
+    def logits(self, batch: SequenceBatch) -> Tensor:
+        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
+        h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
+        return upcast_fp32(self.model.classify(h, batch.mask))
+
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
+        """Return the loss, summed over the batch, and the number of examples.
+
+        The loss is that of the classifier plus `lm_weight` times the language-model loss.
+        """
+        h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
+        logits = upcast_fp32(self.model.classify(h, batch.mask))
+        loss = self._loss(logits, batch.labels, self.label_smoothing)
+        if self.lm_weight:
+            real = batch.mask[:, 1:]
+            targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
+            weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
+            output = (*self.model.head.output(h[:, :-1].flatten(0, 1)), targets.flatten())
+            limit = self.model.head.logit_cap
+            lm_loss = linear_cross_entropy(
+                *output, weights=weights.flatten(), normalizer=1.0, logit_cap=limit
+            )
+            loss = loss + self.lm_weight * lm_loss
+        return loss, len(batch.ids)
+
+
+@dataclass(eq=False, repr=False)
+class DocumentClassification(SequenceClassification):
+    """Classification or regression of documents with a hierarchical model (Yang et al. 2016).
+
+    The arguments that are not described here are those of `SequenceClassification`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer. The paper trains by SGD with momentum, with a learning
+            rate from a grid search. The default is Adam.
+        schedule: Options of the schedule; the default is constant.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import DocumentData
+        >>> task = DocumentClassification(HierarchicalClassifierConfig(d_model=16, d_embed=8))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, DocumentData())
+        >>> "val/accuracy" in trainer.callback_metrics
+        True
+    """
+
+    model_class = HierarchicalClassifier  # type: ignore[assignment]
+    batch_class = DocumentBatch  # type: ignore[assignment]
+    model: HierarchicalClassifier = field(init=False)  # type: ignore[assignment]
+    config: HierarchicalClassifierConfig = HierarchicalClassifierConfig()  # type: ignore[assignment]
+    optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=1e-3, weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(name="constant")
+
+    def logits(self, batch: DocumentBatch) -> Tensor:  # type: ignore[override]
+        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
+        return upcast_fp32(self.model(batch.ids, batch.n_words, batch.n_sentences))
+
+    def sample_outputs(self, batch: DocumentBatch, split: str) -> dict[str, Media]:  # type: ignore[override]
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of documents with true and predicted labels, and
+            "attention", a page on which the colors of words and sentences show their weights.
+        """
+        words, sentences = self.model.weights(batch.ids, batch.n_words, batch.n_sentences)
+        ids = [row[:n] for row, n in zip(batch.ids.tolist(), batch.n_words, strict=True)]
+        weights = [row[:n] for row, n in zip(words.tolist(), batch.n_words, strict=True)]
+        ends = accumulate(batch.n_sentences)
+        slices = [slice(end - n, end) for end, n in zip(ends, batch.n_sentences, strict=True)]
+        texts = [self.tokenizer.decode([i for row in ids[own] for i in row]) for own in slices]
+        table = self._table(texts, batch)
+        names = table.columns[1:]
+        titles = [
+            ", ".join(f"{name} {cell}" for name, cell in zip(names, row[1:], strict=True))
+            for row in table.rows
+        ]
+        documents = [
+            TintedDocument(
+                title, [token_names(self.tokenizer, row) for row in ids[own]], weights[own], tints
+            )
+            for title, own, tints in zip(titles, slices, sentences.tolist(), strict=True)
+        ]
+        return {"samples": table, "attention": TintedText(documents)}

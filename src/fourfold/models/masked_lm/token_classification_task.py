@@ -1,0 +1,141 @@
+"""Token classification task: named entities (W-NUT, CoNLL) and parts of speech.
+
+A row of a batch is a sentence, or a chunk of a sentence that is too long for the model.
+Shapes: B rows, T tokens, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.data.loading.batches import TokenBatch
+from fourfold.loggers.media import Media, Table
+from fourfold.loggers.samples import self_attention
+from fourfold.losses import IGNORE_INDEX, upcast_fp32
+from fourfold.metrics import EntityScores, Mean
+from fourfold.models import TokenClassifier, TokenClassifierConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.training.task import Task
+
+ChunkId = tuple[int, int]  # index of a sentence in the split, index of a chunk in the sentence
+
+
+@dataclass(eq=False, repr=False)
+class TokenClassification(Task[TokenClassifier, TokenBatch]):
+    """Classification of each word of a sentence, evaluated by the F1 of entities.
+
+    A word is classified at its first token. The DataModule must have a method `chunk_keys(split)`,
+    which returns the `ChunkId` of each row: the index of the sentence in the split, and the index
+    of the chunk in the sentence.
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
+            2018, appendix A.3).
+        schedule: Options of the schedule; the default is linear decay to 0.
+
+    Example:
+        >>> import torch
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 10}
+        >>> config = TokenClassifierConfig(**shape, n_classes=3)
+        >>> task = TokenClassification(config)
+        >>> task.configure_model()
+        >>> task.model(torch.tensor([[1, 5, 7, 2]])).shape
+        torch.Size([1, 4, 3])
+    """
+
+    model_class = TokenClassifier
+    batch_class = TokenBatch
+    inferred_from_data = ("vocab_size", "n_classes")
+    must_equal_data = ("n_classes",)
+
+    config: TokenClassifierConfig = TokenClassifierConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5, eps=1e-6)
+    schedule: ScheduleConfig = ScheduleConfig(name="linear")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.loss = Mean()
+        self.scores = EntityScores()
+
+    def logits(self, batch: TokenBatch) -> Tensor:
+        """Compute the class logits (B, T, K) of each token, in fp32."""
+        return upcast_fp32(self.model(batch.ids, None, batch.mask))
+
+    def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Return the summed cross-entropy at the first tokens of words, and the number of words."""
+        logits = self.logits(batch).flatten(0, 1)
+        labels = batch.labels.flatten()
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        return loss, (labels != IGNORE_INDEX).sum()
+
+    def update_metrics(self, batch: TokenBatch, split: str) -> None:
+        """Update the loss, and add the true and predicted tags of each row to the scores."""
+        logits = self.logits(batch)
+        is_word = batch.labels != IGNORE_INDEX
+        losses = F.cross_entropy(logits[is_word], batch.labels[is_word], reduction="sum")
+        self.loss.update(losses, is_word.sum())
+        chunks = self.datamodule.chunk_keys(split)
+        true = self._tags(batch, batch.labels)
+        predicted = self._tags(batch, logits.argmax(-1))
+        self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
+
+    def _tags(self, batch: TokenBatch, classes: Tensor) -> list[list[str]]:
+        """Convert the classes of tokens to the tags of the words in each row of a batch.
+
+        Args:
+            batch: The batch, which has a label at the first token of each word.
+            classes: True or predicted class index of each token (B, T).
+
+        Returns:
+            For each row, the list of the names of the classes of its words.
+        """
+        names = self.artifacts["class_names"]
+        # The batch is copied to the CPU at once, rather than row by row.
+        is_word = (batch.labels != IGNORE_INDEX).cpu()
+        return [
+            [names[k] for k in row[words].tolist()]
+            for row, words in zip(classes.cpu(), is_word, strict=True)
+        ]
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics by name.
+
+        The metrics are the loss, precision, recall and f1 of entities, and the accuracy of words. A
+        test adds the F1 of each entity type and the confusion matrix of words. If the tags are
+        parts of speech, there are no metrics of entities.
+        """
+        metrics = {"loss": self.loss.compute(), **self.scores.compute()}
+        if split == "test":
+            return metrics | {"confusion": self.scores.confusion(self.artifacts["class_names"])}
+        return {name: x for name, x in metrics.items() if not name.startswith("f1_")}
+
+    def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of texts with true and predicted tags, and
+            "attention", the self-attention maps of the shortest text.
+        """
+        texts = self.tokenizer.decode_batch(batch.ids.tolist())
+        true = map(" ".join, self._tags(batch, batch.labels))
+        predicted = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
+        rows = [list(row) for row in zip(texts, true, predicted, strict=True)]
+        attention = self_attention(self, batch, self.logits)
+        return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
+
+    def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
+        """Predict the tag of each word.
+
+        Returns:
+            List of one pair for each row: the `ChunkId`, and the tags of the words as one text,
+            separated by spaces.
+        """
+        chunks = self.datamodule.chunk_keys("test")
+        texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
+        return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]

@@ -1,0 +1,1 @@
+"""Vision Transformers: ViT, DeiT, DINOv2, DINOv3, masked autoencoders."""

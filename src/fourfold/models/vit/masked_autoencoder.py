@@ -1,0 +1,209 @@
+"""Masked autoencoder: pre-training of a ViT on images without labels (MAE; He et al. 2021).
+
+The encoder, a ViT, sees a quarter of the patches. A small decoder predicts the pixels of the other
+patches from the output of the encoder and from mask tokens. Only the encoder is used afterwards.
+Shapes: B images, C channels, N patches, V visible patches, P pixels of a patch (side * side * C), D
+width of the encoder, E width of the decoder.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fourfold.core.block import Stack
+from fourfold.core.config import Activation, NormPlacement, TransformerConfig
+from fourfold.errors import InputError
+from fourfold.layers.base_model import Model
+from fourfold.layers.init import vaswani
+from fourfold.layers.patch_embedding import PatchEmbedding
+from fourfold.layers.positions import make_positions
+
+MASK_TOKEN_STD = 0.02  # also of the class token
+
+
+@dataclass(frozen=True)
+class MaskedAutoencoderConfig(TransformerConfig):
+    """Config of a masked autoencoder; the defaults are MAE with ViT-B/16 (111,655,680 parameters).
+
+    Source: He et al. 2021.
+
+    The fields of `TransformerConfig` describe the encoder. In the decoder, the fields
+    `decoder_d_model`, `n_decoder_layers`, `decoder_n_heads` and `decoder_d_ff` replace `d_model`,
+    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
+    are None. All other fields of `TransformerConfig` hold for both.
+
+    Args:
+        image_size: Side of the square image in pixels.
+        patch_size: Side of a patch in pixels.
+        n_channels: Number of channels C.
+        positions: Sines and cosines of row and column, in the encoder and the decoder: sincos2d_mae
+            (as in the authors' code) or sincos2d (as in `ViT`).
+        decoder_d_model: Width E of the decoder.
+        n_decoder_layers: Number of blocks of the decoder.
+        decoder_n_heads: Number of attention heads of the decoder, each E / decoder_n_heads wide.
+        decoder_d_ff: Hidden width of the feed-forward layers of the decoder.
+
+    Raises:
+        InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = MaskedAutoencoderConfig(n_layers=2, n_decoder_layers=1)
+        >>> config.decoder_blocks.n_layers, config.decoder_blocks.d_model
+        (1, 512)
+    """
+
+    d_model: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    d_ff: int = 3072
+    activation: Activation = "gelu"
+    norm_placement: NormPlacement = "pre"
+    dropout: float = 0.0
+    image_size: int = 224
+    patch_size: int = 16
+    n_channels: int = 3
+    positions: Literal["sincos2d", "sincos2d_mae"] = "sincos2d_mae"
+    decoder_d_model: int = 512
+    n_decoder_layers: int = 8
+    decoder_n_heads: int = 16
+    decoder_d_ff: int = 2048
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rope_theta is not None:
+            message = (
+                "must be None for a masked autoencoder, whose encoder does not see all patches"
+            )
+            raise InputError(f"{message}, got {self.rope_theta}", option="rope_theta")
+        assert self.decoder_blocks  # the constructor checks the divisibility of decoder_d_model
+
+    @property
+    def decoder_blocks(self) -> TransformerConfig:
+        """Config of the blocks of the decoder, as a `TransformerConfig` of its own."""
+        values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
+        values |= dict.fromkeys(("d_head", "d_value", "n_kv_heads", "attn_scale"))
+        values["n_layers"] = self.n_decoder_layers
+        for name in ("d_model", "n_heads", "d_ff"):
+            values[name] = getattr(self, f"decoder_{name}")
+        return TransformerConfig(**values)
+
+
+class MaskedAutoencoder(Model):
+    """Masked autoencoder of images, whose encoder is a ViT with a class token.
+
+    Source: He et al. 2021, section 3.
+
+    A call of the model takes the images and the indices of the visible patches, and returns the
+    predicted pixels of all patches. The parameters of the encoder have the same names as in `ViT`,
+    so the option `init_from` can initialize a `ViT` with them.
+
+    Example:
+        >>> config = MaskedAutoencoderConfig(n_layers=1, n_decoder_layers=1, image_size=64)
+        >>> model = MaskedAutoencoder(config).eval()
+        >>> images, visible = torch.zeros(2, 3, 64, 64), torch.tensor([[0, 5, 7, 9], [1, 2, 8, 15]])
+        >>> model(images, visible).shape
+        torch.Size([2, 16, 768])
+    """
+
+    accepts_images = True
+
+    def __init__(self, config: MaskedAutoencoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = PatchEmbedding(
+            config.image_size,
+            config.patch_size,
+            config.n_channels,
+            config.d_model,
+            positions=config.positions,
+            dropout=config.dropout,
+        )
+        self.stack = Stack(config)
+        decoder = config.decoder_blocks
+        self.decoder_map = nn.Linear(config.d_model, decoder.d_model)
+        self.mask_token = nn.Parameter(torch.zeros(decoder.d_model))
+        n_patches = (config.image_size // config.patch_size) ** 2
+        self.decoder_positions = make_positions(config.positions, n_patches, decoder.d_model)
+        self.decoder_stack = Stack(decoder)
+        self.pixels = nn.Linear(decoder.d_model, config.n_channels * config.patch_size**2)
+        self._initialize()
+
+    def forward(self, images: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Predict the pixels (B, N, P) of all patches, in the order of `patchify`.
+
+        The predictions for visible patches are not trained.
+
+        Args:
+            images: (B, C, side, side).
+            visible: (B, V) long, indices of the patches that the encoder sees. None means all
+                patches.
+        """
+        return self.decode(self.encode(images, visible), visible)
+
+    def encode(self, images: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Compute the final hidden states of the class token and the visible patches.
+
+        Args:
+            images: (B, C, side, side).
+            visible: (B, V) long, indices of the patches that the encoder sees, without repetitions.
+                Patches are numbered row by row. None means all patches.
+
+        Returns:
+            Hidden states (B, 1 + V, D), the class token first.
+
+        Raises:
+            InputError: The images do not have the size or channels of the config.
+        """
+        x = self.embed(images)  # (B, 1 + N, D)
+        if visible is not None:
+            index = visible[..., None].expand(-1, -1, x.shape[-1])
+            x = torch.cat([x[:, :1], x[:, 1:].gather(1, index)], dim=1)
+        return self.stack(x)
+
+    def decode(self, h: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Predict the pixels (B, N, P) of all patches from the output of the encoder.
+
+        Args:
+            h: Hidden states (B, 1 + V, D) of the class token and the visible patches.
+            visible: (B, V) long, indices of the visible patches. None means all patches.
+        """
+        assert self.decoder_positions is not None
+        positions = self.decoder_positions.weight  # (N, E)
+        # Under autocast the linear map runs in low precision; the residual stream stays in fp32.
+        y = self.decoder_map(h).to(self.mask_token.dtype)
+        patches = y[:, 1:]
+        if visible is not None:
+            tokens = self.mask_token.expand(len(y), len(positions), -1)
+            patches = tokens.scatter(1, visible[..., None].expand_as(patches), patches)
+        y = torch.cat([y[:, :1], patches + positions], dim=1)
+        return self.pixels(self.decoder_stack(y)[:, 1:])
+
+    def patchify(self, images: Tensor) -> Tensor:
+        """Divide images (B, C, side, side) into patches (B, N, P), row by row.
+
+        The pixels of a patch are ordered by row, column and channel.
+        """
+        side = self.config.patch_size
+        patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, rows, columns, ...)
+        return patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+
+    def unpatchify(self, patches: Tensor) -> Tensor:
+        """Join patches (B, N, P) to images (B, C, side, side), as the inverse of `patchify`."""
+        side, n_patches = self.config.patch_size, self.config.image_size // self.config.patch_size
+        grid = patches.unflatten(2, (side, side, -1)).unflatten(1, (n_patches, n_patches))
+        return grid.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+    def _initialize(self) -> None:
+        """Initialize the weights like the authors' code.
+
+        Matrices are drawn by Glorot's rule, also the patch projection, as a matrix (D, P). Class
+        and mask token are drawn from N(0, 0.02), where 0.02 is the standard deviation. Biases are
+        0.
+        """
+        vaswani(self)
+        nn.init.xavier_uniform_(self.embed.patches.weight.flatten(1))
+        assert self.embed.prefix is not None
+        for token in (self.embed.prefix, self.mask_token):
+            nn.init.normal_(token, std=MASK_TOKEN_STD)

@@ -1,0 +1,257 @@
+"""Vision Transformer: ViT (Dosovitskiy et al. 2020) and DeiT (Touvron et al. 2020).
+
+Shapes: B batch, C channels, N patches, D model width, K classes. Prefix tokens are the class token,
+DeiT's distillation token, and registers.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+
+from fourfold.core.attention import Attention
+from fourfold.core.block import Stack
+from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
+from fourfold.core.feed_forward import FeedForward
+from fourfold.core.masks import Mask
+from fourfold.core.validation import check_range
+from fourfold.errors import InputError
+from fourfold.layers.base_model import Model
+from fourfold.layers.init import INITS, initialize, vaswani
+from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
+from fourfold.models.vit.positions import (
+    IN_STACK,
+    VIT_POSITIONS,
+    AxialRotaryStack,
+    PositionedStack,
+    ViTPositions,
+)
+
+
+@dataclass(frozen=True)
+class ViTConfig(TransformerConfig):
+    """Config of a Vision Transformer; the defaults are ViT-B/16 at 224 (86,567,656 parameters).
+
+    Args:
+        image_size: Side of the square image in pixels.
+        patch_size: Side of a patch in pixels.
+        n_channels: Number of channels C.
+        n_classes: Number of classes K. None in a config file is replaced by the number of classes
+            of the data. The constructor of the model needs a number.
+        pool: Hidden state that is classified: cls (that of the class token), mean (the mean over
+            all patches; Beyer et al. 2022) or cls_mean (both, concatenated; DINOv2).
+        distillation: Add DeiT's distillation token and its head.
+        n_registers: Number of learned tokens between the class token and the patches that no head
+            reads (Darcet et al. 2023).
+        prefix_positions: Tokens before the patches that have a position: all, class (all but the
+            registers; DINOv2) or none (DeiT III).
+        positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
+            and cosines of row and column); sincos2d_mae (the same with the wavelengths of MAE);
+            sinusoidal (sines and cosines of the position in the sequence, which alternate);
+            sinusoidal_halves (the same, all sines before all cosines); relative (a learned bias
+            on the attention scores for each head and distance in the sequence, shared by all
+            layers), or rotary2d (queries and keys of patches are rotated by row and column, with
+            the base `rope_theta`; DINOv3). In Table 8 of Dosovitskiy et al. 2020, the relative
+            positions also depend on the query.
+        positions_at: Place where learned positions are added: stem (once, after the patch
+            embedding), layers (in each layer, from a table of that layer) or layers_shared (in each
+            layer, from one table for all layers). Table 8 of Dosovitskiy et al. 2020 compares them.
+        key_bias: Learn a bias in the projection to keys, if queries have one. DINOv3 does not.
+        patch_embedding: linear (one matrix for the pixels of a patch) or convolutional (3x3
+            convolutions with stride 2, then one matrix; Xiao et al. 2021), for which the patch size
+            must be a power of 2.
+        representation_size: Width of a tanh layer before the classifier, as in the pre-training of
+            Dosovitskiy et al. 2020; None for no such layer.
+        init: Weight initialization, a name in `fourfold.layers.init.INITS`.
+
+    Raises:
+        InputError: A field has a value outside its choices or its range.
+
+    Example:
+        >>> config = ViTConfig(image_size=32, patch_size=4, n_classes=10, pool="mean")
+        >>> config.n_prefix  # no class token
+        0
+        >>> ViTConfig(pool="mean", distillation=True)
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: pool must be cls for a model with distillation, got mean
+    """
+
+    d_model: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    d_ff: int = 3072
+    activation: Activation = "gelu"
+    norm_placement: NormPlacement = "pre"
+    dropout: float = 0.0
+    image_size: int = 224
+    patch_size: int = 16
+    n_channels: int = 3
+    n_classes: int | None = 1000
+    pool: Literal["cls", "mean", "cls_mean"] = "cls"
+    distillation: bool = False
+    n_registers: int = 0
+    prefix_positions: Literal["all", "class", "none"] = "all"
+    positions: ViTPositions = "learned"
+    positions_at: Literal["stem", "layers", "layers_shared"] = "stem"
+    key_bias: bool = True
+    patch_embedding: Literal["linear", "convolutional"] = "linear"
+    representation_size: int | None = None
+    init: Init = "vit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions_at != "stem" and self.positions not in ("learned", "learned2d"):
+            raise InputError(
+                f"must be stem for positions {self.positions}, got {self.positions_at}",
+                option="positions_at",
+            )
+        if self.distillation and self.pool != "cls":
+            message = f"must be cls for a model with distillation, got {self.pool}"
+            raise InputError(message, option="pool")
+        check_range("n_registers", self.n_registers, minimum=0, maximum=4096)
+        if self.n_registers and self.pool == "mean":
+            raise InputError("must be cls or cls_mean with registers, got mean", option="pool")
+        if self.positions == "rotary2d" and (self.rope_theta is None or self.rotary_width % 4):
+            message = f"needs rope_theta and a rotary width divisible by 4, got {self.rotary_width}"
+            raise InputError(message, option="positions rotary2d")
+        in_stack = self.positions in IN_STACK or self.positions_at != "stem"
+        if self.prefix_positions != "all" and (in_stack or self.positions == "none"):
+            message = f"must be all for these positions, got {self.prefix_positions}"
+            raise InputError(message, option="prefix_positions")
+
+    @property
+    def n_prefix(self) -> int:
+        """Number of tokens before the patches: class and distillation token, and registers."""
+        return (self.pool != "mean") + self.distillation + self.n_registers
+
+    @property
+    def n_unplaced(self) -> int:
+        """Number of tokens before the patches that have no position."""
+        return {"all": 0, "class": self.n_registers, "none": self.n_prefix}[self.prefix_positions]
+
+
+class ViT(Model):
+    """Vision Transformer, a classifier of images that are divided into a sequence of patches.
+
+    Source: Dosovitskiy et al. 2020, section 3.1, equations 1 to 4; Touvron et al. 2020 (DeiT).
+
+    A call of the model takes images (B, C, side, side) and returns the logits (B, K).
+
+    Args:
+        config: Config of the model.
+        n_heads: Number of classification heads (not attention heads) to build. None means one head,
+            or two with distillation. An imported checkpoint may have fewer heads.
+
+    Example:
+        >>> import fourfold, torch
+        >>> model = fourfold.create("vit_tiny_patch16_224", n_layers=1, n_classes=10).eval()
+        >>> model(torch.zeros(2, 3, 224, 224)).argmax(-1).shape
+        torch.Size([2])
+    """
+
+    accepts_images = True
+
+    def __init__(self, config: ViTConfig, *, n_heads: int | None = None) -> None:
+        super().__init__()
+        assert config.n_classes is not None, "n_classes must be known when a model is built"
+        self.config = config
+        self.n_prefix = config.n_prefix
+        positions = VIT_POSITIONS.get(config.positions, config.positions)
+        positions_in_stack = config.positions in IN_STACK or config.positions_at != "stem"
+        sizes = config.patch_size, config.n_channels, config.d_model
+        self.embed = PatchEmbedding(
+            config.image_size,
+            *sizes,
+            positions="none" if positions_in_stack else positions,
+            n_prefix=self.n_prefix,
+            n_unplaced=config.n_unplaced,
+            dropout=config.dropout,
+            stem=convolutional_stem(*sizes) if config.patch_embedding == "convolutional" else None,
+        )
+        side = config.image_size // config.patch_size
+        if config.positions == "rotary2d":
+            self.stack: Stack = AxialRotaryStack(config, side, self.n_prefix)
+        elif positions_in_stack:
+            length = side**2 + self.n_prefix
+            shared = config.positions_at == "layers_shared"
+            self.stack = PositionedStack(config, config.positions, length, shared)
+        else:
+            self.stack = Stack(config)
+        for module in self.stack.modules():
+            if isinstance(module, Attention) and not config.key_bias:
+                module.k.register_parameter("bias", None)
+        n_pooled = 2 if config.pool == "cls_mean" else 1
+        width = config.representation_size or n_pooled * config.d_model
+        has_layer = bool(config.representation_size)
+        self.representation = nn.Linear(n_pooled * config.d_model, width) if has_layer else None
+        n_heads = 1 + config.distillation if n_heads is None else n_heads
+        self.heads = nn.ModuleList(nn.Linear(width, config.n_classes) for _ in range(n_heads))
+        initialize(self, config.init, {**INITS, "vit": init_vit})
+        if isinstance(self.stack, PositionedStack):
+            self.stack.initialize_positions()
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Compute the final hidden states of images (B, C, side, side).
+
+        Returns:
+            (B, prefix + N, D): the prefix tokens (class token, distillation token, registers), then
+            the patches.
+
+        Raises:
+            InputError: The images do not have the size or channels of the config.
+        """
+        return self.stack(self.embed(images), Mask(n_global=self.n_prefix))
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Map hidden states (B, prefix + N, D), as `encode` returns them, to logits (B, K).
+
+        With a distillation token, the result is the mean of the logits of both heads (Touvron et
+        al. 2020, section 4).
+        """
+        return torch.stack(self.logits_per_head(h)).mean(0)
+
+    def logits_per_head(self, h: Tensor) -> list[Tensor]:
+        """Map hidden states (B, prefix + N, D) to the logits of each classification head.
+
+        The class head reads the class token, the mean of all patches, or both. The distillation
+        head reads the distillation token.
+
+        Returns:
+            List of the logits (B, K) of the class head and, for a model with a distillation token,
+            of the logits (B, K) of the distillation head.
+        """
+        if self.config.pool == "cls_mean":
+            pooled = [torch.cat([h[:, 0], h[:, self.n_prefix :].mean(1)], dim=-1)]  # (B, 2 D)
+        elif self.config.pool == "mean":
+            pooled = [h.mean(1)]
+        else:
+            pooled = [h[:, i] for i in range(1 + self.config.distillation)]
+        if self.representation is not None:
+            pooled = [self.representation(p).tanh() for p in pooled]
+        return [head(p) for head, p in zip(self.heads, pooled, strict=True)]
+
+
+def init_vit(model: nn.Module) -> None:
+    """Initialize the weights of a ViT in place, like google-research/vision_transformer.
+
+    Matrices are drawn by Glorot's rule, and the patch projection by LeCun's rule. The biases of
+    feed-forward layers have the standard deviation 1e-6, and learned positions 0.02; both are drawn
+    from a normal distribution with mean 0. All other biases, the prefix tokens and the
+    classification heads are 0.
+    """
+    vaswani(model)
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            for matrix in (module.up, module.down):
+                if matrix.bias is not None:
+                    init.normal_(matrix.bias, std=1e-6)
+        elif isinstance(module, PatchEmbedding):
+            fan_in = module.patches.weight[0].numel()
+            init.trunc_normal_(module.patches.weight, std=fan_in**-0.5)
+            if module.positions is not None and isinstance(module.positions.weight, nn.Parameter):
+                init.normal_(module.positions.weight, std=0.02)
+    for parameter in model.get_submodule("heads").parameters():
+        init.zeros_(parameter)

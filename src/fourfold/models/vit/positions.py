@@ -1,0 +1,298 @@
+"""Position embeddings of Vision Transformers, and their interpolation to another image size.
+
+Dosovitskiy et al. 2020, appendix D.4, compare kinds of position embeddings in Table 8. Prefix
+tokens are the tokens before the patches: the class token and DeiT's distillation token.
+Shapes: B batch, T tokens (prefix tokens and N patches), D model width, H heads.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import init
+
+from fourfold.core.block import Stack
+from fourfold.core.config import TransformerConfig
+from fourfold.core.masks import Mask
+from fourfold.core.rotary import Rotation
+from fourfold.errors import InputError
+from fourfold.layers.positions import PositionTable, make_positions
+
+ViTPositions = Literal[
+    "none",
+    "learned",
+    "sinusoidal",
+    "sinusoidal_halves",
+    "sincos2d",
+    "sincos2d_mae",
+    "learned2d",
+    "relative",
+    "rotary2d",
+]
+IN_STACK = ("relative", "rotary2d")  # positions that the embedding does not add
+Interpolation = Literal["bicubic_antialias", "bicubic", "bilinear", "zoom"]
+# Arguments of torch.nn.functional.interpolate.
+INTERPOLATIONS: dict[str, dict[str, Any]] = {
+    "bicubic_antialias": {"mode": "bicubic", "antialias": True},  # timm
+    "bicubic": {"mode": "bicubic"},  # DeiT
+    "bilinear": {"mode": "bilinear"},  # timm, for Google's own files
+    "zoom": {"mode": "bilinear", "align_corners": True},  # Google: zoom of order 1 of scipy.ndimage
+}
+INIT_STD = 0.02
+
+
+class AxialPositions(PositionTable):
+    """Learned positions of the patches of a square image, and of the tokens before the patches.
+
+    Source: Dosovitskiy et al. 2020, appendix D.4.
+
+    The vector of a patch is the concatenation of D / 2 values for the column and D / 2 values for
+    the row of the patch. Each token before the patches, such as the class token, has a vector of D
+    values.
+
+    Args:
+        n_rows: Number of rows of the table, which is the number of tokens T. The largest square
+            number up to T is the number of patches N.
+        width: Width D of a vector, which must be even.
+
+    Raises:
+        InputError: `width` is odd.
+
+    Example:
+        >>> positions = AxialPositions(1 + 4 * 4, 8)  # a class token and 16 patches
+        >>> positions.weight.shape
+        torch.Size([17, 8])
+        >>> sum(p.numel() for p in positions.parameters())  # 8 + 2 * 4 * 4, in place of 17 * 8
+        40
+    """
+
+    def __init__(self, n_rows: int, width: int) -> None:
+        nn.Module.__init__(self)
+        side = math.isqrt(n_rows)
+        if width % 2:
+            raise InputError(f"must be even for positions learned2d, got {width}", option="d_model")
+        self.prefix = nn.Parameter(torch.randn(n_rows - side**2, width) * INIT_STD)
+        self.x = nn.Parameter(torch.randn(side, width // 2) * INIT_STD)
+        self.y = nn.Parameter(torch.randn(side, width // 2) * INIT_STD)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """Position vectors (T, D), first of the prefix tokens, then of the patches row by row."""
+        side = len(self.x)
+        x = self.x.expand(side, -1, -1)
+        y = self.y[:, None].expand(-1, side, -1)
+        return torch.cat([self.prefix, torch.cat([x, y], dim=-1).flatten(0, 1)])
+
+
+# Position tables in addition to those of `fourfold.layers.positions.POSITIONS`.
+VIT_POSITIONS: dict[str, Callable[[int, int], PositionTable]] = {"learned2d": AxialPositions}
+
+
+class RelativePositionBias(nn.Module):
+    """Learned bias on the attention scores for each head and each distance of query and key.
+
+    Source: Dosovitskiy et al. 2020, appendix D.4, without the dependence on the query.
+
+    A distance is the position of the key minus that of the query in the sequence of all tokens,
+    from -(T - 1) to T - 1. The class token and the distillation token count as positions.
+
+    Args:
+        n_heads: Number of heads H.
+        length: Number of tokens T.
+
+    Example:
+        >>> bias = RelativePositionBias(n_heads=2, length=5)
+        >>> bias().shape, bias.table.shape
+        (torch.Size([1, 2, 5, 5]), torch.Size([2, 9]))
+    """
+
+    index: Tensor
+
+    def __init__(self, n_heads: int, length: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(n_heads, 2 * length - 1))
+        positions = torch.arange(length)
+        index = positions - positions[:, None] + length - 1  # (T, T), from 0
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self) -> Tensor:
+        """Return the bias (1, H, T, T) of all pairs of a query and a key."""
+        return self.table[:, self.index][None]
+
+
+class BlockWithPositions(nn.Module):
+    """Wrapper of a transformer block, which adds position vectors to the input of the block.
+
+    Args:
+        block: Transformer block that maps x (B, T, D) to (B, T, D).
+        positions: Table of the position vectors (T, D).
+        is_owner: Register the table as a submodule. If several blocks share a table, this must be
+            True for exactly one of them, so that the state dict contains the table once.
+
+    Example:
+        >>> from fourfold.core.block import Block
+        >>> from fourfold.core.masks import LoweredMask
+        >>> from fourfold.layers.positions import learned
+        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16)
+        >>> block = BlockWithPositions(Block(config), learned(5, 8), is_owner=True)
+        >>> block(torch.randn(2, 5, 8), LoweredMask()).shape
+        torch.Size([2, 5, 8])
+    """
+
+    positions: PositionTable
+
+    def __init__(self, block: nn.Module, positions: PositionTable, is_owner: bool) -> None:
+        super().__init__()
+        self.block = block
+        if is_owner:
+            self.positions = positions
+        else:
+            object.__setattr__(self, "positions", positions)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Add the position vectors to x (B, T, D), and run the block on the sum.
+
+        All other arguments are passed to the block.
+
+        Returns:
+            Output (B, T, D) of the block.
+        """
+        return self.block(x + self.positions.weight, *args, **kwargs)
+
+
+class PositionedStack(Stack):
+    """Stack with a relative position bias, or with positions added to the input of each block.
+
+    Source: Dosovitskiy et al. 2020, appendix D.4.
+
+    Args:
+        config: Config of the transformer blocks.
+        positions: Kind of positions. relative is a `RelativePositionBias` that all blocks share.
+            learned and learned2d are position vectors that each block adds to its input.
+        length: Number of tokens T.
+        shared: Add the vectors of one table in all blocks. False gives each block a table of its
+            own. Ignored for relative.
+
+    Example:
+        >>> config = TransformerConfig(d_model=8, n_layers=2, n_heads=2, d_ff=16)
+        >>> stack = PositionedStack(config, "relative", length=5, shared=True)
+        >>> stack(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(
+        self, config: TransformerConfig, positions: str, length: int, shared: bool
+    ) -> None:
+        super().__init__(config)
+        self.bias: RelativePositionBias | None = None
+        if positions == "relative":
+            self.bias = RelativePositionBias(config.n_heads, length)
+            return
+        build = VIT_POSITIONS.get(positions, positions)
+        blocks: list[BlockWithPositions] = []
+        for block in self.blocks:
+            is_owner = not shared or not blocks
+            table = make_positions(build, length, config.d_model) if is_owner else None
+            blocks.append(BlockWithPositions(block, table or blocks[0].positions, is_owner))
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
+        """Run all blocks on x (B, T, D), with the relative position bias, if any, on the scores.
+
+        Args:
+            x: Embedded tokens (B, T, D).
+            mask: Self-attention mask.
+            kwargs: Further arguments of `Stack.forward`.
+
+        Returns:
+            Hidden states (B, T, D) after the last block and the final norm.
+        """
+        bias = None if self.bias is None else self.bias()
+        return super().forward(x, mask, bias=bias, **kwargs)
+
+    def initialize_positions(self) -> None:
+        """Draw the learned position tables from N(0, 0.02), where 0.02 is the standard deviation.
+
+        The method changes the tables in place. It overwrites the values that the initialization of
+        the model gave to the tables.
+        """
+        for module in self.modules():
+            if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
+                init.normal_(module.weight, std=INIT_STD)
+
+
+class AxialRotaryStack(Stack):
+    """Stack whose rotary positions are the row and the column of each patch (DINOv3).
+
+    Source: Siméoni et al. 2025. The centres of the patches have coordinates from -1 to 1 in both
+    directions, so the positions do not depend on the number of patches. The base of the wavelengths
+    is `config.rope_theta`. Half of the pairs of channels are rotated by the row, the other half by
+    the column. Tokens before the patches are not rotated.
+
+    Args:
+        config: Config of the transformer blocks.
+        side: Number of rows, and of columns, of patches.
+        n_prefix: Number of tokens before the patches.
+
+    Example:
+        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16, rope_theta=100.0)
+        >>> AxialRotaryStack(config, side=2, n_prefix=1)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, config: TransformerConfig, side: int, n_prefix: int) -> None:
+        super().__init__(config)
+        self.side = side
+        self.n_prefix = n_prefix
+
+    def _rotation(
+        self, positions: Tensor | slice | None, x: Tensor, window: int | None
+    ) -> Rotation | None:
+        theta = self.rope[0]
+        assert theta is not None, "rotary2d needs rope_theta"
+        options: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
+        # The operations are those of transformers, in the same order, so the results are equal.
+        rates = 1 / theta ** torch.arange(0, 1, 4 / self.rotary_width, **options)
+        centres = 2 * (torch.arange(0.5, self.side, **options) / self.side) - 1
+        grid = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), dim=-1).flatten(0, 1)
+        angles = (2 * math.pi * grid[:, :, None] * rates).flatten(1)  # (N, P): row, column
+        angles = F.pad(angles, (0, 0, self.n_prefix, 0))
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
+    """Interpolate the position embeddings of a grid of patches to a grid of another size.
+
+    Source: Dosovitskiy et al. 2020, section 3.2.
+
+    The first rows of a table are the vectors of prefix tokens (class and distillation token). The
+    rows of prefix tokens are copied from `old` if both tables have them.
+
+    Args:
+        old: Table (prefix + S * S, D) of the source.
+        new: Table (prefix + S' * S', D) of the target, whose values are used for the prefix tokens
+            that `old` does not have.
+        interpolation: A name in `INTERPOLATIONS`.
+
+    Returns:
+        A new table in the shape of `new`.
+
+    Example:
+        >>> import torch
+        >>> table = torch.zeros(1 + 24 * 24, 8)
+        >>> interpolate_positions(torch.randn(1 + 14 * 14, 8), table, "bicubic").shape
+        torch.Size([577, 8])
+    """
+    old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
+    old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
+    grid = old[old_prefix:].float().T.reshape(1, -1, old_side, old_side)  # (1, D, S, S)
+    if old_side != new_side:
+        grid = F.interpolate(grid, size=(new_side, new_side), **INTERPOLATIONS[interpolation])
+    result = new.clone()
+    result[new_prefix:] = grid[0].flatten(1).T.to(new)
+    n_copied = min(old_prefix, new_prefix)
+    result[:n_copied] = old[:n_copied].to(new)
+    return result

@@ -1,0 +1,242 @@
+"""Image classification task with a Vision Transformer (ViT) and knowledge distillation (DeiT).
+
+Shapes: B images, C channels, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from fourfold.analysis.attention_maps import attention_maps
+from fourfold.core.validation import check_choice, check_range
+from fourfold.data.loading.batches import ImageBatch
+from fourfold.errors import InputError
+from fourfold.lightning_internals import attached_trainer
+from fourfold.loggers.media import ImageGrid, Media, Table
+from fourfold.loggers.samples import layer_maps, prediction_rows
+from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillation_loss
+from fourfold.metrics import Mean
+from fourfold.models import ViT, ViTConfig
+from fourfold.optim import OptimizerConfig
+from fourfold.schedules import ScheduleConfig
+from fourfold.training.distillation import Teacher
+from fourfold.training.task import Task
+
+MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
+
+
+def check_image_options(task: Task[Any, Any], *names: str) -> None:
+    """Check that fields of a task's config agree with the attributes of its DataModule.
+
+    A task without a DataModule is not checked.
+
+    Args:
+        task: The task, before its model is built.
+        names: Names of the fields, such as image_size. A field or attribute that is missing or None
+            is not checked.
+
+    Raises:
+        InputError: A field has another value than the attribute of the same name.
+    """
+    data = task.datamodule if attached_trainer(task) is not None else None
+    for name in names:
+        given, needed = getattr(task.config, name, None), getattr(data, name, None)
+        if None not in (given, needed) and given != needed:
+            raise InputError(
+                f"is {given}, but the images of the data have {needed}; give"
+                f" --model.config.{name} {needed}",
+                option=f"model.config.{name}",
+            )
+
+
+@dataclass(eq=False, repr=False)
+class ImageClassification(Task[ViT, ImageBatch]):
+    """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
+
+    Source: Dosovitskiy et al. 2020; Touvron et al. 2020 (DeiT).
+
+    The arguments `init_from` and `tuning` are those of `Task`.
+
+    Args:
+        config: Config of the model.
+        optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
+        schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
+        label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
+        teacher: Path of a trained classifier, in any format that `fourfold.load` accepts. The last
+            head of the model is trained on the teacher's predictions, and the first head on the
+            labels. A model without a distillation token has one head, which is trained on
+            predictions and labels. None trains on the labels only.
+        distillation: Kind of the loss against the teacher's predictions, hard or soft; see
+            `distillation_loss`.
+        teacher_weight: Weight w of the loss against the teacher's predictions. The weight of the
+            loss against the labels is 1 - w. DeiT has w = 0.5 for hard and 0.1 for soft.
+        temperature: Temperature of soft distillation (DeiT: 3).
+
+    Raises:
+        InputError: A value is outside its choices or its range.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import ImageData
+        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "image_size": 8, "patch_size": 4}
+        >>> task = ImageClassification(ViTConfig(**shape, n_channels=1, n_classes=None))
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, ImageData("digits"))
+        >>> "val/top1" in trainer.callback_metrics, task.config.n_classes
+        (True, 10)
+    """
+
+    model_class = ViT
+    batch_class = ImageBatch
+    unit = "images"
+    inferred_from_data = ("n_classes",)
+    must_equal_data = ("n_classes",)
+
+    config: ViTConfig = ViTConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(
+        lr=1e-3, weight_decay=0.05, weight_decay_params="linear"
+    )
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5)
+    label_smoothing: float = 0.0
+    teacher: str | None = None
+    distillation: str = "hard"
+    teacher_weight: float = 0.5
+    temperature: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
+        check_choice("distillation", self.distillation, DISTILLATION_TYPES)
+        check_range("teacher_weight", self.teacher_weight, above=0.0, below=1.0)
+        check_range("temperature", self.temperature, above=0.0)
+        super().__post_init__()
+        self.loss = Mean()
+        self.scores: Any = nn.ModuleDict()
+        self.teacher_model: Teacher | None = None
+
+    def configure_model(self) -> None:
+        """Build the model, and the metrics for its number of classes.
+
+        Raises:
+            InputError: The images of the data have another size or number of channels than the
+                config, or `Task.configure_model` raises an error.
+        """
+        if self.model is None:
+            check_image_options(self, "image_size", "n_channels")
+            super().configure_model()
+            n_classes: Any = self.config.n_classes  # not None, since the model is built
+            names = {"top1": 1, "top5": min(5, n_classes)}
+            if getattr(self.config, "distillation", False):
+                names |= {"top1_class": 1, "top1_distillation": 1}
+            for name, k in names.items():
+                self.scores[name] = MulticlassAccuracy(n_classes, top_k=k, average="micro")
+
+    def on_fit_start(self) -> None:
+        """Load the teacher, which only training uses.
+
+        Raises:
+            InputError: There is no such checkpoint; it does not hold an image classifier; or the
+                teacher has other classes or another preprocessing than the data.
+        """
+        if self.teacher is not None:
+            self.teacher_model = Teacher(self.teacher, self.artifacts)
+
+    def on_test_start(self) -> None:
+        """Create a confusion matrix, unless there are more than MAX_CONFUSION_CLASSES classes."""
+        n_classes: Any = self.config.n_classes
+        if n_classes <= MAX_CONFUSION_CLASSES:
+            self.scores["confusion"] = MulticlassConfusionMatrix(n_classes).to(self.device)
+
+    def on_test_end(self) -> None:
+        """Delete the confusion matrix."""
+        self.scores = nn.ModuleDict({k: x for k, x in self.scores.items() if k != "confusion"})
+
+    def head_logits(self, images: Tensor) -> list[Tensor]:
+        """Compute the logits of each classification head for images (B, C, side, side).
+
+        Returns:
+            List of one tensor (B, K) for each head. The mean of the tensors is the prediction of
+            the model.
+        """
+        return self.model.logits_per_head(self.model.hidden(images))
+
+    def step(self, batch: ImageBatch) -> tuple[Tensor, int]:
+        """Return the loss, summed over the batch, and the number of images.
+
+        With a teacher, the loss is the weighted mean of two losses: one against the labels, and one
+        against the teacher's predictions.
+        """
+        heads = self.head_logits(batch.images)
+        logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
+        loss = classification_loss(
+            logits, batch.labels, label_smoothing=self.label_smoothing, normalizer=1.0
+        )
+        if self.teacher_model:
+            targets = self.teacher_model(batch.images)
+            distilled = distillation_loss(heads[-1], targets, self.distillation, self.temperature)
+            loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * distilled
+        return loss, len(batch.images)
+
+    def update_metrics(self, batch: ImageBatch, split: str) -> None:
+        """Update the loss (without label smoothing) and the accuracies.
+
+        The confusion matrix that `on_test_start` creates is updated, too.
+        """
+        heads = self.head_logits(batch.images)
+        logits = torch.stack(heads).mean(0).float()
+        self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
+        outputs = {"top1_class": heads[0], "top1_distillation": heads[-1]}
+        for name, metric in self.scores.items():
+            metric.update(outputs.get(name, logits).float(), batch.labels)
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Return the loss and the accuracies by name; a test may add the confusion matrix.
+
+        top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
+        with a distillation token also has the top-1 accuracies of its two heads, top1_class and
+        top1_distillation. The rows of the confusion matrix are the true classes. There is no
+        matrix with more than MAX_CONFUSION_CLASSES classes.
+        """
+        scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
+        return {"loss": self.loss.compute(), **scores}
+
+    def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
+        """Build the examples of a batch that a run logs.
+
+        Returns:
+            Dictionary with "samples", a table of files with true and predicted classes, "images",
+            the images with these classes, and "attention", the maps of the first image. A model
+            without self-attention has no entry "attention".
+        """
+        names = self.artifacts["class_names"]
+        rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
+        captions = [
+            true if true == predicted else f"{predicted}\nnot {true}" for true, predicted, _ in rows
+        ]
+        location = self.datamodule.split(split).location
+        files = [
+            [location(row), *cells] for row, cells in zip(batch.rows.tolist(), rows, strict=True)
+        ]
+        media: dict[str, Media] = {
+            "samples": Table(["file", "true", "predicted", "probability"], files),
+            "images": ImageGrid(list(batch.images), captions),
+        }
+        maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
+        if maps:  # a ResNet has none
+            n_prefix = self.model.n_prefix
+            side = self.config.image_size // self.config.patch_size
+            # Attention of the class token to the patches; without one, the mean of all patches.
+            seen = [(x[:1] if n_prefix else x).mean(0)[n_prefix:].view(side, side) for x in maps]
+            query = "the class token" if n_prefix else "all patches (mean)"
+            media["attention"] = layer_maps(seen, [], [])._replace(
+                image=batch.images[0],
+                title=f"attention of {query} to each patch, mean over heads; {captions[0]}",
+            )
+        return media
+
+    def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """Return class probabilities (B, K) in fp32."""
+        return self.model(batch.images).float().softmax(-1)

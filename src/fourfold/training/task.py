@@ -1,0 +1,609 @@
+"""Task: base class of the LightningModules that train and evaluate the models.
+
+The class implements loss normalization, logging of metrics, optimizer, fine-tuning, config values
+from the data, and checkpoints. In training, Lightning calls `training_step`, which calls the method
+`step` of the subclass. `step` returns the sum of the loss over the targets of a batch, and the
+number of targets. A target is a token or a label that the model is trained to predict. The gradient
+is divided by the number of targets in all micro-batches and processes of an optimizer step.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from lightning import Callback, LightningDataModule, LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import Metric
+
+from fourfold.callbacks.runtime.required import add_required_callbacks
+from fourfold.checkpoints.classes import class_path, model_name
+from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
+from fourfold.checkpoints.init_from import InitFrom, initialize_from
+from fourfold.checkpoints.load import build_model, check_fits
+from fourfold.checkpoints.schema import (
+    TASK_SECTIONS,
+    VERSION,
+    check_version,
+    config_from_dict,
+    dataclass_from_dict,
+    init_annotations,
+)
+from fourfold.core.config import ModelConfig
+from fourfold.core.validation import check_kinds
+from fourfold.errors import InputError, errors_in
+from fourfold.finetuning.config import TuningConfig
+from fourfold.finetuning.layer_lr_decay import layer_lr_scales
+from fourfold.layers.base_model import Model
+from fourfold.lightning_internals import attached_trainer, is_logged
+from fourfold.optim import OptimizerConfig, make_optimizer
+from fourfold.schedules import ScheduleConfig, learning_rate_factor
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.training.equal_tables import check_equal_tables
+from fourfold.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
+from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
+from fourfold.training.loading import (
+    check_weight_averaging,
+    default_config_class,
+    load_task,
+    warn_if_config_is_unknown,
+)
+from fourfold.training.loss_normalization import (
+    LossNormalizer,
+    check_unused_parameters,
+    gradient_norm,
+)
+from fourfold.training.total_steps import total_optimizer_steps, warn_if_warmup_never_ends
+
+ModelT = TypeVar("ModelT", bound=Model)
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(eq=False, repr=False)
+class Task(LightningModule, Generic[ModelT, BatchT]):
+    """Base class of all tasks, which are LightningModules with a model, a loss and metrics.
+
+    A subclass sets the class variables, and implements `step`, `update_metrics` and
+    `compute_metrics`. The tasks of fourfold are dataclasses, whose fields are the arguments of the
+    constructor. A subclass may have a constructor of its own. Such a constructor must store each
+    further argument in an attribute of the same name, because checkpoints store these attributes.
+
+    The DataModule may be any LightningDataModule. A DataModule with the attributes and methods of
+    `ResumableDataModule` also gives the task the vocabulary size, the number of classes and the
+    artifacts. Artifacts are plain values about the data, such as the tokenizer, the class names and
+    the preprocessing.
+
+    Args:
+        config: Config of the model. A size in `inferred_from_data` that is None is taken from the
+            data.
+        optimizer: Options of the optimizer.
+        schedule: Options of the learning-rate schedule.
+        init_from: Path of a model, in any format that `fourfold.load` accepts, whose weights
+            initialize the model. For an encoder-decoder, two paths may be given as `{encoder: PATH,
+            decoder: PATH}`. A report of loaded, resized, new and unused tensors is printed. A path
+            with the suffix .txt or .vec is a file of word vectors for the token embeddings.
+        tuning: Options of fine-tuning: freezing of layers, gradual unfreezing and LoRA.
+
+    Attributes:
+        model_class: Class of the model.
+        config_class: Class of the model's config. None means the class of the default value of the
+            argument `config`.
+        batch_class: Class of the batches that the DataModule makes.
+        unit: Unit of the throughput, tokens or images.
+        inferred_from_data: Fields of the config that are taken from the DataModule if they are
+            None, and otherwise must not be smaller than the values of the DataModule.
+        must_equal_data: Fields among `inferred_from_data` that must equal the values of the
+            DataModule.
+        model: The model; None until `configure_model` has built it.
+        allowed_classes: Classes of models and tasks outside of fourfold, or their import paths,
+            that may be imported when the checkpoint `init_from` requires them.
+        artifacts: Artifacts of the DataModule by name, which a checkpoint stores.
+        summary: Metrics of the last evaluation by name, including those that are not numbers.
+        resumes: True if the weights will be loaded from a checkpoint. `init_from` is then not read.
+            The command line sets this attribute, because Lightning knows the checkpoint only after
+            the model is built.
+
+    Example:
+        >>> from lightning import Trainer
+        >>> from fourfold.data import SyntheticSequenceData
+        >>> from fourfold.models import CausalLMConfig
+        >>> from fourfold.tasks import CausalLanguageModeling
+        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None, max_len=32)
+        >>> task = CausalLanguageModeling(config)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(fast_dev_run=True, **quiet)
+        >>> trainer.fit(task, SyntheticSequenceData("copy", length=5))  # one batch each
+        >>> sorted(name for name in trainer.callback_metrics if "loss" in name)
+        ['train/loss', 'val/loss']
+        >>> task.config.vocab_size  # taken from the data
+        14
+    """
+
+    model_class: ClassVar[type[Model]]
+    config_class: ClassVar[type[ModelConfig] | None] = None
+    batch_class: ClassVar[type[Any]]
+    unit: ClassVar[str] = "tokens"
+    inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)
+    must_equal_data: ClassVar[tuple[str, ...]] = ()
+    model: ModelT = field(init=False)
+
+    # Not TransformerConfig: jsonargparse would merge its defaults into those of a subclass.
+    config: ModelConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    init_from: InitFrom = field(default=None, kw_only=True)
+    tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.model = None  # type: ignore[assignment]
+        self.allowed_classes: tuple[type[Any] | str, ...] = ()
+        self.resumes = False
+        self.artifacts: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.loss_normalizer = LossNormalizer()
+
+    # Implemented by subclasses.
+
+    def step(self, batch: BatchT) -> tuple[Tensor, Tensor | int]:
+        """Compute the loss of a batch.
+
+        Args:
+            batch: Batch of the class `batch_class`.
+
+        Returns:
+            A tuple of the sum of the loss over the targets of the batch, a scalar with gradients,
+            and the number of targets.
+        """
+        raise NotImplementedError
+
+    def update_metrics(self, batch: BatchT, split: str) -> None:
+        """Update the metrics with a batch.
+
+        Args:
+            batch: Batch of the class `batch_class`.
+            split: Name of the split, val or test.
+        """
+        raise NotImplementedError
+
+    def compute_metrics(self, split: str) -> dict[str, Any]:
+        """Compute the metrics of all batches since the last reset.
+
+        The caller resets the metrics of torchmetrics that are attributes of the task. Other sums
+        must be reset here.
+
+        Args:
+            split: Name of the split, val or test.
+
+        Returns:
+            Dictionary from names, such as "loss", to values. Numbers and tensors with one element
+            are logged.
+        """
+        raise NotImplementedError
+
+    def n_units(self, batch: Any) -> int:
+        """Return the number of images or tokens in a batch, for the throughput.
+
+        The attribute `unit` selects images or tokens. Padding tokens are included.
+        """
+        return len(batch.images) if self.unit == "images" else batch.ids.numel()
+
+    # Data and model.
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Add the callbacks that every task needs to the Trainer; Lightning calls this hook."""
+        add_required_callbacks(self.trainer)
+        return []
+
+    @property
+    def datamodule(self) -> Any:
+        """DataModule of the Trainer; None without a Trainer, or if it has only DataLoaders."""
+        return getattr(attached_trainer(self), "datamodule", None)
+
+    def setup(self, stage: str) -> None:
+        """Store the artifacts of the DataModule, such as the tokenizer and the class names.
+
+        Lightning calls this hook before training and evaluation.
+
+        Raises:
+            InputError: The batches of the DataModule are not of the class `batch_class`, or the
+                ranks have different artifacts or data.
+        """
+        made = getattr(self.datamodule, "batch_class", self.batch_class)
+        if not issubclass(made, self.batch_class):
+            raise InputError(
+                f"must make a {self.batch_class.__name__} for {type(self).__name__}, but"
+                f" {type(self.datamodule).__name__} makes a {made.__name__}",
+                option="--data",
+            )
+        self.artifacts = artifacts_of(self.datamodule)
+        check_equal_tables(self.trainer, self.artifacts, self.datamodule)
+        self.save_hyperparameters({"config": asdict(self.config), **self.init_args()})
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the data or of the checkpoint.
+
+        Raises:
+            InputError: The checkpoint was imported from weights without a tokenizer, or the
+                artifacts of the DataModule have no tokenizer.
+        """
+        if "tokenizer" not in self.artifacts:
+            if attached_trainer(self) is not None and self.datamodule is not None:
+                name = type(self.datamodule).__name__
+                problem = f"must have texts and a tokenizer: artifacts() of {name} has no tokenizer"
+                raise InputError(problem, option="--data")
+            problem = "has no tokenizer: it was imported from weights without one"
+            raise InputError(problem, option="--checkpoint")
+        return Tokenizer.from_str(self.artifacts["tokenizer"])
+
+    def configure_model(self) -> None:
+        """Build the model and, for training, initialize it from `init_from` and freeze layers.
+
+        Sizes of the config that are None are first taken from the DataModule of the Trainer.
+        Lightning calls this hook before training and evaluation. Later calls do nothing.
+
+        Raises:
+            InputError: The vocabulary or the number of classes in the config is smaller than in the
+                data; an example is longer than `max_len` in the config; or the model at `init_from`
+                has other layers than this model.
+        """
+        if self.model is not None:
+            return
+        trainer = attached_trainer(self)  # None for a task from a checkpoint, or without data
+        if trainer is not None:
+            self._complete_config()
+            self._check_row_lengths()
+        self.model = build_model(self.model_class, self.config)
+        if trainer is not None and self.init_from and not self.resumes and not trainer.ckpt_path:
+            # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
+            tokenizer = artifacts_of(self.datamodule).get("tokenizer")
+            interpolation = self.tuning.pos_embed_interpolation
+            report = initialize_from(
+                self.model, self.init_from, tokenizer, interpolation, self.allowed_classes
+            )
+            if trainer.is_global_zero:
+                print(report, flush=True)
+        apply_finetuning(self.model, self.tuning)
+        if trainer is not None:
+            prepare_for_strategy(self.model, trainer)
+
+    def _complete_config(self) -> None:
+        """Complete the sizes of the config that `inferred_from_data` names, from the data.
+
+        A size that is None is replaced by the size in the data. Other sizes are checked. The
+        attribute `config` is replaced.
+
+        Raises:
+            InputError: A size is unknown, or does not agree with the data.
+        """
+        sizes = {name: self._size(name, self.config) for name in self.inferred_from_data}
+        self.config = replace(self.config, **sizes)
+
+    def _size(self, name: str, config: Any, section: str = "model.config") -> int:
+        """Return a size from a config, or from the data if the size is None in the config.
+
+        Args:
+            name: Field of the config, and attribute of the DataModule, such as vocab_size.
+            config: Config of the model or of a part of the model.
+            section: Name of this config in error messages.
+
+        Raises:
+            InputError: Neither the config nor the data has the size; the size in the config is
+                smaller than in the data; or it is larger, and `must_equal_data` lists the field.
+        """
+        size: int | None = getattr(config, name)
+        needed: int | None = getattr(self.datamodule, name, None)
+        if needed is None and size is None:
+            problem = f"must be given: {type(self.datamodule).__name__} has no attribute {name}"
+        elif needed is None or size is None:
+            return size or needed or 0
+        elif size < needed or (size > needed and name in self.must_equal_data):
+            limit = f"at least {needed}" if size < needed else needed
+            problem = f"must be {limit}, the number in the data, or null, got {size}"
+        else:
+            return size
+        raise InputError(problem, option=f"{section}.{name}")
+
+    def _check_row_lengths(self) -> None:
+        """Check that the model supports the longest example of each split.
+
+        Raises:
+            InputError: An example is longer than `config.max_len` or `config.encoder.max_len`.
+        """
+        configs = (self.config, getattr(self.config, "encoder", None))
+        limit = min(getattr(config, "max_len", None) or math.inf for config in configs)
+        for name, split in getattr(self.datamodule, "splits", {}).items():
+            if split.max_length > limit:
+                raise InputError(
+                    f"is {limit}, but the longest row of the {name} split has {split.max_length}"
+                    " tokens: raise it, or shorten the rows",
+                    option="model.config.max_len",
+                )
+
+    # Training.
+
+    def on_fit_start(self) -> None:
+        """Warn if `fourfold.load` will not find the class of the config of a user's model."""
+        warn_if_config_is_unknown(self.model_class, self.config)
+
+    def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
+        """Freeze the running statistics of batch norms in layers that are frozen in this epoch.
+
+        Raises:
+            InputError: The batch does not have the fields of `batch_class`.
+        """
+        self._check_batch(batch)
+        freeze_batchnorm(self.model, self.tuning, self.current_epoch)
+
+    def training_step(self, batch: BatchT, batch_idx: int) -> dict[str, Tensor]:
+        """Return the loss of a micro-batch, which callbacks receive as `outputs`.
+
+        Returns:
+            Dictionary of two scalars. "loss" is scaled for the backward pass: `LossNormalizer`
+            chooses the scale so that, after the last micro-batch of an optimizer step, the
+            gradients are those of the mean loss over all targets of the step. "mean_loss" is the
+            mean loss over the targets of this micro-batch on this device, for people to read.
+        """
+        total, count = self.step(batch)
+        mean = total.detach() / (count.clamp(min=1) if isinstance(count, Tensor) else count or 1)
+        loss = self.loss_normalizer.scale_loss(total, count, self.trainer)
+        return {"loss": loss, "mean_loss": mean}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the model, which is built at the first call."""
+        self.configure_model()
+        return self.model(*args, **kwargs)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Normalize the gradients in place, and log the loss and the norm of the gradients.
+
+        Gradients of layers that gradual unfreezing still freezes are set to None. All other
+        gradients are divided by the number of targets of the optimizer step, unless
+        `training_step` has already divided the loss by this number.
+        """
+        if self.trainer.global_step == 0:
+            check_unused_parameters(self.model, self.trainer)
+        for parameter in frozen_at_epoch(self.model, self.tuning, self.current_epoch):
+            parameter.grad = None
+        self.loss_normalizer.finalize_gradients(self.parameters(), self.trainer)
+        self.log("train/loss", self.loss_normalizer.mean, prog_bar=True)
+        if is_logged(self.trainer):  # before clipping, and after unscaling under fp16
+            self.log("train/grad_norm", gradient_norm(self.parameters()))
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer and the learning-rate schedule, in the form that Lightning expects.
+
+        Returns:
+            A tuple of a list of one optimizer, and a list of one dictionary with the scheduler,
+            which Lightning advances after each optimizer step.
+        """
+        # torch has no fused SGD for sharded weights, nor for weights without a momentum.
+        fused = self.optimizer.name != "sgd" or not (
+            isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs
+        )
+        decay = self.optimizer.layer_decay
+        lr_scales = None if decay == 1.0 else layer_lr_scales(self.model, decay)
+        optimizer: Any = make_optimizer(self.model, self.optimizer, lr_scales, fused=fused)
+        # A fused optimizer would unscale the gradients of fp16 itself, after Lightning has clipped
+        # them. Lightning therefore rejects clipping, even for bf16, unless this flag is False.
+        optimizer._step_supports_amp_scaling = False
+        steps = self.total_steps()
+        warn_if_warmup_never_ends(self.schedule, steps)
+        d_model = self.config.d_model  # type: ignore[attr-defined]  # every config has one
+        factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, d_model)
+        return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
+
+    def total_steps(self) -> int | None:
+        """Return the number of optimizer steps of the training, or None for no limit of steps."""
+        return total_optimizer_steps(self.trainer, self.schedule)
+
+    def _check_batch(self, batch: Any) -> None:
+        """Check that a batch has the fields of `batch_class` that have no default."""
+        fields = getattr(self.batch_class, "_fields", ())
+        required = [x for x in fields if x not in self.batch_class._field_defaults]
+        if not all(hasattr(batch, name) for name in required):
+            needed = f"{self.batch_class.__name__}({', '.join(required)})"
+            problem = f"must make a {needed} for {type(self).__name__}, but the batch is a "
+            raise InputError(problem + type(batch).__name__, option="--data")
+
+    # Evaluation.
+
+    def on_validation_batch_start(
+        self, batch: BatchT, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._check_batch(batch)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+    # The metrics are those of the examples of all DataLoaders together.
+
+    def validation_step(self, batch: BatchT, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.update_metrics(batch, "val")
+
+    def test_step(self, batch: BatchT, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.update_metrics(batch, "test")
+
+    def on_validation_epoch_start(self) -> None:
+        metrics = [module for module in self.modules() if isinstance(module, Metric)]
+        self._update_counts = [(metric, metric.update_count) for metric in metrics]
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_metrics("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_metrics("test")
+
+    def _log_metrics(self, split: str) -> None:
+        """Compute the metrics of a split, store them in `summary`, log the numbers, and reset them.
+
+        Metrics that this evaluation did not update are not reset, because a user's task may have
+        metrics that only `training_step` updates.
+        """
+        metrics = self.compute_metrics(split).items()
+        self.summary = {
+            f"{split}/{name}": x.item() if isinstance(x, Tensor) and x.numel() == 1 else x
+            for name, x in metrics
+        }
+        for metric, earlier_count in self._update_counts:
+            if not earlier_count or metric.update_count > earlier_count:
+                metric.reset()
+        numbers = {name: float(x) for name, x in self.summary.items() if isinstance(x, int | float)}
+        self.log_dict(numbers, prog_bar=split == "val")
+
+    # Checkpoints.
+
+    def init_args(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, except the config, for a checkpoint.
+
+        Returns:
+            Dictionary from the names of the arguments to plain values. Dataclasses are converted to
+            dictionaries, because torch does not load pickled dataclasses with `weights_only=True`.
+
+        Raises:
+            AttributeError: An argument is not stored in an attribute of the same name.
+        """
+        init_args = {name: getattr(self, name) for name in init_annotations(type(self))}
+        return init_args | {name: asdict(init_args[name]) for name in TASK_SECTIONS}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the entry `fourfold` to a checkpoint dictionary, in place.
+
+        The entry holds the class and config of the model, the class and arguments of the task, and
+        the artifacts of the data, from which model and task can be built.
+        """
+        checkpoint["fourfold"] = {
+            "version": VERSION,
+            "model": {"class": model_name(self.model_class), "config": asdict(self.config)},
+            "task": {"class": class_path(type(self)), "init_args": self.init_args()},
+            "data": self.artifacts,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the checkpoint matches this task, its settings and its data.
+
+        Raises:
+            InputError: The checkpoint has another version of the format; the task, the tokenizer,
+                the class names or a setting differ; or a training would resume from averaged
+                weights.
+        """
+        trainer: Any = attached_trainer(self)
+        path = getattr(trainer, "ckpt_path", None)
+        check_version(checkpoint.get("fourfold"), path)
+        saved = checkpoint["fourfold"]
+        is_training = trainer is not None and trainer.state.fn == "fit"
+        if trainer is not None:  # the DataModule may just have adopted the checkpoint's artifacts
+            self.artifacts = artifacts_of(self.datamodule)
+        try:
+            check_same_task(saved, class_path(type(self)), self.artifacts)
+            if is_training:
+                check_weight_averaging(checkpoint, trainer.callbacks)
+            check_same_settings(
+                {"config": saved["model"]["config"], **saved["task"]["init_args"]},
+                {"config": asdict(self.config), **self.init_args()},
+                training=is_training,
+            )
+        except InputError as error:
+            raise (error.in_file(path) if path else error) from error
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state dict as `nn.Module.load_state_dict` does.
+
+        If the Trainer loads a checkpoint whose weights do not match the model, InputError replaces
+        the long RuntimeError of torch.
+
+        Raises:
+            InputError: The weights in the checkpoint do not match the model.
+        """
+        path = getattr(attached_trainer(self), "ckpt_path", None)
+        with errors_in(path or "checkpoint"):
+            check_kinds(state_dict, self.state_dict())
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except RuntimeError as error:
+            if path is None or "Error(s) in loading state_dict" not in str(error):
+                raise
+            raise InputError("the weights do not match the model's config", file=path) from error
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Load a task of this class from a checkpoint, with its weights and artifacts.
+
+        Unlike the task of `load_task`, the task is in training mode, as in Lightning.
+
+        Args:
+            checkpoint_path: The checkpoint, or a run directory.
+            map_location: Device of the task; None means the CPU.
+            strict: False ignores weights that only the checkpoint or only the task has.
+            weights_only: Ignored; a checkpoint is always read without unpickling objects.
+            **overrides: Arguments of the constructor that replace those in the checkpoint. A
+                dataclass may be given as a mapping of the fields that change, as in
+                `config={"dropout": 0.0}`.
+
+        Raises:
+            InputError: There is no such checkpoint; it holds a task of another class; or its
+                weights do not match the config.
+        """
+        task: Self = load_task(checkpoint_path, cls.__name__, (cls,), overrides, strict)  # type: ignore[assignment]
+        return task.to(map_location).train()
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        config: Mapping[str, Any],
+        init_args: Mapping[str, Any],
+        state: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Build a task and its model from the settings in a checkpoint, without loading weights.
+
+        The weights of the model are newly initialized.
+
+        Args:
+            config: Dictionary of the fields of the model's config.
+            init_args: Dictionary of the arguments of the constructor, except the config.
+            state: State dict of the task in the checkpoint. It is only used to check that the model
+                is not larger than the state dict. None omits this check.
+
+        Raises:
+            InputError: The config is invalid, or describes a larger model than `state`.
+        """
+        parameters = inspect.signature(cls).parameters
+        config_class = cls.config_class or default_config_class(parameters["config"], cls)
+        arguments = {**init_args, "config": config_from_dict(config_class, config)}
+        if state is not None:
+            check_fits(cls.model_class, arguments["config"], state)
+        for name, section in TASK_SECTIONS.items():
+            arguments[name] = dataclass_from_dict(section, arguments.get(name))
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+            # A user's constructor may set its own optimizer, schedule or tuning.
+            arguments = {name: x for name, x in arguments.items() if name in parameters}
+        task = cls(**arguments)
+        task.configure_model()
+        return task
+
+
+def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
+    """Return the artifacts of a DataModule, such as the tokenizer and the class names.
+
+    Returns:
+        Dictionary from names to plain values. The dictionary is empty for a DataModule without the
+        method `artifacts`, and for None.
+    """
+    artifacts = getattr(datamodule, "artifacts", None)
+    return dict(artifacts()) if callable(artifacts) else {}
