@@ -20,7 +20,7 @@ from fourfold.checkpoints.init_from import initialize_from, read_source
 from fourfold.cli import main
 from fourfold.errors import InputError
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.vit.model import hub_timm as timm_format
+from fourfold.models.vit import hub_timm as timm_format
 from fourfold.tasks import load_task
 
 WIDTH = 36

@@ -17,10 +17,11 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
 from fourfold.errors import InputError
-from fourfold.hub import timm, transformers_format
+from fourfold.hub import transformers_format
 from fourfold.kernels import cpu_attention
 from fourfold.kernels.cpu_attention import window_is_faster
 from fourfold.models import CausalLM, CausalLMConfig, ViT, ViTConfig
+from fourfold.models.vit import hub_timm as timm
 from tests.fixtures.tiny_models import V, assert_same, build, tokens
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 
 
@@ -54,6 +55,10 @@ def test_import_contracts_are_kept(root: Path) -> None:
 PACKAGES = (
     "kernels",
     "core",
+    "layers",
+    "finetuning",
+    "analysis",
+    "training",
     "data",
     "tokenization",
     "metrics",
@@ -72,6 +77,7 @@ MODULES = (
     "__init__",
     "cli",
     "errors",
+    "families",
     "atomic_files",
     "environment",
     "lightning_internals",
@@ -92,9 +98,9 @@ def skeleton(tmp_path: Path) -> Path:
     for module in MODULES:
         (package / f"{module}.py").touch()
     (package / "core" / "b.py").write_text("import fourfold.core.a\n")
-    (package / "tasks" / "b.py").write_text("import lightning.pytorch\nimport fourfold.core.a\n")
+    (package / "training" / "b.py").write_text("import lightning.pytorch\nimport fourfold.core.a\n")
     (package / "hub" / "b.py").write_text(
-        "import fourfold.models.a\ndef f(): import transformers\n"
+        "import fourfold.layers.a\ndef f(): import transformers\n"
     )
     return tmp_path
 
@@ -111,7 +117,8 @@ def test_skeleton_keeps_the_contracts(root: Path, skeleton: Path) -> None:
         ("core/a.py", "import fourfold.losses", "point downwards"),
         ("kernels/a.py", "import fourfold.core.b", "point downwards"),
         ("atomic_files.py", "import fourfold.core.b", "point downwards"),
-        ("models/a.py", "import fourfold.checkpoints.b", "point downwards"),
+        ("layers/a.py", "import fourfold.checkpoints.b", "point downwards"),
+        ("training/a.py", "import fourfold.models.b", "point downwards"),
         ("generation/a.py", "def f(): import fourfold.tasks.b", "point downwards"),
         ("checkpoints/a.py", "import fourfold.tasks.b", "point downwards"),
         (
@@ -124,7 +131,7 @@ def test_skeleton_keeps_the_contracts(root: Path, skeleton: Path) -> None:
         ("hub/a.py", "import fourfold.tasks.b", "point downwards"),
         ("core/a.py", "import fourfold.core.b", "No cycles"),
         ("core/a.py", "import lightning", "plain torch"),
-        ("models/a.py", "import lightning.pytorch", "plain torch"),
+        ("layers/a.py", "import lightning.pytorch", "plain torch"),
         ("losses.py", "import transformers", "plain torch"),
         ("reproduce/a.py", "import lightning.pytorch", "Lightning only"),
         ("checkpoints/a.py", "import lightning.pytorch", "Lightning only"),
@@ -146,6 +153,54 @@ def test_modules_outside_the_layers_are_detected(root: Path, skeleton: Path) -> 
     result = lint(root, skeleton)
     assert result.returncode == 1
     assert "fourfold.extra" in result.stdout
+
+
+def level(module: str) -> int | None:
+    """Return the level of a module in its family: model 0, hub 1, task 2, family 3."""
+    parts = module.split(".")
+    if len(parts) < 4 or parts[:2] != ["fourfold", "models"]:
+        return None
+    name = parts[-1]
+    return 3 if name == "family" else 2 if name.endswith("task") else int(name.startswith("hub"))
+
+
+def family_violations(graph: grimp.ImportGraph) -> list[str]:
+    """Return the imports of families that point upwards, and models that import Lightning."""
+    found = []
+    for module in graph.modules:
+        if (here := level(module)) is None:
+            continue
+        for imported in graph.find_modules_directly_imported_by(module):
+            there = level(imported)
+            # Families meet in `fourfold.families`, which no import statement names.
+            if there is not None and (there > here or there == 3):
+                found.append(f"{module} -> {imported}")
+        if here < 2 and (chain := graph.find_shortest_chain(module, "lightning")):
+            found.append(" -> ".join(chain))
+    return sorted(found)
+
+
+def test_levels_of_a_family_point_downwards() -> None:
+    graph = grimp.build_graph("fourfold", include_external_packages=True)
+    assert level("fourfold.models.vit.task") == 2
+    assert not family_violations(graph)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("fourfold.models.vit.model", "fourfold.models.vit.task"),
+        ("fourfold.models.vit.model", "fourfold.models.vit.hub"),
+        ("fourfold.models.vit.hub", "fourfold.models.causal_lm.task"),
+        ("fourfold.models.vit.task", "fourfold.models.causal_lm.family"),
+        ("fourfold.models.vit.model", "fourfold.callbacks.runtime.required"),
+        ("fourfold.models.vit.hub_timm", "lightning"),
+    ],
+)
+def test_violations_in_a_family_are_detected(module: str, imported: str) -> None:
+    graph = grimp.build_graph("fourfold", include_external_packages=True)
+    graph.add_import(importer=module, imported=imported)
+    assert any(found.startswith(module) for found in family_violations(graph))
 
 
 def test_core_imports_torch_alone(root: Path) -> None:

@@ -16,7 +16,8 @@ from fourfold.data import CausalTextData, SyntheticSequenceData
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig
-from fourfold.tasks import CausalLanguageModeling, image_classification
+from fourfold.models.vit import task as image_classification
+from fourfold.tasks import CausalLanguageModeling
 from tests.fixtures.tiny_tasks import FAMILIES
 
 

@@ -16,7 +16,8 @@ from fourfold.data import CaptionData
 from fourfold.errors import InputError
 from fourfold.metrics import TranslationScores
 from fourfold.models import ImageToTextConfig, TextToTextConfig
-from fourfold.tasks import load_task, seq2seq
+from fourfold.models.encoder_decoder import seq2seq_task as seq2seq
+from fourfold.tasks import load_task
 from fourfold.tasks.convert import export_checkpoint
 from fourfold.tokenization.training import TokenizerConfig
 from tests.fixtures.tiny_tasks import FAMILIES, JOINED, captions, causal, images, joined, masked

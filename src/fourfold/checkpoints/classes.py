@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fourfold import models
 from fourfold.errors import InputError
+from fourfold.families import import_member, members
 from fourfold.layers.base_model import Model
 
 # Model and task classes, or their import paths, that a checkpoint of the user may name.
@@ -35,7 +35,8 @@ def model_name(cls: type[Any]) -> str:
     The name of a model of fourfold is bare, such as `CausalLM`. The name of a user's class is its
     import path.
     """
-    return cls.__name__ if getattr(models, cls.__name__, None) is cls else class_path(cls)
+    is_known = members("models").get(cls.__name__) == cls.__module__
+    return cls.__name__ if is_known and is_shipped(cls) else class_path(cls)
 
 
 def import_class(path: str) -> type[Any]:
@@ -81,6 +82,10 @@ def find_user_class(path: str, classes: Classes, file: str | Path | None) -> typ
         InputError: `classes` does not contain the class, or an import path in `classes` does not
             lead to a class.
     """
+    module, _, name = path.rpartition(".")
+    for section in ("models", "tasks"):  # of a family that the user registered or installed
+        if members(section).get(name) == module:
+            return import_member(section, name)
     for given in classes:
         cls = import_class(given) if isinstance(given, str) else given
         if path in (given, class_path(cls)):
@@ -115,9 +120,9 @@ def find_model_class(
     if name == "CompositeEncoderDecoder":  # one model class with two config classes
         has_vit = "image_size" in config.get("encoder", ())
         config_name = "ImageToTextConfig" if has_vit else "TextToTextConfig"
-    if not hasattr(models, name) or not hasattr(models, config_name):
+    if not {name, config_name} <= members("models").keys():
         raise InputError(f"fourfold has no model {name[:80]!r}", file=file)
-    return getattr(models, name), getattr(models, config_name)
+    return import_member("models", name), import_member("models", config_name)
 
 
 def config_class_of(model_class: type[Model]) -> type[Any]:

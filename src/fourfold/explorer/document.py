@@ -15,48 +15,14 @@ from fourfold.analysis.attention_maps import attention_layers, select_layers
 from fourfold.checkpoints.digests import compute_digests
 from fourfold.environment import commit
 from fourfold.errors import InputError
-from fourfold.explorer.image_views import CaptionView, ImageTextView, ImageView, MaskedImageView
 from fourfold.explorer.inputs import Example
 from fourfold.explorer.maps import Collector, Layers, MapWriter
-from fourfold.explorer.text_views import (
-    CausalView,
-    ClassifierView,
-    DocumentView,
-    MaskedView,
-    TranslationView,
-)
 from fourfold.explorer.views import View
+from fourfold.families import lookup
 from fourfold.layers.base_model import Model
-from fourfold.models import (
-    CLIP,
-    CausalClassifier,
-    CausalLM,
-    HierarchicalClassifier,
-    MaskedAutoencoder,
-    MaskedLM,
-    SequenceClassifier,
-    TokenClassifier,
-    ViT,
-)
-from fourfold.models.encoder_decoder.model import Seq2Seq
-from fourfold.models.masked_lm.classifiers import SpanExtractor
 
 ROW_BYTES = 3_000_000  # largest size in bytes of the maps of a row, compressed and in base64
 FILE_BYTES = 15_000_000  # largest size in bytes of the maps of all rows together, likewise
-
-# The first class of which the model is an instance determines the view.
-VIEWS: list[tuple[type[Model], type[View]]] = [
-    (HierarchicalClassifier, DocumentView),
-    (ViT, ImageView),
-    (MaskedAutoencoder, MaskedImageView),
-    (CLIP, ImageTextView),
-    (CausalClassifier, ClassifierView),
-    (CausalLM, CausalView),
-    (SequenceClassifier, ClassifierView),
-    (TokenClassifier, ClassifierView),
-    (SpanExtractor, ClassifierView),
-    (MaskedLM, MaskedView),
-]
 
 
 class Settings(NamedTuple):
@@ -97,13 +63,12 @@ def make_view(model: Model, settings: Settings) -> View:
             `settings.layers` names.
     """
     select_layers(model, settings.layers, "--layers")
-    view = next((view for parent, view in VIEWS if isinstance(model, parent)), None)
-    if isinstance(model, Seq2Seq):
-        view = CaptionView if model.accepts_images else TranslationView
-    if view is None:
+    make = lookup("views", [cls.__name__ for cls in type(model).__mro__])
+    if make is None:
         problem = f"is a {type(model).__name__}, for which there is no page"
         raise InputError(problem, option="the checkpoint")
-    return view(model, settings.truncate, settings.generate)
+    view: View = make(model, settings.truncate, settings.generate)
+    return view
 
 
 def build_document(

@@ -23,6 +23,7 @@ from fourfold.data.vision.features import input_transform
 from fourfold.data.vision.transforms import eval_transform
 from fourfold.explorer.inputs import Example, fit, longest_input, short_title, tokenizer_of
 from fourfold.explorer.maps import Collector, Kind
+from fourfold.explorer.text_views import TranslationView
 from fourfold.explorer.views import Row, View, short_number
 from fourfold.models import SigLIP
 
@@ -420,3 +421,9 @@ def _add_relevance(
     scores = scores - np.eye(1, scores.shape[1], dtype=scores.dtype) * bool(n_prefix)
     limits = [0.0, float(scores.max())]
     collector.add("relevance", scores, "class", "patches", title=title, range=limits)
+
+
+def make_seq2seq_view(model: Any, truncate: bool, generate: int) -> View:
+    """Return the view of an encoder-decoder, whose source is an image or a text."""
+    view = CaptionView if model.accepts_images else TranslationView
+    return view(model, truncate, generate)

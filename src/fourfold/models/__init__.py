@@ -1,53 +1,48 @@
-"""Model classes and configs: transformer families, recurrent and other models, baselines.
+"""Model classes and configs. A class is imported when it is first accessed."""
 
-Recurrent models and some others are imported when they are first accessed.
-"""
+from typing import TYPE_CHECKING, Any
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from fourfold.layers.base_model import Model as Model
-from fourfold.models.baselines.resnet import ResNet as ResNet
-from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
-from fourfold.models.causal_lm.model import CausalLM as CausalLM
-from fourfold.models.causal_lm.model import CausalLMConfig as CausalLMConfig
-from fourfold.models.contrastive.clip import CLIP as CLIP
-from fourfold.models.contrastive.clip import CLIPConfig as CLIPConfig
-from fourfold.models.contrastive.siglip import SigLIP as SigLIP
-from fourfold.models.contrastive.siglip import SigLIPConfig as SigLIPConfig
-from fourfold.models.encoder_decoder.composite import (
-    CompositeEncoderDecoder as CompositeEncoderDecoder,
-)
-from fourfold.models.encoder_decoder.composite import ImageToTextConfig as ImageToTextConfig
-from fourfold.models.encoder_decoder.composite import TextToTextConfig as TextToTextConfig
-from fourfold.models.encoder_decoder.model import EncoderDecoder as EncoderDecoder
-from fourfold.models.encoder_decoder.model import EncoderDecoderConfig as EncoderDecoderConfig
-from fourfold.models.encoder_decoder.t5 import T5 as T5
-from fourfold.models.encoder_decoder.t5 import T5Config as T5Config
-from fourfold.models.masked_lm.classifiers import CausalClassifier as CausalClassifier
-from fourfold.models.masked_lm.classifiers import CausalClassifierConfig as CausalClassifierConfig
-from fourfold.models.masked_lm.classifiers import SequenceClassifier as SequenceClassifier
-from fourfold.models.masked_lm.classifiers import (
-    SequenceClassifierConfig as SequenceClassifierConfig,
-)
-from fourfold.models.masked_lm.classifiers import SpanExtractor as SpanExtractor
-from fourfold.models.masked_lm.classifiers import SpanExtractorConfig as SpanExtractorConfig
-from fourfold.models.masked_lm.classifiers import TokenClassifier as TokenClassifier
-from fourfold.models.masked_lm.classifiers import TokenClassifierConfig as TokenClassifierConfig
-from fourfold.models.masked_lm.model import MaskedLM as MaskedLM
-from fourfold.models.masked_lm.model import MaskedLMConfig as MaskedLMConfig
-from fourfold.models.registry import create as create
-from fourfold.models.registry import list_models as list_models
-from fourfold.models.vit.model import ViT as ViT
-from fourfold.models.vit.model import ViTConfig as ViTConfig
+from fourfold.families import import_member, members
 
 if TYPE_CHECKING:
+    from fourfold.layers.base_model import Model as Model
     from fourfold.models.baselines.convolution import ConvolutionalLM as ConvolutionalLM
     from fourfold.models.baselines.convolution import ConvolutionalLMConfig as ConvolutionalLMConfig
     from fourfold.models.baselines.ladder import LadderClassifier as LadderClassifier
     from fourfold.models.baselines.ladder import LadderClassifierConfig as LadderClassifierConfig
     from fourfold.models.baselines.ladder import LadderLM as LadderLM
     from fourfold.models.baselines.ladder import LadderLMConfig as LadderLMConfig
+    from fourfold.models.baselines.resnet import ResNet as ResNet
+    from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
+    from fourfold.models.causal_lm.model import CausalLM as CausalLM
+    from fourfold.models.causal_lm.model import CausalLMConfig as CausalLMConfig
+    from fourfold.models.contrastive.clip import CLIP as CLIP
+    from fourfold.models.contrastive.clip import CLIPConfig as CLIPConfig
+    from fourfold.models.contrastive.siglip import SigLIP as SigLIP
+    from fourfold.models.contrastive.siglip import SigLIPConfig as SigLIPConfig
+    from fourfold.models.encoder_decoder.composite import (
+        CompositeEncoderDecoder as CompositeEncoderDecoder,
+    )
+    from fourfold.models.encoder_decoder.composite import ImageToTextConfig as ImageToTextConfig
+    from fourfold.models.encoder_decoder.composite import TextToTextConfig as TextToTextConfig
+    from fourfold.models.encoder_decoder.model import EncoderDecoder as EncoderDecoder
+    from fourfold.models.encoder_decoder.model import EncoderDecoderConfig as EncoderDecoderConfig
+    from fourfold.models.encoder_decoder.t5 import T5 as T5
+    from fourfold.models.encoder_decoder.t5 import T5Config as T5Config
+    from fourfold.models.masked_lm.classifiers import CausalClassifier as CausalClassifier
+    from fourfold.models.masked_lm.classifiers import (
+        CausalClassifierConfig as CausalClassifierConfig,
+    )
+    from fourfold.models.masked_lm.classifiers import SequenceClassifier as SequenceClassifier
+    from fourfold.models.masked_lm.classifiers import (
+        SequenceClassifierConfig as SequenceClassifierConfig,
+    )
+    from fourfold.models.masked_lm.classifiers import SpanExtractor as SpanExtractor
+    from fourfold.models.masked_lm.classifiers import SpanExtractorConfig as SpanExtractorConfig
+    from fourfold.models.masked_lm.classifiers import TokenClassifier as TokenClassifier
+    from fourfold.models.masked_lm.classifiers import TokenClassifierConfig as TokenClassifierConfig
+    from fourfold.models.masked_lm.model import MaskedLM as MaskedLM
+    from fourfold.models.masked_lm.model import MaskedLMConfig as MaskedLMConfig
     from fourfold.models.recurrent.captioner import RecurrentCaptioner as RecurrentCaptioner
     from fourfold.models.recurrent.captioner import (
         RecurrentCaptionerConfig as RecurrentCaptionerConfig,
@@ -70,34 +65,19 @@ if TYPE_CHECKING:
     )
     from fourfold.models.recurrent.language_model import RecurrentLM as RecurrentLM
     from fourfold.models.recurrent.language_model import RecurrentLMConfig as RecurrentLMConfig
+    from fourfold.models.registry import create as create
+    from fourfold.models.registry import list_models as list_models
     from fourfold.models.vit.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
     from fourfold.models.vit.masked_autoencoder import (
         MaskedAutoencoderConfig as MaskedAutoencoderConfig,
     )
-
-_LAZY_MODULES = {
-    "ConvolutionalLM": "baselines.convolution",
-    "ConvolutionalLMConfig": "baselines.convolution",
-    "LadderClassifier": "baselines.ladder",
-    "LadderClassifierConfig": "baselines.ladder",
-    "LadderLM": "baselines.ladder",
-    "LadderLMConfig": "baselines.ladder",
-    "MaskedAutoencoder": "masked_autoencoder",
-    "MaskedAutoencoderConfig": "masked_autoencoder",
-    "RecurrentCaptioner": "recurrent.captioner",
-    "RecurrentCaptionerConfig": "recurrent.captioner",
-    "RecurrentEncoderDecoder": "recurrent.encoder_decoder",
-    "RecurrentEncoderDecoderConfig": "recurrent.encoder_decoder",
-    "HierarchicalClassifier": "recurrent.hierarchical",
-    "HierarchicalClassifierConfig": "recurrent.hierarchical",
-    "RecurrentClassifier": "recurrent.language_model",
-    "RecurrentClassifierConfig": "recurrent.language_model",
-    "RecurrentLM": "recurrent.language_model",
-    "RecurrentLMConfig": "recurrent.language_model",
-}
+    from fourfold.models.vit.model import ViT as ViT
+    from fourfold.models.vit.model import ViTConfig as ViTConfig
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LAZY_MODULES:
-        raise AttributeError(f"module 'fourfold.models' has no attribute {name!r}")
-    return getattr(import_module(f"fourfold.models.{_LAZY_MODULES[name]}"), name)
+def __getattr__(name: str) -> Any:
+    return import_member("models", name)
+
+
+def __dir__() -> list[str]:
+    return list(members("models"))

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import fourfold.tasks
 from fourfold.atomic_files import disk_errors
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
@@ -15,9 +14,10 @@ from fourfold.checkpoints.files import read_file
 from fourfold.checkpoints.load import load, read_model, within_vocabulary
 from fourfold.checkpoints.save import staged_directory, write_graphs, write_transformers
 from fourfold.errors import InputError
+from fourfold.families import import_member, members
 from fourfold.hub.directory import SourceModel
 from fourfold.models import ViT
-from fourfold.models.vit.model import hub_timm as timm
+from fourfold.models.vit import hub_timm as timm
 
 TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
 
@@ -69,7 +69,7 @@ def make_task(found: SourceModel) -> Any:
     if isinstance(model, ViT) and not model.heads:
         message = "the classification head is missing; use init_from to train a new head, or"
         raise InputError(f"{message} fourfold.load for the hidden states", file=found.path)
-    classes = [x for x in vars(fourfold.tasks).values() if isinstance(x, type)]
+    classes = (import_member("tasks", name) for name in members("tasks"))
     task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
     task = task_class(model.config)
     task.model = model

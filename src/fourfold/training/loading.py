@@ -35,9 +35,10 @@ from fourfold.checkpoints.schema import (
     check_training,
 )
 from fourfold.errors import InputError, errors_in, reading
+from fourfold.families import import_member, members
 
 if TYPE_CHECKING:
-    from fourfold.tasks import Task
+    from fourfold.training.task import Task
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -163,12 +164,14 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
     Raises:
         InputError: The class is not allowed, or is not a task.
     """
-    import fourfold.tasks  # here, since that package imports this module
+    from fourfold.training.task import Task  # here, since that module imports this one
 
-    shipped = {class_path(x): x for x in vars(fourfold.tasks).values() if isinstance(x, type)}
-    is_shipped = name.startswith("fourfold.tasks.")
-    found = shipped.get(name) if is_shipped else find_user_class(name, classes, path)
-    if not isinstance(found, type) or not issubclass(found, fourfold.tasks.Task):
+    if name.startswith("fourfold.tasks."):  # before version 0.3, with a module of that package
+        short = name.rpartition(".")[2]
+        found = import_member("tasks", short) if short in members("tasks") else None
+    else:
+        found = find_user_class(name, classes, path)
+    if not isinstance(found, type) or not issubclass(found, Task):
         raise InputError(f"{name[:200]} is not a task", file=path)
     return found
 

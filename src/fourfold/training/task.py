@@ -37,6 +37,7 @@ from fourfold.checkpoints.schema import (
 from fourfold.core.config import ModelConfig
 from fourfold.core.validation import check_kinds
 from fourfold.errors import InputError, errors_in
+from fourfold.families import members
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
 from fourfold.layers.base_model import Model
@@ -138,6 +139,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     schedule: ScheduleConfig
     init_from: InitFrom = field(default=None, kw_only=True)
     tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Configs and checkpoints name the public module, wherever the file of a task is.
+        if members("tasks").get(cls.__name__) == cls.__module__:
+            cls.__module__ = "fourfold.tasks"
 
     def __post_init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from fourfold.commands.train.config_files import expand_arguments
 from fourfold.commands.train.known_keys import _trainer_arguments, arguments_of, check_keys
 from fourfold.errors import InputError
 
-TASKS = [x for x in vars(fourfold.tasks).values() if isinstance(x, type)]
+TASKS = [getattr(fourfold.tasks, name) for name in dir(fourfold.tasks) if name != "load_task"]
 DATA = [getattr(fourfold.data, name) for name in fourfold.data.__all__]
 
 

@@ -139,10 +139,7 @@ def test_checkpoint_of_another_task_is_rejected(run: Run, trained: Train, here: 
     checkpoint = trained("mt") / "checkpoints/last.ckpt"
     result = run("test", "--config", trained("lm") / "config.yaml", "--ckpt_path", checkpoint)
     assert result.code == 2
-    assert (
-        "--model must be fourfold.models.encoder_decoder.task.Translation, which wrote the checkpoint"
-        in result.err
-    )
+    assert "--model must be fourfold.tasks.Translation, which wrote the checkpoint" in result.err
 
 
 @pytest.mark.parametrize(

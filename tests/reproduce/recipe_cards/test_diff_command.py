@@ -100,7 +100,7 @@ def test_a_mistake_in_a_config_has_its_line(
 
 def test_every_task_is_called_by_a_word_of_the_cards() -> None:
     assert set(TASK_OF_CLASS.values()) == set(CARD_TASKS)
-    there = {name for name, kind in vars(tasks).items() if isinstance(kind, type)} - {"Task"}
+    there = set(dir(tasks)) - {"Task", "load_task"}
     named = {name for name in there if name.endswith(tuple(TASK_OF_CLASS))}
     without_card = {
         *("Captioning", "ContrastiveLearning", "MaskedImageModeling", "RecurrentCaptioning"),

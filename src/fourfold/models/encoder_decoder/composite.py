@@ -42,7 +42,7 @@ class TextToTextConfig(CausalLMConfig):
         Embedding(100, 768)
     """
 
-    encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)  # noqa: RUF009  (frozen)
+    encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ImageToTextConfig(CausalLMConfig):
         True
     """
 
-    encoder: ViTConfig = ViTConfig()  # noqa: RUF009  (frozen)
+    encoder: ViTConfig = ViTConfig()
 
 
 class CompositeEncoderDecoder(Seq2Seq):

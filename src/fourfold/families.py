@@ -1,0 +1,112 @@
+"""Model families: what each one contributes to the package, and the list of all families.
+
+A family is a folder of `fourfold.models`, whose `family.py` declares a `Family`. Names in the
+declaration are import paths ("module:Class"), so that a declaration is read without torch and
+only the parts that are used are imported.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules, resolve_name
+from typing import Any, Literal
+
+# Names of `fourfold.models` and `fourfold.tasks` that belong to no family.
+SHARED = {
+    "models": {
+        "Model": "fourfold.layers.base_model",
+        "create": "fourfold.models.registry",
+        "list_models": "fourfold.models.registry",
+    },
+    "tasks": {"Task": "fourfold.training.task", "load_task": "fourfold.training.loading"},
+}
+_REGISTERED: list["Family"] = []
+
+
+@dataclass(frozen=True)
+class Family:
+    """Declaration of a model family.
+
+    Args:
+        name: Name of the family, such as "vit".
+        models: Modules of the classes of models and configs, by class name.
+        tasks: Modules of the tasks, by class name.
+        sizes: Published models by name: the name of the model class, and the fields of its config
+            that differ from the defaults.
+        architectures: Modules that describe classes of transformers in a tuple `ARCHITECTURES`, by
+            the `model_type` in config.json.
+        processors: Classes ("module:Class") that process the lines of a command such as
+            "translate", by command and name of the task.
+        views: Classes ("module:Class") that show a model on the page of `fourfold look`, by name
+            of the model class.
+    """
+
+    name: str
+    models: Mapping[str, str]
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    architectures: Mapping[str, str] = field(default_factory=dict)
+    processors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    views: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def _built_in() -> tuple[Family, ...]:
+    package = import_module("fourfold.models")
+    folders = sorted(found.name for found in iter_modules(package.__path__) if found.ispkg)
+    return tuple(import_module(f"fourfold.models.{name}.family").FAMILY for name in folders)
+
+
+@cache
+def _installed() -> tuple[Family, ...]:
+    return tuple(entry.load() for entry in entry_points(group="fourfold.families"))
+
+
+def families() -> Iterator[Family]:
+    """Iterate over the families of fourfold, of installed packages and of `register`."""
+    yield from (*_built_in(), *_installed(), *_REGISTERED)
+
+
+def register(family: Family) -> None:
+    """Add a family of your own, so that `create`, the shell commands and `look` know its models.
+
+    An installed package declares its family by an entry point in the group "fourfold.families".
+    """
+    _REGISTERED[:] = [*(known for known in _REGISTERED if known.name != family.name), family]
+
+
+def members(section: Literal["models", "tasks"]) -> dict[str, str]:
+    """Return the modules of all classes in a section of the declarations, by class name."""
+    found = dict(SHARED[section])
+    for family in families():
+        found |= getattr(family, section)
+    return found
+
+
+def import_member(section: Literal["models", "tasks"], name: str) -> Any:
+    """Import a class of a section of the declarations.
+
+    Raises:
+        AttributeError: No family has a class of this name.
+    """
+    if name.startswith("__") or name not in (found := members(section)):
+        raise AttributeError(f"module 'fourfold.{section}' has no attribute {name!r}")
+    return getattr(import_module(found[name]), name)
+
+
+def lookup(table: str, names: Iterable[str]) -> Any:
+    """Import the object that the first of several names has in a table of the families.
+
+    Args:
+        table: Name of a field of `Family`, such as "views".
+        names: Names in order of preference, such as those of a class and its parents.
+
+    Returns:
+        The object, or None if no family has an entry.
+    """
+    tables = [getattr(family, table) for family in families()]
+    paths = (entries[name] for name in names for entries in tables if name in entries)
+    path = next(paths, None)
+    return None if path is None else resolve_name(path)

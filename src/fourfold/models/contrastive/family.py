@@ -1,0 +1,36 @@
+"""Family of models that compare images and texts: CLIP and SigLIP."""
+
+from fourfold.families import Family
+
+FAMILY = Family(
+    name="contrastive",
+    models={
+        **dict.fromkeys(("CLIP", "CLIPConfig"), f"{__package__}.clip"),
+        **dict.fromkeys(("SigLIP", "SigLIPConfig"), f"{__package__}.siglip"),
+    },
+    tasks=dict.fromkeys(
+        ("ContrastiveLearning", "SigmoidContrastiveLearning"), f"{__package__}.task"
+    ),
+    sizes={
+        "siglip-base-patch16-224": ("SigLIP", {}),
+        "clip-vit-base-patch32": ("CLIP", {}),
+        "clip-vit-base-patch16": ("CLIP", {"patch_size": 16}),
+        "clip-vit-large-patch14": (
+            "CLIP",
+            {
+                "d_model": 768,
+                "n_layers": 12,
+                "n_heads": 12,
+                "d_ff": 3072,
+                "image_d_model": 1024,
+                "image_n_layers": 24,
+                "image_n_heads": 16,
+                "image_d_ff": 4096,
+                "patch_size": 14,
+                "d_embed": 768,
+            },
+        ),
+    },
+    architectures={"clip": f"{__package__}.hub", "siglip": f"{__package__}.hub_siglip"},
+    views={"CLIP": "fourfold.explorer.image_views:ImageTextView"},
+)

@@ -1,0 +1,44 @@
+"""Family of encoder-decoders: the Transformer of 2017, Marian, BART, Pegasus, T5, captioning."""
+
+from fourfold.families import Family
+
+BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
+LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
+COMPOSITE = ("CompositeEncoderDecoder", "ImageToTextConfig", "TextToTextConfig")
+TRANSLATOR = "fourfold.commands.infer.translate:SentenceTranslator"
+
+FAMILY = Family(
+    name="encoder_decoder",
+    models={
+        **dict.fromkeys(("EncoderDecoder", "EncoderDecoderConfig"), f"{__package__}.model"),
+        **dict.fromkeys(COMPOSITE, f"{__package__}.composite"),
+        **dict.fromkeys(("T5", "T5Config"), f"{__package__}.t5"),
+    },
+    tasks={
+        **dict.fromkeys(
+            ("Translation", "CompositeTranslation", "TextToText"), f"{__package__}.task"
+        ),
+        "Captioning": f"{__package__}.captioning_task",
+    },
+    sizes={
+        "transformer_base": ("EncoderDecoder", {}),
+        "transformer_big": (
+            "EncoderDecoder",
+            {"d_model": 1024, "n_heads": 16, "d_ff": 4096, "dropout": 0.3},
+        ),
+        "t5-small": ("T5", {}),
+        "t5-base": ("T5", BASE),
+        "t5-large": ("T5", LARGE),
+    },
+    architectures={
+        **dict.fromkeys(("marian", "pegasus", "bart"), f"{__package__}.hub"),
+        "t5": f"{__package__}.hub_t5",
+    },
+    processors={
+        "translate": {"Translation": TRANSLATOR},
+        "caption": {"Captioning": "fourfold.commands.infer.caption:ImageCaptioner"},
+    },
+    views={
+        "Seq2Seq": "fourfold.explorer.image_views:make_seq2seq_view",
+    },
+)

@@ -1,0 +1,51 @@
+"""Family of Vision Transformers: ViT, DeiT, DINOv2, DINOv3 and masked autoencoders."""
+
+from fourfold.families import Family
+
+TINY = {"d_model": 192, "n_layers": 12, "n_heads": 3, "d_ff": 768}
+SMALL = {"d_model": 384, "n_layers": 12, "n_heads": 6, "d_ff": 1536}
+BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
+LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
+HUGE = {"d_model": 1280, "n_layers": 32, "n_heads": 16, "d_ff": 5120}
+# Dosovitskiy et al. 2020, Table 3; Touvron et al. 2020, Table 9.
+VIT = {"dropout": 0.1, "ff_dropout": 0.1}
+DEIT = {"drop_path": 0.1, "init": "bert"}
+
+FAMILY = Family(
+    name="vit",
+    models={
+        **dict.fromkeys(("ViT", "ViTConfig"), f"{__package__}.model"),
+        **dict.fromkeys(
+            ("MaskedAutoencoder", "MaskedAutoencoderConfig"), f"{__package__}.masked_autoencoder"
+        ),
+    },
+    tasks={
+        "ImageClassification": f"{__package__}.task",
+        "MaskedImageModeling": f"{__package__}.masked_image_task",
+    },
+    sizes={
+        "vit_tiny_patch16_224": ("ViT", {**TINY, **VIT}),
+        "vit_small_patch16_224": ("ViT", {**SMALL, **VIT}),
+        "vit_base_patch16_224": ("ViT", {**BASE, **VIT}),
+        "vit_base_patch32_224": ("ViT", {**BASE, **VIT, "patch_size": 32}),
+        "vit_large_patch16_224": ("ViT", {**LARGE, **VIT}),
+        "vit_large_patch32_224": ("ViT", {**LARGE, **VIT, "patch_size": 32}),
+        "vit_huge_patch14_224": ("ViT", {**HUGE, **VIT, "patch_size": 14}),
+        "deit_tiny_patch16_224": ("ViT", {**TINY, **DEIT}),
+        "deit_small_patch16_224": ("ViT", {**SMALL, **DEIT}),
+        "deit_base_patch16_224": ("ViT", {**BASE, **DEIT}),
+        "deit_tiny_distilled_patch16_224": ("ViT", {**TINY, **DEIT, "distillation": True}),
+        "deit_small_distilled_patch16_224": ("ViT", {**SMALL, **DEIT, "distillation": True}),
+        "deit_base_distilled_patch16_224": ("ViT", {**BASE, **DEIT, "distillation": True}),
+    },
+    architectures=dict.fromkeys(
+        ("vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"), f"{__package__}.hub"
+    ),
+    processors={
+        "classify": {"ImageClassification": "fourfold.commands.infer.classify:ImageClassifier"}
+    },
+    views={
+        "ViT": "fourfold.explorer.image_views:ImageView",
+        "MaskedAutoencoder": "fourfold.explorer.image_views:MaskedImageView",
+    },
+)
