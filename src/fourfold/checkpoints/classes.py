@@ -24,6 +24,12 @@ def class_path(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def public_path(path: str) -> str:
+    """Return the import path of a task as of version 0.3, where tasks had a module before."""
+    is_task = path.startswith("fourfold.tasks.")
+    return f"fourfold.tasks.{path.rpartition('.')[2]}" if is_task else path
+
+
 def is_shipped(cls: type[Any]) -> bool:
     """Return True for a class of fourfold, and False for a class of the user."""
     return cls.__module__.partition(".")[0] == "fourfold"

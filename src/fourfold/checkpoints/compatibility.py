@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fourfold.checkpoints.classes import public_path
 from fourfold.checkpoints.schema import as_list, flatten
 from fourfold.errors import InputError
 
@@ -25,7 +26,7 @@ def check_same_task(
     Raises:
         InputError: The task, the tokenizer or the class names differ.
     """
-    written_by = saved["task"]["class"]
+    written_by = public_path(saved["task"]["class"])
     if written_by != task_class:
         message = f"must be {written_by}, which wrote the checkpoint, got {task_class}"
         raise InputError(message, option="--model")

@@ -20,6 +20,7 @@ from fourfold.checkpoints.classes import (
     find_user_class,
     is_shipped,
     model_name,
+    public_path,
 )
 from fourfold.checkpoints.files import find_checkpoint, read_file
 from fourfold.checkpoints.load import (
@@ -166,8 +167,8 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
     """
     from fourfold.training.task import Task  # here, since that module imports this one
 
-    if name.startswith("fourfold.tasks."):  # before version 0.3, with a module of that package
-        short = name.rpartition(".")[2]
+    package, _, short = public_path(name).rpartition(".")
+    if package == "fourfold.tasks":
         found = import_member("tasks", short) if short in members("tasks") else None
     else:
         found = find_user_class(name, classes, path)

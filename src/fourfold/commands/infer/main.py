@@ -63,8 +63,8 @@ MAXIMA = {
 }
 # Classes of tasks that a command does not import, because its processor reads only the model.
 TASKS_WITHOUT_LIGHTNING = {
-    "generate": "fourfold.models.causal_lm.task.CausalLanguageModeling",
-    "fill": "fourfold.models.masked_lm.task.MaskedLanguageModeling",
+    "generate": "fourfold.tasks.CausalLanguageModeling",
+    "fill": "fourfold.tasks.MaskedLanguageModeling",
 }
 # Classes of the models of these tasks.
 MODELS_WITHOUT_LIGHTNING = {"generate": "CausalLM", "fill": "MaskedLM"}
@@ -243,6 +243,7 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
     Raises:
         InputError: The checkpoint is invalid, or its task does not fit the command.
     """
+    from fourfold.checkpoints.classes import public_path
     from fourfold.checkpoints.files import find_checkpoint, read_file
     from fourfold.checkpoints.load import is_model_directory, load
     from fourfold.commands.infer.base import LoadedModel
@@ -254,7 +255,7 @@ def _load(path: Path, command: str, classes: tuple[str, ...]) -> Any:
     saved = read_file(path).get("fourfold")
     task = saved.get("task") if isinstance(saved, dict) else None
     name = task.get("class") if isinstance(task, dict) else None
-    if name is not None and name == TASKS_WITHOUT_LIGHTNING.get(command):
+    if name is not None and public_path(name) == TASKS_WITHOUT_LIGHTNING.get(command):
         return LoadedModel(load(path))
     from fourfold.training.loading import load_task
 
