@@ -14,9 +14,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import (
-    DDPStrategy,
     ModelParallelStrategy,
-    SingleDeviceStrategy,
     model_parallel,
 )
 from lightning.pytorch.trainer.states import RunningStage
@@ -28,7 +26,6 @@ from fourfold.lightning_internals import (
     attached_trainer,
     can_stop_early,
     clear_restart_flags,
-    ddp_options,
     divide_evaluation_exactly,
     dump_checkpoint,
     is_accumulating,
@@ -298,13 +295,6 @@ def test_set_data_parallel_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RuntimeError, match="the size was recorded"):
         trainer.fit(Model())
     assert sizes == [3]
-
-
-def test_ddp_options() -> None:
-    options = {"find_unused_parameters": True}
-    assert ddp_options(DDPStrategy(**options)) == options
-    assert ddp_options(DDPStrategy()) == {}
-    assert ddp_options(SingleDeviceStrategy()) is None
 
 
 def test_signal_handlers_are_ours_in_fit_and_restored() -> None:

@@ -251,8 +251,3 @@ def set_data_parallel_size(strategy: Any, size: int) -> None:
     Lightning's default, the number of nodes, is set before the number of processes is known.
     """
     strategy._data_parallel_size = size
-
-
-def ddp_options(strategy: Any) -> dict[str, Any] | None:
-    """Return the options of `DistributedDataParallel`, or None if the strategy is not DDP."""
-    return getattr(strategy, "_ddp_kwargs", None)

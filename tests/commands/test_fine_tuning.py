@@ -180,10 +180,6 @@ def test_another_shape_than_the_sources_is_one_sentence(
             "n_heads of the source must be that of the model, 4, got 2",
         ),
         (["--model.init_from", here / "nothing.ckpt"], "there is no such checkpoint"),
-        (
-            ["--model.init_from", pretrained, "--model.tuning.freeze", 7],
-            "must be at most 1, the number of layers",
-        ),
     ):
         result = run(*call, *options)
         assert result.code == 2

@@ -1,5 +1,4 @@
 import csv
-import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from fourfold.loggers.media import (
     ConfusionMatrix,
     ImageGrid,
     Table,
-    TintedDocument,
-    TintedText,
 )
 
 
@@ -90,19 +87,3 @@ def test_many_maps_over_an_image_are_drawn_in_rows(tmp_path: Path) -> None:
     one_row, two_rows = size(7), size(12)
     assert two_rows[0] == one_row[0]
     assert 1.5 * one_row[1] < two_rows[1] < 2.5 * one_row[1]
-
-
-def test_tint_of_a_word_is_its_weight_times_the_root_of_the_sentence(tmp_path: Path) -> None:
-    document = TintedDocument(
-        "a < b", [["<b>", "wo", "##rd"], ["end"]], [[0.5, 0.3, 0.2], [1.0]], [0.36, 0.64, 0.0]
-    )
-    (file,) = TintedText([document]).save(tmp_path, "attention")
-    page = file.read_text(encoding="utf-8")
-    # 0.6 * 0.5 = 0.3 for the first word; 0.8 for the last, which is the darkest.
-    tints = [float(x) for x in re.findall(r"rgba\(70,130,255,([\d.]+)\)", page)]
-    assert tints == [0.375, 0.225, 0.15, 1.0]
-    reds = [float(x) for x in re.findall(r"rgba\(255,70,70,([\d.]+)\)", page)]
-    assert reds == [0.562, 1.0]
-    assert "<h2>a &lt; b</h2>" in page
-    assert ">&lt;b&gt;</span> <span" in page
-    assert ">wo</span><span" in page  # no space within a word

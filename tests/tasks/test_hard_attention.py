@@ -219,8 +219,6 @@ def test_attention_learns_to_copy(kind: str) -> None:
     [
         ({"attn_weights": "hard_argmax"}, {}, "mix_outputs must be true to train hard_argmax"),
         ({"mix_outputs": True}, {"label_smoothing": 0.1}, "label_smoothing must be 0 for mix_out"),
-        ({}, {"reward_weight": -1.0}, "reward_weight must be at least 0"),
-        ({}, {"entropy_weight": -1.0}, "entropy_weight must be at least 0"),
         ({"mix_outputs": True, "input_feeding": True}, {}, "mix_outputs must be false unless the"),
         ({"mix_outputs": True, "attn_weights": "local_p"}, {}, "attn_weights must be softmax or"),
     ],

@@ -1,8 +1,6 @@
-"""Tables, plots, images and HTML pages that a run saves as CSV, PNG and HTML files."""
+"""Tables, plots and images that a run saves as CSV and PNG files."""
 
 import csv
-import html
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,90 +196,7 @@ class AttentionMaps(NamedTuple):
         return _save(figure, path)
 
 
-class TintedDocument(NamedTuple):
-    """Document of sentences with the weights of a hierarchical attention network.
-
-    Args:
-        title: Heading of the document.
-        sentences: Words of each sentence. A word with the prefix `##` is displayed without a space
-            before it.
-        word_weights: Attention weight p_w of each word of each sentence.
-        sentence_weights: Attention weight p_s of each sentence. Further weights, which belong to
-            padding, are ignored.
-
-    Example:
-        >>> document = TintedDocument("positive", [["a", "great", "film"]], [[0.1, 0.8, 0.1]], [1])
-        >>> max(zip(document.word_weights[0], document.sentences[0]))
-        (0.8, 'great')
-    """
-
-    title: str
-    sentences: Sequence[Sequence[str]]
-    word_weights: Sequence[Sequence[float]]
-    sentence_weights: Sequence[float]
-
-
-class TintedText(NamedTuple):
-    """HTML page that colors words and sentences by attention (Yang et al. 2016, section 3.6).
-
-    A red cell shows the weight p_s of each sentence. The words are on a blue background, whose
-    opacity is proportional to sqrt(p_s) p_w for the weight p_w of the word. With this square root,
-    important words of less important sentences are visible. The opacities of each document are
-    scaled such that the largest one is 1, separately for sentences and words.
-
-    Args:
-        documents: The documents.
-
-    Example:
-        >>> import tempfile
-        >>> document = TintedDocument("positive", [["a", "great", "film"]], [[0.1, 0.8, 0.1]], [1])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     (path,) = TintedText([document]).save(Path(folder), "weights")
-        ...     path.name, "great" in path.read_text()
-        ('weights.html', True)
-    """
-
-    documents: Sequence[TintedDocument]
-
-    def save(self, folder: Path, name: str) -> list[Path]:
-        """Save the page as `name`.html in `folder`, and return a list with the path."""
-        parts = [
-            '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Attention weights</title>',
-            "<style>body{font:15px sans-serif;max-width:60em;margin:2em auto;color:#000}",
-            "td{padding:.2em .5em;vertical-align:top}span{padding:0 .1em}</style>",
-            *map(_document_page, self.documents),
-        ]
-        path = folder / f"{name}.html"
-        with atomic_path(path) as part:
-            part.write_text("\n".join([*parts, "</html>", ""]), encoding="utf-8")
-        return [path]
-
-
-Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps | TintedText
-
-
-def _document_page(document: TintedDocument) -> str:
-    """Return the HTML of a document, a heading and a table with a row for each sentence."""
-    weights = document.sentence_weights[: len(document.sentences)]
-    tints = [
-        [math.sqrt(share) * weight for weight in words]
-        for share, words in zip(weights, document.word_weights, strict=True)
-    ]
-    darkest = max(max(row) for row in tints), max(weights)
-    rows = []
-    for words, row, share, own in zip(
-        document.sentences, tints, weights, document.word_weights, strict=True
-    ):
-        spans = [
-            f"{'' if word.startswith('##') else ' '}"
-            f'<span style="background:rgba(70,130,255,{tint / darkest[0]:.3f})"'
-            f' title="{weight:.4f}">{html.escape(word.removeprefix("##") or word)}</span>'
-            for word, tint, weight in zip(words, row, own, strict=True)
-        ]
-        color = f"rgba(255,70,70,{share / darkest[1]:.3f})"
-        cell = f'<td style="background:{color}">{share:.3f}</td>'
-        rows.append(f"<tr>{cell}<td>{''.join(spans)}</td></tr>")
-    return f"<h2>{html.escape(document.title)}</h2>\n<table>\n" + "\n".join([*rows, "</table>"])
+Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps
 
 
 def _pixels(image: Tensor) -> np.ndarray:

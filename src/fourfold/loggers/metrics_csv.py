@@ -101,11 +101,6 @@ class MetricsCSVLogger(Logger):
             kept = [row for row in rows if row["step"].isdecimal() and int(row["step"]) <= step]
             self._write(columns, kept)
 
-    @rank_zero_only
-    def check(self) -> None:
-        """Rename metrics.csv if it is damaged."""
-        self._read()
-
     def sync(self) -> None:
         """Flush metrics.csv to the disk."""
         if self.file.is_file():
@@ -175,12 +170,6 @@ class RewindMetricsCSV(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rename a damaged metrics.csv of a complete run, whose training does not start."""
-        for logger in trainer.loggers:
-            if isinstance(logger, MetricsCSVLogger):
-                logger.check()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

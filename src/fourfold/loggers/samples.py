@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.analysis.attention_maps import attention_maps
 from fourfold.loggers.media import AttentionMaps
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -73,6 +72,8 @@ def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> A
         >>> maps.rows, maps.names, maps.maps[0].shape
         (['c', 'a', 'b'], ['layer 1', 'layer 2'], torch.Size([3, 3]))
     """
+    from fourfold.analysis.attention_maps import attention_maps  # imports several families
+
     row = shortest_row(batch)
     names = token_names(task.tokenizer, row.ids[0].tolist())
     return layer_maps(attention_maps(task.model, "attn", lambda: forward(row)), names, names)

@@ -7,6 +7,7 @@ from typing import Any
 from lightning import Trainer
 
 from fourfold.errors import InputError
+from fourfold.metrics.base import gather_objects
 
 
 def table_digests(artifacts: dict[str, Any], splits: Mapping[str, Any]) -> dict[str, str]:
@@ -34,9 +35,8 @@ def check_equal_tables(trainer: Trainer, artifacts: dict[str, Any], datamodule: 
     if trainer.world_size == 1:
         return
     mine = table_digests(artifacts, getattr(datamodule, "splits", {}))
-    first = trainer.strategy.broadcast(mine)
-    for rank in range(1, trainer.world_size):
-        other = trainer.strategy.broadcast(mine, src=rank)
+    first, *others = gather_objects(mine)
+    for rank, other in enumerate(others, start=1):
         if differing := [name for name in first | other if first.get(name) != other.get(name)]:
             message = f"must be equal on all ranks, but rank {rank} has another {differing[0]} than"
             raise InputError(f"{message} rank 0", option="the data")

@@ -31,11 +31,6 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
     elif tuning.freeze:
         ids, head = layer_ids(model)
         n_layers = head - 1
-        if tuning.freeze != "all" and tuning.freeze > n_layers:
-            raise InputError(
-                f"must be at most {n_layers}, the number of layers, got {tuning.freeze}",
-                option="model.tuning.freeze",
-            )
         last_frozen = n_layers if tuning.freeze == "all" else int(tuning.freeze)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(ids[name] > last_frozen)

@@ -66,12 +66,6 @@ class FSDP2(ModelParallelStrategy):
         Raises:
             InputError: A parameter is a scalar, which has no dimension to shard.
         """
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 0:
-                raise InputError(
-                    f"must be ddp: fsdp2 shards weights by rows, but {name} is a scalar",
-                    option="--trainer.strategy",
-                )
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 of_first_rank = tensor.to(self.root_device)

@@ -1,25 +1,19 @@
 """Tasks from checkpoints: `load_task`, checks, and the reader of checkpoints for the Trainer."""
 
-import inspect
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import lightning
-from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fourfold.checkpoints.classes import (
     Classes,
     class_path,
-    config_class_of,
     find_user_class,
     is_shipped,
-    model_name,
     public_path,
 )
 from fourfold.checkpoints.files import find_checkpoint, read_file
@@ -203,48 +197,3 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
         check_training(content)
     content.setdefault("pytorch-lightning_version", lightning.__version__)
     return content
-
-
-def default_config_class(
-    parameter: inspect.Parameter, task_class: "type[Task[Any, Any]]"
-) -> type[Any]:
-    """Return the class of the default value of the argument `config` of a task's constructor."""
-    has_default = parameter.default is not parameter.empty
-    return type(parameter.default if has_default else task_class.config)  # type: ignore[misc]
-
-
-def check_weight_averaging(checkpoint: Mapping[str, Any], callbacks: Iterable[Any]) -> None:
-    """Check that training does not resume from averaged weights in place of the trained weights.
-
-    Args:
-        checkpoint: Content of the checkpoint.
-        callbacks: Callbacks of the Trainer.
-
-    Raises:
-        InputError: The checkpoint holds both averaged and trained weights, and no callback averages
-            weights. Without such a callback, Lightning would train the averaged weights.
-    """
-    averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
-    if "current_model_state" in checkpoint and not averages:
-        raise InputError(
-            "must be given again: the checkpoint holds averaged weights", option="--ema_decay"
-        )
-
-
-def warn_if_config_is_unknown(model_class: type[Any], config: Any) -> None:
-    """Warn if `fourfold.load` will not find the class of the config of a user's model.
-
-    Args:
-        model_class: Class of the model.
-        config: Config of the model.
-    """
-    if "." not in model_name(model_class):
-        return  # a model of fourfold
-    with suppress(InputError):
-        if config_class_of(model_class) is type(config):
-            return
-    rank_zero_warn(
-        f"fourfold.load will not find the class {type(config).__name__} of the config of"
-        f" {class_path(model_class)}: give the model an attribute config_class, or the argument"
-        " `config` of its constructor this type"
-    )

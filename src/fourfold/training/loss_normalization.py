@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fourfold.errors import InputError, TrainingStopped
-from fourfold.lightning_internals import ddp_options
 from fourfold.metrics.base import stack_float64
 
 # With gradient accumulation, losses are divided by this number until the number of targets is
@@ -123,14 +122,9 @@ def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
     names = ", ".join(unused[:3])
     if len(unused) > 3:
         names += f" and {len(unused) - 3} more"
-    options = ddp_options(trainer.strategy)
-    if trainer.world_size > 1 and options is not None and not options.get("find_unused_parameters"):
-        raise InputError(
-            f"must be ddp_find_unused_parameters_true: the loss does not depend on {names}, and"
-            " DDP would wait for their gradients; or remove them from the model",
-            option="--trainer.strategy",
-        )
-    rank_zero_warn(f"the loss does not depend on {names}, which will not be trained")
+    remedy = "; with DDP, give --trainer.strategy ddp_find_unused_parameters_true"
+    hint = remedy if trainer.world_size > 1 else ""
+    rank_zero_warn(f"the loss does not depend on {names}, which will not be trained{hint}")
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

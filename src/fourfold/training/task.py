@@ -15,7 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import torch
 from lightning import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -24,8 +27,12 @@ from torchmetrics import Metric
 from fourfold.callbacks.runtime.required import add_required_callbacks
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
-from fourfold.checkpoints.init_from import InitFrom, initialize_from
-from fourfold.checkpoints.load import build_model, check_fits
+from fourfold.checkpoints.load import (
+    build_model,
+    check_fits,
+    generation_defaults,
+    set_attributes,
+)
 from fourfold.checkpoints.schema import (
     TASK_SECTIONS,
     VERSION,
@@ -36,7 +43,7 @@ from fourfold.checkpoints.schema import (
 )
 from fourfold.core.config import ModelConfig
 from fourfold.core.validation import check_kinds
-from fourfold.errors import InputError, errors_in
+from fourfold.errors import InputError, TrainingStopped, errors_in
 from fourfold.families import members
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
@@ -48,18 +55,14 @@ from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.training.equal_tables import check_equal_tables
 from fourfold.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
 from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
-from fourfold.training.loading import (
-    check_weight_averaging,
-    default_config_class,
-    load_task,
-    warn_if_config_is_unknown,
-)
+from fourfold.training.loading import load_task
 from fourfold.training.loss_normalization import (
     LossNormalizer,
     check_unused_parameters,
     gradient_norm,
 )
-from fourfold.training.total_steps import total_optimizer_steps, warn_if_warmup_never_ends
+from fourfold.training.nonfinite_loss import MicroBatch, find_nonfinite
+from fourfold.training.total_steps import total_optimizer_steps
 
 ModelT = TypeVar("ModelT", bound=Model)
 BatchT = TypeVar("BatchT")
@@ -137,7 +140,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     config: ModelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
-    init_from: InitFrom = field(default=None, kw_only=True)
+    init_from: str | dict[str, str] | None = field(default=None, kw_only=True)
     tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -154,6 +157,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         self.loss_normalizer = LossNormalizer()
+        self._micro_batches: list[MicroBatch] = []  # of the current optimizer step
 
     # Implemented by subclasses.
 
@@ -241,12 +245,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
                 artifacts of the DataModule have no tokenizer.
         """
         if "tokenizer" not in self.artifacts:
-            if attached_trainer(self) is not None and self.datamodule is not None:
-                name = type(self.datamodule).__name__
-                problem = f"must have texts and a tokenizer: artifacts() of {name} has no tokenizer"
-                raise InputError(problem, option="--data")
-            problem = "has no tokenizer: it was imported from weights without one"
-            raise InputError(problem, option="--checkpoint")
+            source = "--checkpoint" if self.datamodule is None else "--data"
+            raise InputError("must have a tokenizer among its artifacts", option=source)
         return Tokenizer.from_str(self.artifacts["tokenizer"])
 
     def configure_model(self) -> None:
@@ -268,6 +268,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             self._check_row_lengths()
         self.model = build_model(self.model_class, self.config)
         if trainer is not None and self.init_from and not self.resumes and not trainer.ckpt_path:
+            from fourfold.checkpoints.init_from import initialize_from  # imports several families
+
             # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
             tokenizer = artifacts_of(self.datamodule).get("tokenizer")
             interpolation = self.tuning.pos_embed_interpolation
@@ -308,14 +310,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         needed: int | None = getattr(self.datamodule, name, None)
         if needed is None and size is None:
             problem = f"must be given: {type(self.datamodule).__name__} has no attribute {name}"
-        elif needed is None or size is None:
+            raise InputError(problem, option=f"{section}.{name}")
+        if needed is None or size is None:
             return size or needed or 0
-        elif size < needed or (size > needed and name in self.must_equal_data):
+        if size < needed or (size > needed and name in self.must_equal_data):
             limit = f"at least {needed}" if size < needed else needed
-            problem = f"must be {limit}, the number in the data, or null, got {size}"
-        else:
-            return size
-        raise InputError(problem, option=f"{section}.{name}")
+            problem = f"must be {limit}, as in the data, got {size}"
+            raise InputError(problem, option=f"{section}.{name}")
+        return size
 
     def _check_row_lengths(self) -> None:
         """Check that the model supports the longest example of each split.
@@ -335,17 +337,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     # Training.
 
-    def on_fit_start(self) -> None:
-        """Warn if `fourfold.load` will not find the class of the config of a user's model."""
-        warn_if_config_is_unknown(self.model_class, self.config)
-
     def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
         """Freeze the running statistics of batch norms in layers that are frozen in this epoch.
 
         Raises:
             InputError: The batch does not have the fields of `batch_class`.
         """
-        self._check_batch(batch)
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> dict[str, Tensor]:
@@ -360,6 +357,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         total, count = self.step(batch)
         mean = total.detach() / (count.clamp(min=1) if isinstance(count, Tensor) else count or 1)
         loss = self.loss_normalizer.scale_loss(total, count, self.trainer)
+        # Examined only if the step fails, because examining each loss would wait for the GPU.
+        record = (batch, torch.initial_seed(), self.loss_normalizer.nonfinite)
+        self._micro_batches.append(record)
         return {"loss": loss, "mean_loss": mean}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -378,7 +378,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             check_unused_parameters(self.model, self.trainer)
         for parameter in frozen_at_epoch(self.model, self.tuning, self.current_epoch):
             parameter.grad = None
-        self.loss_normalizer.finalize_gradients(self.parameters(), self.trainer)
+        micro_batches, self._micro_batches = self._micro_batches, []
+        try:
+            self.loss_normalizer.finalize_gradients(self.parameters(), self.trainer)
+        except TrainingStopped as error:
+            raise TrainingStopped(f"{error}; {find_nonfinite(self, micro_batches)}") from error
         self.log("train/loss", self.loss_normalizer.mean, prog_bar=True)
         if is_logged(self.trainer):  # before clipping, and after unscaling under fp16
             self.log("train/grad_norm", gradient_norm(self.parameters()))
@@ -401,7 +405,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         # them. Lightning therefore rejects clipping, even for bf16, unless this flag is False.
         optimizer._step_supports_amp_scaling = False
         steps = self.total_steps()
-        warn_if_warmup_never_ends(self.schedule, steps)
+        if steps is not None and self.schedule.warmup_steps >= max(2, steps):
+            rank_zero_warn(
+                f"schedule.warmup_steps is {self.schedule.warmup_steps:,}, but training has"
+                f" {steps:,} steps: the learning rate will grow until the end"
+            )
         d_model = self.config.d_model  # type: ignore[attr-defined]  # every config has one
         factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, d_model)
         return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
@@ -410,23 +418,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """Return the number of optimizer steps of the training, or None for no limit of steps."""
         return total_optimizer_steps(self.trainer, self.schedule)
 
-    def _check_batch(self, batch: Any) -> None:
-        """Check that a batch has the fields of `batch_class` that have no default."""
-        fields = getattr(self.batch_class, "_fields", ())
-        required = [x for x in fields if x not in self.batch_class._field_defaults]
-        if not all(hasattr(batch, name) for name in required):
-            needed = f"{self.batch_class.__name__}({', '.join(required)})"
-            problem = f"must make a {needed} for {type(self).__name__}, but the batch is a "
-            raise InputError(problem + type(batch).__name__, option="--data")
-
     # Evaluation.
-
-    def on_validation_batch_start(
-        self, batch: BatchT, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._check_batch(batch)
-
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     # The metrics are those of the examples of all DataLoaders together.
 
@@ -464,6 +456,31 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
                 metric.reset()
         numbers = {name: float(x) for name, x in self.summary.items() if isinstance(x, int | float)}
         self.log_dict(numbers, prog_bar=split == "val")
+
+    def look(self, split: str, n_rows: int = 4, checkpoint: str = "") -> Any:
+        """Return the page of `fourfold.look` for the first examples of a split of the DataModule.
+
+        Args:
+            split: Name of the split.
+            n_rows: Number of examples.
+            checkpoint: Name of the weights, which the page shows.
+
+        Raises:
+            InputError: The model has no attention, or there is no page for its family.
+        """
+        from fourfold.explorer.document import Settings, make_view
+        from fourfold.explorer.write import first_examples, make_page
+        from fourfold.generation.step import eval_copy
+        from fourfold.hub.directory import SourceModel
+
+        defaults = generation_defaults(self.init_args())
+        tokenizer = self.artifacts.get("tokenizer")
+        model = eval_copy(self.model)  # so that the attributes of `self.model` do not change
+        set_attributes(SourceModel(Path(), model, "", (), tokenizer, self.artifacts, defaults))
+        settings = Settings(checkpoint=checkpoint)
+        with torch.inference_mode():
+            examples = first_examples(make_view(model, settings), self.datamodule, n_rows, split)
+            return make_page(model, examples, settings)
 
     # Checkpoints.
 
@@ -508,17 +525,19 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         is_training = trainer is not None and trainer.state.fn == "fit"
         if trainer is not None:  # the DataModule may just have adopted the checkpoint's artifacts
             self.artifacts = artifacts_of(self.datamodule)
-        try:
+        with errors_in(path or "checkpoint"):
             check_same_task(saved, class_path(type(self)), self.artifacts)
             if is_training:
-                check_weight_averaging(checkpoint, trainer.callbacks)
+                averages = any(isinstance(x, WeightAveraging) for x in trainer.callbacks)
+                if "current_model_state" in checkpoint and not averages:
+                    # Lightning would train the averaged weights in place of the trained ones.
+                    message = "must be given again: the checkpoint holds averaged weights"
+                    raise InputError(message, option="--ema_decay")
             check_same_settings(
                 {"config": saved["model"]["config"], **saved["task"]["init_args"]},
                 {"config": asdict(self.config), **self.init_args()},
                 training=is_training,
             )
-        except InputError as error:
-            raise (error.in_file(path) if path else error) from error
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -532,12 +551,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             InputError: The weights in the checkpoint do not match the model.
         """
         path = getattr(attached_trainer(self), "ckpt_path", None)
-        with errors_in(path or "checkpoint"):
-            check_kinds(state_dict, self.state_dict())
         try:
+            with errors_in(path or "checkpoint"):
+                check_kinds(state_dict, self.state_dict())
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except RuntimeError as error:
-            if path is None or "Error(s) in loading state_dict" not in str(error):
+            if path is None:
                 raise
             raise InputError("the weights do not match the model's config", file=path) from error
 
@@ -591,7 +610,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             InputError: The config is invalid, or describes a larger model than `state`.
         """
         parameters = inspect.signature(cls).parameters
-        config_class = cls.config_class or default_config_class(parameters["config"], cls)
+        default = parameters["config"].default
+        own = cls.config if default is inspect.Parameter.empty else default  # type: ignore[misc]
+        config_class = cls.config_class or type(own)
         arguments = {**init_args, "config": config_from_dict(config_class, config)}
         if state is not None:
             check_fits(cls.model_class, arguments["config"], state)

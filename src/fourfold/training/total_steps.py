@@ -1,7 +1,6 @@
 """Number of optimizer steps of a training, which learning-rate schedules need."""
 
 from lightning import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.errors import InputError
 from fourfold.schedules import FINITE_SCHEDULES, ScheduleConfig
@@ -72,17 +71,3 @@ def count_steps(
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     steps = max(1, -(-batches // accumulation) * epochs)
     return min(max_steps, steps) if max_steps > 0 else steps
-
-
-def warn_if_warmup_never_ends(schedule: ScheduleConfig, steps: int | None) -> None:
-    """Warn if training ends before the warm-up of the learning rate has ended.
-
-    Args:
-        schedule: Options of the learning-rate schedule.
-        steps: Number of optimizer steps; None for a training without end, which gives no warning.
-    """
-    if steps is not None and schedule.warmup_steps >= max(2, steps):
-        rank_zero_warn(
-            f"schedule.warmup_steps is {schedule.warmup_steps:,}, but training has {steps:,} steps:"
-            " the learning rate will grow until the end"
-        )

@@ -11,7 +11,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
 from fourfold.callbacks.checkpointing import preemption
-from fourfold.callbacks.checkpointing.exact_resume import ExactResume, FixEpochEndResume
+from fourfold.callbacks.checkpointing.exact_resume import ExactResume
 from fourfold.callbacks.checkpointing.preemption import EXIT_CODE, SaveOnSignal, StopOnSignal
 from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
 from fourfold.checkpoints.files import read_file
@@ -98,7 +98,7 @@ def train(folder: Path, at: int, checkpoint: Path | None = None, **options: Any)
     task, data = CausalLanguageModeling(config), RecallData(distance=4, batch_size=4)
     checkpoints = RunCheckpoints(folder, **options.pop("checkpoints", {}))
     terminate = Terminate(at)
-    callbacks = [ExactResume(), FixEpochEndResume(), terminate, checkpoints]
+    callbacks = [ExactResume(), terminate, checkpoints]
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[*callbacks, SaveOnSignal(checkpoints)],

@@ -1,5 +1,4 @@
 import io
-import math
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ from lightning import LightningDataModule
 from fourfold.callbacks.monitoring.progress import (
     Progress,
     describe_step_size,
-    first_validation,
 )
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
@@ -49,31 +47,6 @@ def test_describe_step_size(devices: int, accumulated: int, order: BatchOrder, t
     assert describe_step_size(trainer) == text
     trainer.datamodule = LightningDataModule()
     assert describe_step_size(trainer).endswith(" x 1 batch")
-
-
-@pytest.mark.parametrize(
-    ("batches", "interval", "epochs", "accumulated", "step"),
-    [
-        (10, 10, 1, 1, 10),  # once per epoch
-        (10, 5, 1, 1, 5),
-        (10, 5, 3, 1, 25),
-        (10, 10, 2, 4, 6),  # three steps in each epoch
-        (10, 25, None, 1, 25),
-        (10, 25, None, 4, 8),
-        (math.inf, 7, None, 2, 4),
-        (math.inf, math.inf, 1, 1, math.inf),
-    ],
-)
-def test_step_of_the_first_validation(
-    batches: float, interval: float, epochs: int | None, accumulated: int, step: float
-) -> None:
-    trainer: Any = SimpleNamespace(
-        num_training_batches=batches,
-        val_check_batch=interval,
-        check_val_every_n_epoch=epochs,
-        accumulate_grad_batches=accumulated,
-    )
-    assert first_validation(trainer) == step
 
 
 class Output(io.StringIO):

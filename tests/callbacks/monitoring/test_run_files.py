@@ -33,11 +33,3 @@ def test_run_that_starts_from_scratch_replaces_its_config(tmp_path: Path) -> Non
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     start_training(tmp_path, "a: 1", is_global_zero=False)
     assert not list(tmp_path.iterdir())
-
-
-def test_complete_run_gets_back_a_lost_config(tmp_path: Path) -> None:
-    trainer: Any = SimpleNamespace(is_global_zero=True)
-    module: Any = SimpleNamespace()
-    RunFiles(tmp_path, "a: 1").on_fit_end(trainer, module)
-    RunFiles(tmp_path, "a: 2").on_fit_end(trainer, module)  # with its config, nothing is written
-    assert (tmp_path / "config.yaml").read_text() == "a: 1"

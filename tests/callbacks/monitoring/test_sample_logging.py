@@ -31,7 +31,7 @@ MORE: dict[str, set[str]] = {
     "sequences": CONFUSION,
     "causal_sequences": CONFUSION,
     "words": CONFUSION,
-    "documents": {"attention.html"} | CONFUSION,
+    "documents": CONFUSION,
 }
 
 

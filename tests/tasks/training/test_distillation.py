@@ -12,8 +12,8 @@ from fourfold.data.loading.batches import ImageBatch
 from fourfold.errors import InputError
 from fourfold.losses import distillation_loss
 from fourfold.models import ViTConfig
+from fourfold.models.vit.task import read_teacher
 from fourfold.tasks import ImageClassification, load_task
-from fourfold.training.distillation import Teacher
 
 SHAPE = ViTConfig(
     d_model=16,
@@ -119,17 +119,17 @@ def test_teacher_of_other_classes_or_preprocessing_is_rejected(
     teacher: Path, tmp_path: Path
 ) -> None:
     artifacts = load_task(teacher / "checkpoints/last.ckpt").artifacts
-    taught = Teacher(str(teacher), artifacts)
+    taught = read_teacher(str(teacher), artifacts)
     logits = taught(torch.randn(2, 1, 8, 8))
     assert logits.shape == (2, 10)
     assert not logits.requires_grad
     images = torch.randn(2, 1, 8, 8, dtype=torch.bfloat16)  # of a student in bf16-true
     torch.testing.assert_close(taught(images), taught(images.float()))
     # Mean and standard deviation may have been rounded to fp32.
-    Teacher(str(teacher), {**artifacts, "mean": [x + 2e-8 for x in artifacts["mean"]]})
+    read_teacher(str(teacher), {**artifacts, "mean": [x + 2e-8 for x in artifacts["mean"]]})
     with pytest.raises(InputError, match=r"mean of the data, \[0\.1\], but .* has \[0\.5\]"):
-        Teacher(str(teacher), {**artifacts, "mean": (0.1,)})
+        read_teacher(str(teacher), {**artifacts, "mean": (0.1,)})
     with pytest.raises(InputError, match="class_names of the data"):
-        Teacher(str(teacher), {**artifacts, "class_names": ["a"]})
+        read_teacher(str(teacher), {**artifacts, "class_names": ["a"]})
     with pytest.raises(InputError, match="there is no checkpoint"):
-        Teacher(str(tmp_path), artifacts)
+        read_teacher(str(tmp_path), artifacts)

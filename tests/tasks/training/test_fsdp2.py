@@ -15,7 +15,6 @@ from torch.nn.functional import cosine_similarity
 from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
 from fourfold.errors import InputError
 from fourfold.finetuning.config import TuningConfig
-from fourfold.models.contrastive.clip import CLIP, CLIPConfig
 from fourfold.optim import MuonAdamW, OptimizerConfig
 from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
 from tests.fixtures.processes import together
@@ -91,28 +90,6 @@ def test_muon_updates_sharded_matrices(tmp_path: Path) -> None:
 
     ended = together(2, update, tmp_path)
     assert [end.code for end in ended] == [0, 0], ended[0].out
-
-
-def test_scalar_parameters_are_rejected() -> None:
-    model = CLIP(
-        CLIPConfig(
-            d_model=8,
-            n_layers=1,
-            n_heads=1,
-            d_ff=8,
-            vocab_size=9,
-            max_len=8,
-            image_d_model=8,
-            image_n_layers=1,
-            image_n_heads=1,
-            image_d_ff=8,
-            image_size=8,
-            patch_size=4,
-            d_embed=4,
-        )
-    )
-    with pytest.raises(InputError, match="log_scale is a scalar"):
-        FSDP2().shard(model)
 
 
 def test_weight_averaging_of_sharded_weights_is_rejected() -> None:

@@ -1,29 +1,39 @@
 """Number of optimizer steps, and the warning of a long warm-up."""
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lightning import Trainer
 from lightning.pytorch.callbacks import Timer
 
+from fourfold.models import CausalLMConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.training.total_steps import warn_if_warmup_never_ends
-from tests.fixtures.tiny_tasks import train, words
+from fourfold.tasks import CausalLanguageModeling
+from tests.fixtures.tiny_tasks import SMALL, train, words
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "inverse_sqrt", "noam", "constant"])
 def test_warmup_as_long_as_the_training_is_reported(name: str) -> None:
-    schedule = ScheduleConfig(name=name, warmup_steps=630)
+    task: Any = CausalLanguageModeling(CausalLMConfig(**SMALL, vocab_size=9))
+    task.configure_model()
+    task.trainer = Trainer(logger=False, enable_checkpointing=False)
+
+    def configure(warmup: int, steps: int) -> None:
+        task.schedule = ScheduleConfig(name=name, warmup_steps=warmup)
+        task.total_steps = lambda: steps
+        task.configure_optimizers()
+
     for steps in (345, 630):
         found = f"warmup_steps is 630, but training has {steps} steps"
         with pytest.warns(UserWarning, match=found):
-            warn_if_warmup_never_ends(schedule, steps)
+            configure(630, steps)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_if_warmup_never_ends(schedule, 631)
+        configure(630, 631)
         for warmup in (0, 1):  # none
-            warn_if_warmup_never_ends(replace(schedule, warmup_steps=warmup), 1)
+            configure(warmup, 1)
 
 
 def test_training_without_an_end_has_no_number_of_steps(

@@ -53,8 +53,6 @@ class ExactResume(Callback):
         True
     """
 
-    _hidden_warnings: Any = None
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set Lightning's counters of epochs and batches to those of an uninterrupted run.
 
@@ -77,9 +75,8 @@ class ExactResume(Callback):
                 return  # Lightning has restored the state of the DataLoader
             _warn_of_plain_data(type(trainer.datamodule or trainer.train_dataloader).__name__)  # type: ignore[attr-defined]
         # Lightning's next check knows only loaders with a state; the sampler resumes without one.
-        self._hidden_warnings = warnings.catch_warnings()
-        self._hidden_warnings.__enter__()
-        warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+        message = ".*your dataloader is not resumable.*"
+        warnings.filterwarnings("ignore", message=message, module="lightning")
         progress = loop.epoch_loop.batch_progress
         if not progress.current.ready or progress.is_last_batch:
             return
@@ -96,18 +93,7 @@ class ExactResume(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Seed torch's random-number generator, which dropout uses, by `step_seed`."""
-        self.on_exception()
         torch.manual_seed(step_seed(trainer))
-
-    def on_exception(self, *_: Any) -> None:
-        """Show the warnings again that are hidden during the start of a training."""
-        if self._hidden_warnings is not None:
-            self._hidden_warnings.__exit__(None, None, None)
-        self._hidden_warnings = None
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the hidden warnings again if no batch was trained."""
-        self.on_exception()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -191,6 +177,3 @@ def step_seed(trainer: Trainer, rank: int | None = None) -> int:
     # The odd multipliers give different seeds for different (seed, number, rank). torch's generator
     # mixes the bits of a seed.
     return (seed * 1_000_003 + number * 7_919 + rank * 104_729) % 2**63
-
-
-FixEpochEndResume = ExactResume  # its name while it was a callback of its own

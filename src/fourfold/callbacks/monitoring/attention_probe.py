@@ -19,13 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from fourfold.analysis.attention_maps import LayerAttention, visit_attention
 from fourfold.analysis.attention_statistics import LABELS, head_label, head_statistics
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
-from fourfold.checkpoints.load import generation_defaults, set_attributes
-from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
-from fourfold.explorer.document import Settings, make_view
-from fourfold.explorer.write import first_examples, make_page
 from fourfold.generation.step import decoding_mode
-from fourfold.hub.directory import SourceModel
 from fourfold.loggers.wandb_logger import WandbRunLogger
 
 COLLAPSE = 0.1  # entropy of a layer, as a fraction of the entropy of uniform attention
@@ -82,8 +77,6 @@ class AttentionProbe(Callback):
     """
 
     def __init__(self, every_n_validations: int = 1, n_rows: int = 4, page: bool = True) -> None:
-        check_positive("every_n_validations", every_n_validations)
-        check_positive("n_rows", n_rows)
         self.every_n_validations = every_n_validations
         self.n_rows = n_rows
         self.page = page
@@ -123,37 +116,26 @@ class AttentionProbe(Callback):
         expected = self._seconds + self._page_seconds
         is_allowed = expected <= MAX_SHARE * (measured - self._begin) or not self._page_seconds
         if self.page and metrics and is_allowed:
-            self._write_page(trainer, pl_module, data)
+            self._write_page(trainer, pl_module)
             self._page_seconds = time.perf_counter() - measured
             self._seconds += self._page_seconds
 
-    def _write_page(self, trainer: Trainer, module: Any, data: Any) -> None:
+    def _write_page(self, trainer: Trainer, module: Any) -> None:
         """Write the page of the first rows of the validation split, and log it."""
-        model, artifacts = module.model, module.artifacts
-        before = model.tokenizer, model.artifacts, model.generation_defaults
-        defaults = generation_defaults(module.init_args())
-        tokenizer = artifacts.get("tokenizer")
-        set_attributes(SourceModel(Path(), model, "", (), tokenizer, artifacts, defaults))
-        folder = Path(trainer.default_root_dir, "val")
-        settings = Settings(checkpoint=f"step {trainer.global_step}")
         try:
-            with decoding_mode(model) as quiet:
-                examples = first_examples(make_view(quiet, settings), data, self.n_rows, "val")
-                page = make_page(quiet, examples, settings)
+            page = module.look("val", self.n_rows, f"step {trainer.global_step}")
         except InputError as error:
             self.page = False
             warnings.warn(f"there is no page of attention maps: {error}", stacklevel=1)
             return
-        finally:
-            model.tokenizer, model.artifacts, model.generation_defaults = before
-        folder.mkdir(parents=True, exist_ok=True)
-        page.save(folder / "look.html", overwrite=True)
+        file = Path(trainer.default_root_dir, "val", "look.html")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        page.save(file, overwrite=True)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRunLogger):
-                logger.log_media("val/look", None, [folder / "look.html"], trainer.global_step)
+                logger.log_media("val/look", None, [file], trainer.global_step)
             elif isinstance(logger, TensorBoardLogger):
-                path = str(folder / "look.html")
-                logger.experiment.add_text("val/look", path, trainer.global_step)
+                logger.experiment.add_text("val/look", str(file), trainer.global_step)
 
     def measure(self, trainer: Trainer, module: Any, dataset: Any) -> dict[str, float]:
         """Return the statistics of attention for the first `n_rows` examples of a dataset.
@@ -181,16 +163,17 @@ class AttentionProbe(Callback):
             if uniform > 0:
                 share = found[f"{prefix}/entropy"][-1] / uniform
                 found[f"{prefix}/entropy_share"].append(share)
-            named = [label for name, label in LABELS.items() if name in statistics]
-            labels.update({f"{prefix}/heads_{name.replace(' ', '_')}": 0 for name in named})
-            labels[f"{prefix}/heads_broad"] += 0
-            for head in range(weights.shape[1]):
-                pairs = {
-                    name: (float(pair.value[:, head].mean()), float(pair.uniform[:, head].mean()))
-                    for name, pair in statistics.items()
-                }
-                if label := head_label(pairs):
-                    labels[f"{prefix}/heads_{label.replace(' ', '_')}"] += 1
+            kinds = Counter(
+                head_label(
+                    {
+                        name: (float(x.value[:, head].mean()), float(x.uniform[:, head].mean()))
+                        for name, x in statistics.items()
+                    }
+                )
+                for head in range(weights.shape[1])
+            )
+            for label in ("broad", *(LABELS[name] for name in LABELS if name in statistics)):
+                labels[f"{prefix}/heads_{label.replace(' ', '_')}"] += kinds[label]
 
         n_rows = min(self.n_rows, len(dataset))
         with trainer.precision_plugin.forward_context(), decoding_mode(module) as quiet:

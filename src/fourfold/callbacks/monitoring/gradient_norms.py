@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fourfold.analysis.gradient_norms import trained_gradient_norms
 from fourfold.errors import InputError
-from fourfold.models.causal_lm.model import CausalLM
 
 
 class GradientNorms(Callback):
@@ -47,10 +46,6 @@ class GradientNorms(Callback):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the model is a causal LM, and discard the sequences of an earlier test."""
-        model: Any = pl_module.model
-        if not isinstance(model, CausalLM):
-            message = f"must be a causal LM for GradientNorms, got {type(model).__name__}"
-            raise InputError(message, option="model")
         self._ids: list[Tensor] = []
 
     def on_test_batch_end(

@@ -3,7 +3,6 @@
 Lightning's progress bars write nothing to a file before the end of an epoch.
 """
 
-import math
 import sys
 import time
 from datetime import timedelta
@@ -99,12 +98,6 @@ class Progress(Callback):
             self.print(f"examples of the splits: {', '.join(sizes)}")
         if not trainer.enable_validation or (data is not None and "val" not in data.splits):
             self.print("there is no validation: best.ckpt will not be written, only last.ckpt")
-        elif self._total is not None and self._total < (first := first_validation(trainer)):
-            self.print(
-                f"there will be no validation and no best.ckpt: training ends at step"
-                f" {self._total:,}, before the first validation at step {first:,.0f}; lower"
-                " --trainer.val_check_interval or --trainer.check_val_every_n_epoch"
-            )
         if self._first_step:
             self.print(f"resumed after step {self._first_step:,}")
         self._started_at = self._updated_at = time.monotonic()
@@ -172,36 +165,6 @@ class Progress(Callback):
         if self._is_due():
             _, _, batch_idx, *_ = args
             self.print(f"test batch {batch_idx + 1:,}/{int(sum(trainer.num_test_batches)):,}")
-
-
-def first_validation(trainer: Trainer) -> float:
-    """Return the number of the optimizer step after which Lightning runs the first validation.
-
-    The result is infinity if there will be no validation.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=2, **quiet)
-        >>> trainer.fit(task, data)
-        >>> first_validation(trainer)
-        2
-    """
-    batches: Any = trainer.num_training_batches
-    interval: Any = trainer.val_check_batch
-    accumulation = trainer.accumulate_grad_batches
-    if trainer.check_val_every_n_epoch is None:
-        epochs, rest = divmod(interval, batches)  # an epoch ends with a step of its own
-    else:
-        epochs = trainer.check_val_every_n_epoch - (interval < batches)
-        rest = interval if interval < batches else 0
-    if math.isinf(batches):
-        return math.ceil(rest / accumulation) if epochs == 0 and rest else math.inf
-    return epochs * math.ceil(batches / accumulation) + math.ceil(rest / accumulation)
 
 
 def describe_step_size(trainer: Trainer) -> str:

@@ -59,12 +59,3 @@ class RunFiles(Callback):
         tokenizer = getattr(pl_module, "artifacts", {}).get("tokenizer")
         if tokenizer is not None:
             write_atomically(self.folder / "tokenizer.json", tokenizer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """On the first rank, write config.yaml if a complete run has lost it.
-
-        The training of a complete run does not start, so `on_train_start` is not called.
-        """
-        file = self.folder / "config.yaml"
-        if trainer.is_global_zero and not file.exists():
-            write_atomically(file, self.config)

@@ -1,14 +1,10 @@
 """Compilation of a model's blocks by torch.compile, as a function and as a callback."""
 
-import os
-import shutil
-
 from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.core.block import Block
-from fourfold.errors import InputError
 
 
 def compile_blocks(model: nn.Module, *, dynamic: bool | None = None) -> None:
@@ -69,12 +65,6 @@ class CompileBlocks(Callback):
         Raises:
             InputError: The model runs on a CPU, and there is no C++ compiler.
         """
-        compiler = os.environ.get("CXX", "g++" if shutil.which("g++") else "clang++")
-        if trainer.strategy.root_device.type == "cpu" and shutil.which(compiler) is None:
-            raise InputError(
-                "must be false without a C++ compiler (install g++ or clang), got true",
-                option="compile",
-            )
         data = resumable_data(trainer)
         dynamic = None if data is None else not data.split("train").has_static_shape
         compile_blocks(pl_module, dynamic=dynamic)

@@ -18,7 +18,6 @@ from fourfold.callbacks.checkpointing.weight_averaging import (
     CheckpointAveraging,
     ExponentialMovingAverage,
 )
-from fourfold.callbacks.monitoring.nonfinite_batch import SaveNonfiniteBatch
 from fourfold.callbacks.monitoring.predictions import PredictionWriter
 from fourfold.callbacks.monitoring.progress import Progress
 from fourfold.callbacks.monitoring.run_files import RunFiles
@@ -68,7 +67,6 @@ def make_callbacks(
         callbacks.append(ExponentialMovingAverage(config["ema_decay"]))
     if writes_files:
         callbacks += [RewindMetricsCSV(), RunFiles(run.path, config_text, changes)]
-        callbacks.append(SaveNonfiniteBatch(run.path))
         saves_checkpoints = trainer["enable_checkpointing"] is not False
         callbacks += _make_savers(run, config) if saves_checkpoints else [StopOnSignal()]
     return [*callbacks, *output]

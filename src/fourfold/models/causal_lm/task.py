@@ -8,9 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CausalBatch
-from fourfold.generation import generate
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
@@ -61,7 +59,6 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("z_loss", self.z_loss, minimum=0.0)
         self.ppl = Perplexity()
         self.exact = BatchSums()
 
@@ -112,6 +109,8 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
             Dictionary with "samples", a table of prompts with true and generated continuations, and
             "attention", the self-attention maps of the shortest example.
         """
+        from fourfold.generation import generate
+
         half = max(1, min(batch.ids.shape[1] // 2, MAX_PROMPT_TOKENS))
         prompt = batch.ids[:, :half]
         rest = batch.ids[:, half : 2 * half]

@@ -136,12 +136,16 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
             self.model.log_scale.clamp_(max=self.max_log_scale)
 
     def update_metrics(self, batch: CaptionBatch, split: str) -> None:
-        """Store the embeddings of a batch, from which `compute_metrics` computes the metrics."""
-        scale = self.model.scale
-        images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
+        images, texts = self._vectors(batch)
         pairs = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
         captions = [tuple(ids[mask].tolist()) for ids, mask in pairs]
-        self.retrieval.update(batch.rows.tolist(), scale * images, texts, captions)
+        self.retrieval.update(batch.rows.tolist(), images, texts, captions)
+
+    def _vectors(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        """Return vectors of images and texts whose dot products are the logits."""
+        scale = self.model.scale
+        images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
+        return scale * images, texts
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the metrics of the whole split by name.
@@ -223,21 +227,12 @@ class SigmoidContrastiveLearning(ContrastiveLearning):
         """Compute the embeddings of images and texts, (b, E) each, which are not normalized."""
         return self.model.encode_image(batch.images), self.model.encode_text(batch.ids, batch.mask)
 
-    def update_metrics(self, batch: CaptionBatch, split: str) -> None:
-        """Store the embeddings of a batch, from which `compute_metrics` computes the metrics.
-
-        The bias of the logits is a further component of the image embeddings, to which 1 belongs in
-        the text embeddings.
-        """
+    def _vectors(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        """Return vectors of images and texts, whose last component adds the bias of the logits."""
+        images, texts = super()._vectors(batch)
         model: Any = self.model
-        scale = model.scale
-        images, texts = (F.normalize(x.to(scale.dtype), dim=-1) for x in self._encode(batch))
-        bias = model.logit_bias.to(scale.dtype).expand(len(images), 1)
-        images = torch.cat([scale * images, bias], dim=-1)
-        texts = torch.cat([texts, torch.ones_like(bias)], dim=-1)
-        pairs = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
-        captions = [tuple(ids[mask].tolist()) for ids, mask in pairs]
-        self.retrieval.update(batch.rows.tolist(), images, texts, captions)
+        bias = model.logit_bias.to(images.dtype).expand(len(images), 1)
+        return torch.cat([images, bias], -1), torch.cat([texts, torch.ones_like(bias)], -1)
 
 
 def gather(x: Tensor) -> tuple[Tensor, int]:

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fourfold.analysis.attention_maps import attention_maps
-from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CaptionBatch, PairBatch
 from fourfold.errors import InputError
 from fourfold.loggers.media import AttentionMaps, Media
 from fourfold.loggers.samples import MAX_TOKENS
-from fourfold.losses import IGNORE_INDEX, token_scores
+from fourfold.losses import IGNORE_INDEX
 from fourfold.metrics import CaptionScores, Mean
 from fourfold.models import (
     CompositeEncoderDecoder,
@@ -79,6 +76,12 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         super().__post_init__()
         self.scores = CaptionScores()
 
+    @property
+    def longest_caption(self) -> int:
+        """Number of tokens of the longest caption of the data, but at most `max_len`."""
+        longest: int = self.artifacts.get("max_len", 51) - 1
+        return min(longest, self.config.max_len or longest)
+
     def as_pairs(self, batch: CaptionBatch) -> PairBatch:
         """Convert a batch to a `PairBatch` whose sources are the images.
 
@@ -118,12 +121,7 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         (pieces,) = self.tokenizer.encode_words([words]) if words else ([],)
         pieces = pieces or [[self.tokenizer.eos_id]]  # an empty caption
         ids = [self.start_id, *(token for word in pieces for token in word)]
-        tgt = torch.tensor(ids[:-1], device=batch.src.device)[: self.config.max_len]
-        maps = attention_maps(
-            self.model,
-            "cross_attn",
-            lambda: self.model.decode(tgt[None], self.model.encode(batch.src[:1], None), None),
-        )
+        maps = self._attention_of(batch.src[0], ids[:-1][: self.config.max_len])
         if not maps:
             return AttentionMaps([], [], [], [])
         side = math.isqrt(maps[-1].shape[1])
@@ -133,26 +131,6 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         title = f"attention to the image by generated word: {generated[0]}"
         names = words[: len(by_word)] or ["(end)"]
         return AttentionMaps(by_word, names, [], [], title=title)
-
-
-def doubly_stochastic_loss(alpha: Tensor, counts: Tensor) -> Tensor:
-    """Compute the doubly stochastic loss of attention weights (Xu et al. 2015, eq. 14).
-
-    The loss of a caption is sum_i (1 - sum_t alpha_ti)^2 over the locations i, for tokens t. The
-    result is the sum over the batch, like the loss of the tokens, so the ratio of both losses is
-    that of the paper. The released code takes the mean over the locations and the sum over the
-    batch, which is B / S times this loss. A widely used tutorial takes both means, which is 1 / S
-    times this loss.
-
-    Args:
-        alpha: Attention weights (B, T, S).
-        counts: (B, T) bool, True = real target token, False = padding, which is left out.
-
-    Returns:
-        A scalar.
-    """
-    total = (alpha * counts[..., None]).sum(1)  # (B, S)
-    return ((1.0 - total) ** 2).sum()
 
 
 @dataclass(eq=False, repr=False)
@@ -205,45 +183,18 @@ class RecurrentCaptioning(HardAttention, Captioning):
     entropy_weight: float = 0.002
 
     def __post_init__(self) -> None:
-        check_range("doubly_stochastic", self.doubly_stochastic, minimum=0.0)
-        self.check_weights()
         if self.label_smoothing and self.config.attention == "hard_sample":
             message = f"must be 0 for hard_sample, got {self.label_smoothing}"
             raise InputError(message, option="label_smoothing")
         super().__post_init__()
         self.entropy, self.change = Mean(), Mean()
         if self.config.image == "attention" and self.config.attention == "hard_sample":
-            self.register_baseline()
+            self.register_buffer("reward_baseline", torch.zeros(()))
 
-    @property
-    def attention(self) -> Any:
-        """`RecurrentAttention` of the decoder; None without attention."""
-        return self.model.decoder.cross_attn
-
-    def step(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Compute the loss, summed over the target tokens, and the number of target tokens.
-
-        The loss includes the doubly stochastic loss and, for hard_sample, the REINFORCE term.
-        """
-        if self.attention is None:
-            return super().step(batch)
-        noise = None
-        if self.attention.draws:
-            encoder = self.config.encoder
-            height, width = batch.images.shape[2:]
-            locations = height * width if encoder is None else (height // encoder.patch_size) ** 2
-            noise = self.attention_noise(batch.rows, batch.epoch, batch.ids.shape[1], locations)
-        with self.attention.recording(noise) as calls:
-            output = self._teacher_forced(self.as_pairs(batch))
-        counts = (output[-1] != IGNORE_INDEX).view(len(batch.ids), -1)  # (B, T)
-        loss = self._loss(output)
-        if self.config.attention == "hard_sample":
-            nll = token_scores(*output)[0].view_as(counts)
-            loss = loss + self.reinforce(nll, calls, counts)
-        if self.doubly_stochastic:
-            alpha = torch.cat([alpha for alpha, _ in calls], 1)  # (B, T, S)
-            loss = loss + self.doubly_stochastic * doubly_stochastic_loss(alpha, counts)
-        return loss, counts.sum()
+    def n_positions(self, batch: CaptionBatch) -> int:
+        height, width = batch.images.shape[2:]
+        encoder = self.config.encoder
+        return height * width if encoder is None else (height // encoder.patch_size) ** 2
 
     def update_metrics(self, batch: CaptionBatch, split: str) -> None:
         """Update the metrics of captioning and of the attention to true captions."""

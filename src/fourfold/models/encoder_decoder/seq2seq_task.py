@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.analysis.attention_maps import attention_maps
 from fourfold.core.validation import MAX_BEAMS, check_choice, check_positive, check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
@@ -87,13 +86,9 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return self.tokenizer.bos_id if given is None else given
 
     @property
-    def longest_caption(self) -> int:
-        """Maximum number of tokens of a generated caption.
-
-        The number is limited by the longest caption of the data and by `max_len` of the model.
-        """
-        longest: int = self.artifacts.get("max_len", 51) - 1
-        return min(longest, getattr(self.config, "max_len", None) or longest)
+    def longest_caption(self) -> int | None:
+        """Maximum number of tokens of a generated caption; None for texts from texts."""
+        return None
 
     def as_pairs(self, batch: Any) -> PairBatch:
         """Convert a batch to a `PairBatch`; the default returns the batch unchanged."""
@@ -253,23 +248,24 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             generated: The generated text of each source.
         """
         tokenizer = self.tokenizer
-        row = 0
-        src = batch.src[row]
-        columns: list[str] = []
-        if batch.src.ndim == 2:
-            row = int(batch.src_mask.sum(1).argmin())
-            src = batch.src[row][batch.src_mask[row]][:MAX_TOKENS]
-            columns = token_names(tokenizer, src.tolist())
+        row = int(batch.src_mask.sum(1).argmin())
+        src = batch.src[row][batch.src_mask[row]][:MAX_TOKENS]
         longest = min(MAX_TOKENS, getattr(self.config, "max_len", None) or MAX_TOKENS)
         ids = [self.start_id, *tokenizer.encode(generated[row]), tokenizer.eos_id][: longest + 1]
-        tgt = torch.tensor(ids[:-1], device=src.device)
+        maps = self._attention_of(src, ids[:-1])
         rows = token_names(tokenizer, ids[1:])  # the token that is predicted at each position
-        maps = attention_maps(
+        return layer_maps(maps, rows, token_names(tokenizer, src.tolist()), "decoder layer")
+
+    def _attention_of(self, src: Tensor, ids: list[int]) -> list[Tensor]:
+        """Return the cross-attention map (T, S) of each layer for a source and T target tokens."""
+        from fourfold.analysis.attention_maps import attention_maps
+
+        tgt = torch.tensor([ids], device=src.device)
+        return attention_maps(
             self.model,
             "cross_attn",
-            lambda: self.model.decode(tgt[None], self.model.encode(src[None], None), None),
+            lambda: self.model.decode(tgt, self.model.encode(src[None], None), None),
         )
-        return layer_maps(maps, rows, columns, "decoder layer")
 
     @torch.inference_mode()
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
@@ -295,6 +291,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             bos_id=self.start_id,
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
-            max_len=self.longest_caption if src.ndim > 2 else None,
+            max_len=self.longest_caption,
         )
         return tokenizer.decode_batch(ids.tolist())

@@ -13,7 +13,7 @@ from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.errors import InputError
-from fourfold.losses import IGNORE_INDEX, token_scores
+from fourfold.losses import token_scores
 from fourfold.metrics import Perplexity
 from fourfold.models import (
     T5,
@@ -75,13 +75,6 @@ class Translation(Seq2SeqTask[PairBatch]):
     schedule: ScheduleConfig = ScheduleConfig(name="noam", warmup_steps=4000)
     label_smoothing: float = 0.1
     source_lengths: list[list[int]] | None = None
-
-    def __post_init__(self) -> None:
-        for pair in self.source_lengths or ():
-            if len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
-                message = f"must be pairs of ascending numbers of words, got {pair}"
-                raise InputError(message, option="source_lengths")
-        super().__post_init__()
 
     def length_groups(self, split: str) -> dict[str, set[int]]:
         """Group the sentence pairs of a split by the ranges in `source_lengths`.
@@ -236,7 +229,6 @@ class RecurrentTranslation(HardAttention, Translation):
 
     def __post_init__(self) -> None:
         check_range("scheduled_sampling", self.scheduled_sampling, minimum=0.0, maximum=1.0)
-        self.check_weights()
         config = self.config
         has_attention = config.context == "attention"
         if config.mix_outputs and self.label_smoothing:
@@ -247,34 +239,11 @@ class RecurrentTranslation(HardAttention, Translation):
             raise InputError(f"{message}; got false", option="model.config.mix_outputs")
         super().__post_init__()
         self.free_running = Perplexity()
-        kinds = ("hard_sample", "hard_gumbel")
-        self._kind = config.attn_weights if has_attention and config.attn_weights in kinds else ""
-        if self._kind == "hard_sample":
-            self.register_baseline()
+        if has_attention and config.attn_weights == "hard_sample":
+            self.register_buffer("reward_baseline", torch.zeros(()))
 
-    def step(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
-        """Compute the loss, summed over the target tokens, and the number of target tokens.
-
-        The loss includes the terms of hard attention.
-        """
-        if not self._kind:
-            return super().step(batch)
-        attention: Any = self.model.decoder.cross_attn
-        with attention.recording(self._attention_noise(batch)) as calls:
-            output = self._teacher_forced(batch)
-        if self._kind == "hard_gumbel":
-            return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
-        nll = token_scores(*output)[0].unflatten(0, (len(batch.tgt), -1))  # (B, T)
-        counts = output[-1] != IGNORE_INDEX
-        # Calls of scheduled sampling precede those of the loss.
-        return self._loss(output) + self.reinforce(nll, calls, counts.view_as(nll)), counts.sum()
-
-    def _attention_noise(self, batch: PairBatch) -> Tensor:
-        """Draw exponential random numbers (B, T + 1, S), from which hard attention draws positions.
-
-        T + 1 is the length of the target texts with BOS and EOS, and S that of the source texts.
-        """
-        return self.attention_noise(batch.rows, batch.epoch, batch.tgt.shape[1], batch.src.shape[1])
+    def n_positions(self, batch: PairBatch) -> int:
+        return batch.src.shape[1]
 
     def _decode(
         self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.core.validation import check_positive
 from fourfold.data.loading.batches import SpanBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import upcast_fp32
@@ -63,8 +62,6 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     n_best_size: int = 20
 
     def __post_init__(self) -> None:
-        check_positive("max_answer_length", self.max_answer_length)
-        check_positive("n_best_size", self.n_best_size)
         super().__post_init__()
         self.loss = Mean()
         self.scores = SquadScores()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import DocumentBatch, SequenceBatch
-from fourfold.loggers.media import Media, Table, TintedDocument, TintedText
-from fourfold.loggers.samples import prediction_rows, self_attention, token_names
+from fourfold.loggers.media import Media, Table
+from fourfold.loggers.samples import prediction_rows, self_attention
 from fourfold.losses import IGNORE_INDEX, classification_loss, linear_cross_entropy, upcast_fp32
 from fourfold.metrics import ClassificationScores, Mean, RegressionScores
 from fourfold.models import (
@@ -201,18 +201,17 @@ class CausalSequenceClassification(SequenceClassification):
     optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5)
     lm_weight: float = 0.5
 
+    def _classify(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return the hidden states (B, T, D), and the logits (B, K) in fp32."""
+        h = self.model.hidden(batch.ids, batch.mask)
+        return h, upcast_fp32(self.model.classify(h, batch.mask))
+
     def logits(self, batch: SequenceBatch) -> Tensor:
-        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
-        h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
-        return upcast_fp32(self.model.classify(h, batch.mask))
+        return self._classify(batch)[1]
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the loss, summed over the batch, and the number of examples.
-
-        The loss is that of the classifier plus `lm_weight` times the language-model loss.
-        """
-        h = self.model.hidden(batch.ids, batch.mask)  # (B, T, D)
-        logits = upcast_fp32(self.model.classify(h, batch.mask))
+        """Return the loss of the classifier plus `lm_weight` times that of the language model."""
+        h, logits = self._classify(batch)
         loss = self._loss(logits, batch.labels, self.label_smoothing)
         if self.lm_weight:
             real = batch.mask[:, 1:]
@@ -262,28 +261,9 @@ class DocumentClassification(SequenceClassification):
         return upcast_fp32(self.model(batch.ids, batch.n_words, batch.n_sentences))
 
     def sample_outputs(self, batch: DocumentBatch, split: str) -> dict[str, Media]:  # type: ignore[override]
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table of documents with true and predicted labels, and
-            "attention", a page on which the colors of words and sentences show their weights.
-        """
-        words, sentences = self.model.weights(batch.ids, batch.n_words, batch.n_sentences)
+        """Build a table of documents with true and predicted labels, under the name samples."""
         ids = [row[:n] for row, n in zip(batch.ids.tolist(), batch.n_words, strict=True)]
-        weights = [row[:n] for row, n in zip(words.tolist(), batch.n_words, strict=True)]
         ends = accumulate(batch.n_sentences)
-        slices = [slice(end - n, end) for end, n in zip(ends, batch.n_sentences, strict=True)]
-        texts = [self.tokenizer.decode([i for row in ids[own] for i in row]) for own in slices]
-        table = self._table(texts, batch)
-        names = table.columns[1:]
-        titles = [
-            ", ".join(f"{name} {cell}" for name, cell in zip(names, row[1:], strict=True))
-            for row in table.rows
-        ]
-        documents = [
-            TintedDocument(
-                title, [token_names(self.tokenizer, row) for row in ids[own]], weights[own], tints
-            )
-            for title, own, tints in zip(titles, slices, sentences.tolist(), strict=True)
-        ]
-        return {"samples": table, "attention": TintedText(documents)}
+        owned = [ids[end - n : end] for end, n in zip(ends, batch.n_sentences, strict=True)]
+        texts = [self.tokenizer.decode([i for row in rows for i in row]) for rows in owned]
+        return {"samples": self._table(texts, batch)}

@@ -10,7 +10,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
@@ -61,7 +60,6 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("z_loss", self.z_loss, minimum=0.0)
         self.ppl = Perplexity()
         self.next_correct = Mean()
 

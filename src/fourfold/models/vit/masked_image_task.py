@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from fourfold.data.loading.batches import MaskedImageBatch
-from fourfold.errors import InputError
 from fourfold.loggers.media import MAX_IMAGES_IN_ROW, ImageGrid, Media
 from fourfold.metrics import Mean
 from fourfold.models import MaskedAutoencoder, MaskedAutoencoderConfig
-from fourfold.models.vit.task import check_image_options
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.training.task import Task
@@ -58,7 +56,8 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
     model_class = MaskedAutoencoder
     batch_class = MaskedImageBatch
     unit = "images"
-    inferred_from_data = ()
+    inferred_from_data = ("image_size", "n_channels", "patch_size")
+    must_equal_data = inferred_from_data
 
     config: MaskedAutoencoderConfig = MaskedAutoencoderConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -70,21 +69,6 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss = Mean()
-
-    def configure_model(self) -> None:
-        """Build the model.
-
-        Raises:
-            InputError: The images or patches of the data have another size or number of channels
-                than the config; a patch has one pixel, whose variance is not defined; or
-                `Task.configure_model` raises an error.
-        """
-        if self.model is None:
-            if self.normalize_pixels and self.config.patch_size**2 * self.config.n_channels == 1:
-                message = "must be false for patches of one pixel"
-                raise InputError(message, option="model.normalize_pixels")
-            check_image_options(self, "image_size", "n_channels", "patch_size")
-            super().configure_model()
 
     def step(self, batch: MaskedImageBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the masked patches, and the number of masked patches."""

@@ -3,18 +3,18 @@
 Shapes: B images, C channels, K classes.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from fourfold.analysis.attention_maps import attention_maps
 from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.errors import InputError
-from fourfold.lightning_internals import attached_trainer
 from fourfold.loggers.media import ImageGrid, Media, Table
 from fourfold.loggers.samples import layer_maps, prediction_rows
 from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillation_loss
@@ -22,34 +22,45 @@ from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.training.distillation import Teacher
 from fourfold.training.task import Task
 
 MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
+# Artifacts that teacher and student must share, since both see the same pixels.
+SHARED_ARTIFACTS = ("class_names", "image_size", "n_channels", "mean", "std")
 
 
-def check_image_options(task: Task[Any, Any], *names: str) -> None:
-    """Check that fields of a task's config agree with the attributes of its DataModule.
-
-    A task without a DataModule is not checked.
+def read_teacher(path: str, artifacts: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+    """Read a frozen image classifier, and return a function from images to its logits (B, K).
 
     Args:
-        task: The task, before its model is built.
-        names: Names of the fields, such as image_size. A field or attribute that is missing or None
-            is not checked.
+        path: Path of the classifier, in any format that `fourfold.load` accepts.
+        artifacts: Artifacts of the student's data, such as class names and image size.
 
     Raises:
-        InputError: A field has another value than the attribute of the same name.
+        InputError: There is no such checkpoint, or the model has other classes or another
+            preprocessing than the student's data.
     """
-    data = task.datamodule if attached_trainer(task) is not None else None
-    for name in names:
-        given, needed = getattr(task.config, name, None), getattr(data, name, None)
-        if None not in (given, needed) and given != needed:
-            raise InputError(
-                f"is {given}, but the images of the data have {needed}; give"
-                f" --model.config.{name} {needed}",
-                option=f"model.config.{name}",
-            )
+    from fourfold.checkpoints.load import read_model
+    from fourfold.checkpoints.schema import as_list
+
+    source = read_model(path)
+    for name in SHARED_ARTIFACTS:
+        theirs, ours = as_list(source.artifacts.get(name)), as_list(artifacts.get(name))
+        is_float = name in ("mean", "std") and theirs
+        # Mean and standard deviation may have been rounded to fp32.
+        if theirs != ours and not (is_float and np.allclose(theirs, ours, atol=1e-6)):
+            message = f"must have the {name} of the data, {ours}, but {path} has {theirs}"
+            raise InputError(message, option="model.teacher")
+    model = source.model.requires_grad_(False)
+
+    # A function, and no module, whose weights would become part of the student's state dict.
+    @torch.no_grad()
+    def logits(images: Tensor) -> Tensor:
+        model.to(images.device)
+        result: Tensor = model(images.to(next(model.parameters()).dtype))
+        return result
+
+    return logits
 
 
 @dataclass(eq=False, repr=False)
@@ -93,8 +104,8 @@ class ImageClassification(Task[ViT, ImageBatch]):
     model_class = ViT
     batch_class = ImageBatch
     unit = "images"
-    inferred_from_data = ("n_classes",)
-    must_equal_data = ("n_classes",)
+    inferred_from_data = ("n_classes", "image_size", "n_channels")
+    must_equal_data = inferred_from_data
 
     config: ViTConfig = ViTConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -110,12 +121,10 @@ class ImageClassification(Task[ViT, ImageBatch]):
     def __post_init__(self) -> None:
         check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
         check_choice("distillation", self.distillation, DISTILLATION_TYPES)
-        check_range("teacher_weight", self.teacher_weight, above=0.0, below=1.0)
-        check_range("temperature", self.temperature, above=0.0)
         super().__post_init__()
         self.loss = Mean()
         self.scores: Any = nn.ModuleDict()
-        self.teacher_model: Teacher | None = None
+        self.teacher_model: Callable[[Tensor], Tensor] | None = None
 
     def configure_model(self) -> None:
         """Build the model, and the metrics for its number of classes.
@@ -125,7 +134,6 @@ class ImageClassification(Task[ViT, ImageBatch]):
                 config, or `Task.configure_model` raises an error.
         """
         if self.model is None:
-            check_image_options(self, "image_size", "n_channels")
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
             names = {"top1": 1, "top5": min(5, n_classes)}
@@ -142,7 +150,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
                 teacher has other classes or another preprocessing than the data.
         """
         if self.teacher is not None:
-            self.teacher_model = Teacher(self.teacher, self.artifacts)
+            self.teacher_model = read_teacher(self.teacher, self.artifacts)
 
     def on_test_start(self) -> None:
         """Create a confusion matrix, unless there are more than MAX_CONFUSION_CLASSES classes."""
@@ -211,6 +219,8 @@ class ImageClassification(Task[ViT, ImageBatch]):
             the images with these classes, and "attention", the maps of the first image. A model
             without self-attention has no entry "attention".
         """
+        from fourfold.analysis.attention_maps import attention_maps
+
         names = self.artifacts["class_names"]
         rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
         captions = [
