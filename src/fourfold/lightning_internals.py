@@ -1,8 +1,7 @@
-"""Functions and classes that use private attributes of Lightning.
+"""Functions and classes that use private attributes of Lightning, for lightning>=2.6.6,<2.7.
 
-The module is written for lightning>=2.6.6,<2.7. No other module uses a private attribute of a
-Lightning object, so only this module has to be checked when Lightning is upgraded. The file
-`tests/test_lightning_internals.py` has a test for every function.
+No other module uses a private attribute of a Lightning object, so only this module has to be
+checked when Lightning is upgraded. `tests/test_lightning_internals.py` tests every function.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +24,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 
 
 def attached_trainer(module: LightningModule) -> Trainer | None:
-    """Return the Trainer that `module` is attached to, or None.
-
-    The public property `module.trainer` raises an error if no Trainer is attached.
-    """
+    """Return the Trainer of `module`, or None; `module.trainer` would raise an error."""
     return module._trainer
 
 
@@ -43,10 +39,7 @@ def training_epoch_is_done(trainer: Trainer) -> bool:
 
 
 def will_validate(trainer: Trainer) -> bool:
-    """Return True if Lightning validates after the current training batch.
-
-    Call this function in the hook `on_train_batch_end`.
-    """
+    """Return True if Lightning validates after the batch, in the hook `on_train_batch_end`."""
     loop = trainer.fit_loop.epoch_loop
     fetcher: Any = trainer.fit_loop._data_fetcher  # not None as long as training runs
     return not loop._skip_next_val and loop._should_check_val_fx(fetcher)
@@ -60,32 +53,23 @@ def can_stop_early(trainer: Trainer) -> bool:
 def clear_restart_flags(trainer: Trainer) -> None:
     """Clear the flags in Lightning's training loops that mark a resumed training.
 
-    The next epoch then starts as in training without an interruption. The public setter of
-    `FitLoop.restarting` cannot clear the flag if `max_steps` limits the training.
+    The public setter of `FitLoop.restarting` cannot clear it if `max_steps` limits the training.
     """
     trainer.fit_loop._restarting = False
     trainer.fit_loop.epoch_loop.restarting = False
 
 
 def dump_checkpoint(trainer: Trainer, *, weights_only: bool) -> dict[str, Any]:
-    """Return the content of the checkpoint that `trainer.save_checkpoint` would write.
-
-    Args:
-        trainer: The Trainer.
-        weights_only: True leaves out the states of optimizers, schedules and callbacks.
-    """
+    """Return the content of the checkpoint that `trainer.save_checkpoint` would write."""
     return trainer._checkpoint_connector.dump_checkpoint(weights_only)
 
 
 def set_signal_handlers(trainer: Trainer, handlers: dict[int, Callable[..., None]]) -> None:
     """Let `fit` install other signal handlers than Lightning's, which it restores at its end.
 
-    Lightning's handler for SIGTERM communicates with the other processes, and ends the training
-    with exit code 0. It would be active from the set-up until the first hook of the training.
-
-    Args:
-        trainer: The Trainer, in the hook `setup` of `fit`.
-        handlers: Handler of each signal; they are installed in the main thread only.
+    Call it in the hook `setup`. Lightning's handler for SIGTERM communicates with the other
+    processes, and ends the training with exit code 0. It would be active until the first hook of
+    the training.
     """
     connector: Any = trainer._signal_connector
 
@@ -145,9 +129,7 @@ def divide_evaluation_exactly(trainer: Trainer) -> None:
     """Let the Trainer divide examples among ranks so that an evaluation counts each exactly once.
 
     Lightning's own sampler repeats examples until all ranks have the same number. With this
-    function, ranks may have different numbers of batches. What cannot be divided, such as a dataset
-    without a length, gives a warning. A DataLoader is left alone if its batch sampler has the
-    attribute `world_size`, and so divides the examples itself.
+    function, ranks may have different numbers of batches. What cannot be divided gives a warning.
     """
     trainer._data_connector.__class__ = _ExactDataConnector
 
@@ -168,7 +150,7 @@ class _StepCountConnector(_LoggerConnector):
 
 
 def log_completed_steps(trainer: Trainer) -> None:
-    """Let all loggers of the Trainer receive the number of completed optimizer steps as step.
+    """Let all loggers receive the number of completed optimizer steps as step.
 
     Lightning's own number is the index of the last step, which is smaller by one.
     """
@@ -181,15 +163,11 @@ def is_logged(trainer: Trainer) -> bool:
 
 
 def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> None:
-    """Send the metrics of the current training batch to the loggers, if Lightning logs this step.
+    """Send the metrics of the current training batch to the loggers (None: all), if it is logged.
 
-    Lightning itself sends the metrics after the hooks `on_train_batch_end` of all callbacks. That
-    is too late for a callback that saves a checkpoint or stops training in this hook. If training
-    goes on, the loggers receive the same metrics twice.
-
-    Args:
-        trainer: The Trainer, in `on_train_batch_end`.
-        loggers: The loggers to which the metrics are sent; None means all loggers of the Trainer.
+    Lightning does so after the hooks `on_train_batch_end` of all callbacks. That is too late for a
+    callback that saves a checkpoint or stops training in this hook. If training goes on, the
+    loggers receive the same metrics twice.
     """
     all_loggers = trainer.loggers
     trainer.loggers = list(all_loggers if loggers is None else loggers)
@@ -200,11 +178,7 @@ def log_step_metrics(trainer: Trainer, loggers: Sequence[Any] | None = None) -> 
 
 
 def take_wandb_run(logger: Any) -> Any | None:
-    """Return the W&B run that a `WandbLogger` has started, and detach the run from the logger.
-
-    The next access to the property `experiment` starts a new run. The result is None if the logger
-    has not started a run.
-    """
+    """Return the W&B run of a `WandbLogger`, if it has started one, and detach the run."""
     run, logger._experiment = logger._experiment, None
     return run
 
@@ -215,13 +189,12 @@ def remove_wandb_init_argument(logger: Any, name: str) -> None:
 
 
 class EpochProgressBar(RichProgressBar):
-    """Lightning's progress bar without the number of epochs and the version of the logger.
+    """Lightning's progress bar without the version of the logger and the number of epochs.
 
     Lightning's own bar shows "Epoch 0/-2" if `max_epochs` is -1.
     """
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
-        """Return the metrics that the bar shows, by name, without the version of the logger."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics
@@ -234,13 +207,9 @@ class EpochProgressBar(RichProgressBar):
 
 
 def set_average_device(callback: Any, target: device) -> None:
-    """Set the device of the averaged weights, unless the user has chosen a device.
+    """Set the device of a `WeightAveraging` callback before its `setup`, unless the user has.
 
     Lightning's default is the device of the model during `setup`, which is the CPU.
-
-    Args:
-        callback: A `WeightAveraging` callback before its `setup`.
-        target: The device.
     """
     callback._device = callback._device or target
 

@@ -15,23 +15,7 @@ MAX_NAMED_CLASSES = 40  # classes; more names would be too small to read beside 
 
 
 class Table(NamedTuple):
-    r"""Table of texts and numbers, such as source sentences with their translations.
-
-    Args:
-        columns: Names of the columns.
-        rows: Cells of each row, in the order of `columns`.
-
-    Example:
-        >>> import tempfile
-        >>> table = Table(["source", "translation"], [["one", "eins"], ["two", "zwei"]])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     (path,) = table.save(Path(folder), "samples")
-        ...     print(path.name, path.read_text().strip(), sep="\n")
-        samples.csv
-        source,translation
-        one,eins
-        two,zwei
-    """
+    """Table of texts and numbers, such as source sentences with their translations."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -47,19 +31,7 @@ class Table(NamedTuple):
 
 
 class ConfusionMatrix(NamedTuple):
-    """Number of samples for each pair of true class and predicted class.
-
-    Args:
-        names: Names of the classes.
-        counts: `counts[i][j]` is the number of samples of class i that were predicted as class j.
-
-    Example:
-        >>> import tempfile
-        >>> matrix = ConfusionMatrix(["cat", "dog"], [[8, 2], [1, 9]])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     [path.name for path in matrix.save(Path(folder), "confusion")]
-        ['confusion.csv', 'confusion.png']
-    """
+    """Number of samples `counts[i][j]` of class i that were predicted as class j."""
 
     names: list[str]
     counts: list[list[int]]
@@ -90,19 +62,7 @@ class ConfusionMatrix(NamedTuple):
 
 
 class ImageGrid(NamedTuple):
-    """Images side by side, each with a caption.
-
-    Args:
-        images: Images (C, H, W) of 1 or 3 channels.
-        captions: Caption of each image.
-
-    Example:
-        >>> import tempfile, torch
-        >>> grid = ImageGrid(torch.rand(2, 3, 8, 8), ["cat", "dog"])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     [path.name for path in grid.save(Path(folder), "images")]
-        ['images.png']
-    """
+    """Images (C, H, W) of 1 or 3 channels side by side, each with a caption."""
 
     images: Sequence[Tensor]
     captions: list[str]
@@ -135,14 +95,6 @@ class AttentionMaps(NamedTuple):
         image: Image (C, H, W) whose patches the entries of each matrix belong to. The matrices are
             drawn over the image, with a scale, and the image alone is drawn first.
         title: Title of the figure.
-
-    Example:
-        >>> import tempfile, torch
-        >>> tokens = ["the", "cat"]
-        >>> maps = AttentionMaps([torch.eye(2)], ["layer 1"], tokens, tokens)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     [path.name for path in maps.save(Path(folder), "attention")]
-        ['attention.png']
     """
 
     maps: Sequence[Tensor]
@@ -200,28 +152,14 @@ Media = Table | ConfusionMatrix | ImageGrid | AttentionMaps
 
 
 def _pixels(image: Tensor) -> np.ndarray:
-    """Scale the pixels of an image such that the smallest is 0 and the largest is 1.
-
-    Args:
-        image: Image (C, H, W) of 1 or 3 channels.
-
-    Returns:
-        Array (H, W, 3), or (H, W) for one channel.
-    """
+    """Return the pixels (H, W, 3), or (H, W) for one channel, scaled to the range from 0 to 1."""
     pixels: np.ndarray = image.float().cpu().numpy()
     pixels = (pixels - pixels.min()) / max(pixels.max() - pixels.min(), 1e-6)
     return pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
 
 
 def _figure(width: float, height: float, n_columns: int = 1, n_rows: int = 1) -> tuple[Any, Any]:
-    """Return a matplotlib figure, and the array of its axes, row by row.
-
-    Args:
-        width: Width of the figure in inches.
-        height: Height of the figure in inches.
-        n_columns: Number of axes side by side.
-        n_rows: Number of rows of axes.
-    """
+    """Return a matplotlib figure of that size in inches, and the array of its axes, row by row."""
     # Without pyplot, a figure needs no display and is freed with its last reference. Importing
     # matplotlib takes half a second.
     from matplotlib.figure import Figure

@@ -26,19 +26,6 @@ class MetricsCSVLogger(Logger):
 
     Args:
         folder: Directory of the run, in which metrics.csv is written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     logger = MetricsCSVLogger(Path(folder))
-        ...     logger.log_metrics({"train/loss": 2.5}, step=1)
-        ...     logger.log_metrics({"val/loss": 2.25}, step=1)  # a new column
-        ...     logger.log_metrics({"train/loss": 2.0}, step=2)
-        ...     print(logger.file.read_text().strip())
-        step,train/loss,val/loss
-        1,2.5,
-        1,,2.25
-        2,2.0,
     """
 
     name = ""  # Lightning requires a name and a version
@@ -56,7 +43,6 @@ class MetricsCSVLogger(Logger):
 
     @property
     def save_dir(self) -> str:
-        """Path of the run directory."""
         return str(self.folder)
 
     @rank_zero_only
@@ -64,10 +50,6 @@ class MetricsCSVLogger(Logger):
         """Append a row with the metrics of a step, unless the row equals the previous row.
 
         Such duplicates occur because Lightning logs a step again after `write_metrics_row` did.
-
-        Args:
-            metrics: Value of each metric.
-            step: Number of completed optimizer steps, which the column "step" holds.
         """
         row = {"step": step, **metrics}
         if repr(row) == self._last_row:
@@ -89,30 +71,18 @@ class MetricsCSVLogger(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Remove the rows whose column "step" is larger than `step` from metrics.csv.
-
-        A run that is resumed from a checkpoint of this step logs the later steps again.
-
-        Args:
-            step: Number of completed optimizer steps.
-        """
+        """Remove the rows of later steps, which a run that is resumed from this step logs again."""
         columns, rows = self._read()
         if columns:
             kept = [row for row in rows if row["step"].isdecimal() and int(row["step"]) <= step]
             self._write(columns, kept)
 
     def sync(self) -> None:
-        """Flush metrics.csv to the disk."""
         if self.file.is_file():
             sync(self.file)
 
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:
-        """Read metrics.csv. A damaged file is renamed, and an incomplete last row is dropped.
-
-        Returns:
-            The names of the columns, and a dict from column name to text for each row. Both are
-            empty if the file does not exist or is damaged.
-        """
+        """Return columns and rows; a damaged file is renamed, an incomplete last row is dropped."""
         if not self.file.exists():
             return [], []
         try:
@@ -143,30 +113,9 @@ class RewindMetricsCSV(Callback):
 
     The removed rows are those of steps that a resumed or restarted run logs again. When a
     checkpoint is saved, the callback flushes metrics.csv to the disk before the checkpoint.
-
-    Example:
-        >>> import tempfile
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> quiet |= {"enable_checkpointing": False, "limit_val_batches": 0, "log_every_n_steps": 1}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     logger = MetricsCSVLogger(Path(folder))
-        ...     logger.log_metrics({"train/loss": 2.5}, step=700)  # of an earlier run
-        ...     callbacks = [RewindMetricsCSV()]
-        ...     Trainer(max_steps=2, logger=logger, callbacks=callbacks, **quiet).fit(task, data)
-        ...     [row.split(",")[0] for row in logger.file.read_text().splitlines()]
-        ['step', '1', '2']
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows of steps after the restored checkpoint from metrics.csv.
-
-        All rows are removed if training starts without a checkpoint.
-        """
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
                 logger.rewind(trainer.global_step)
@@ -174,7 +123,6 @@ class RewindMetricsCSV(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Flush metrics.csv to the disk."""
         for logger in trainer.loggers if trainer.is_global_zero else ():
             if isinstance(logger, MetricsCSVLogger):
                 logger.sync()
@@ -184,30 +132,7 @@ def write_metrics_row(trainer: Trainer) -> None:
     """Write the current step's row of metrics.csv before a checkpoint of that step is saved.
 
     Lightning logs after all `on_train_batch_end` hooks. If the process were killed after saving the
-    checkpoint and before Lightning logs, the resumed run would begin after this step, and the row
-    of this step would be missing.
-
-    Args:
-        trainer: Trainer, in `on_train_batch_end`.
-
-    Example:
-        >>> import tempfile
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> quiet |= {"enable_checkpointing": False, "limit_val_batches": 0, "log_every_n_steps": 1}
-        >>> class Print(Callback):
-        ...     def on_train_batch_end(self, trainer, *_):
-        ...         write_metrics_row(trainer)
-        ...         print(len(trainer.logger.file.read_text().splitlines()), "lines")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     logger = MetricsCSVLogger(Path(folder))
-        ...     Trainer(max_steps=2, logger=logger, callbacks=[Print()], **quiet).fit(task, data)
-        2 lines
-        3 lines
+    checkpoint and before Lightning logs, the row of this step would be missing in the resumed run.
     """
     loggers = [logger for logger in trainer.loggers if isinstance(logger, MetricsCSVLogger)]
     log_step_metrics(trainer, loggers)

@@ -21,13 +21,7 @@ MAX_LAYERS = 6  # layers side by side in a figure
 def shortest_row(batch: Any) -> Any:
     """Return a batch that holds only the shortest example of a batch, without padding.
 
-    The example is truncated to MAX_TOKENS (24) tokens.
-
-    Args:
-        batch: A batch with the field `ids` (B, T), and optionally `mask` (B, T), True = real token.
-
-    Returns:
-        A batch of the same class, whose tensors have the shape (1, ...).
+    The example is truncated to MAX_TOKENS tokens.
 
     Example:
         >>> from fourfold.data.loading.batches import MaskedBatch
@@ -49,28 +43,12 @@ def shortest_row(batch: Any) -> Any:
 
 
 def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> AttentionMaps:
-    """Return the self-attention maps of the shortest example of a batch.
-
-    The example is truncated to MAX_TOKENS (24) tokens. A map is the mean over the heads of a layer.
+    """Return the self-attention maps of the shortest example, means over the heads of a layer.
 
     Args:
-        task: The task, with the attributes `model` and `tokenizer`. The tokens of the tokenizer
-            label the rows and columns of the maps.
+        task: The task, with the attributes `model` and `tokenizer`.
         batch: A batch with the field `ids` (B, T), and optionally `mask` (B, T), True = real token.
         forward: A function that runs the model on a batch with one example.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> import fourfold
-        >>> from fourfold.data.loading.batches import CausalBatch
-        >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
-        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=False)
-        >>> model = fourfold.create("gpt2", n_layers=2, vocab_size=tokenizer.vocab_size).eval()
-        >>> ids = torch.tensor([tokenizer.encode("cab")])
-        >>> task = SimpleNamespace(model=model, tokenizer=tokenizer)  # or a task
-        >>> maps = self_attention(task, CausalBatch(ids, ids), lambda batch: model(batch.ids))
-        >>> maps.rows, maps.names, maps.maps[0].shape
-        (['c', 'a', 'b'], ['layer 1', 'layer 2'], torch.Size([3, 3]))
     """
     from fourfold.analysis.attention_maps import attention_maps  # imports several families
 
@@ -82,18 +60,13 @@ def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> A
 def layer_maps(
     maps: list[Tensor], rows: list[str], columns: list[str], name: str = "layer"
 ) -> AttentionMaps:
-    """Return the attention maps of at most MAX_LAYERS (6) layers, which are evenly spaced.
+    """Return the attention maps of at most MAX_LAYERS layers, which are evenly spaced.
 
     Args:
         maps: Attention map of each layer, all of one shape (rows, columns).
         rows: Labels of the rows of each map, or an empty list.
         columns: Labels of the columns of each map, or an empty list.
         name: Title of each map, to which the number of the layer is appended, from 1.
-
-    Example:
-        >>> maps = layer_maps([torch.eye(2)] * 12, ["a", "b"], ["a", "b"])  # 12 layers
-        >>> maps.names
-        ['layer 1', 'layer 3', 'layer 5', 'layer 8', 'layer 10', 'layer 12']
     """
     layers = np.linspace(0, len(maps) - 1, min(len(maps), MAX_LAYERS)).round().astype(int)
     return AttentionMaps(
@@ -102,16 +75,7 @@ def layer_maps(
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Return True if each character of a tokenizer's tokens stands for a byte, as in GPT-2.
-
-    Example:
-        >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
-        >>> config = TokenizerConfig("byte_bpe", vocab_size=300)
-        >>> is_byte_level(train_tokenizer(config, ["abc"], mask=False))
-        True
-        >>> is_byte_level(train_tokenizer(TokenizerConfig("char"), ["abc"], mask=False))
-        False
-    """
+    """Return True if each character of a tokenizer's tokens stands for a byte, as in GPT-2."""
     return "ByteLevel" in type(tokenizer.backend.decoder).__name__
 
 
@@ -128,14 +92,9 @@ def token_names(
 ) -> list[str]:
     r"""Return a readable name of each token; "" for an id that is not in the vocabulary.
 
-    The name of a token is the token itself, unless the tokenizer is byte-level as in GPT-2. The
-    bytes of a byte-level token are decoded. A space is then written as "␣" and a line break as
-    "\n". Bytes that are no complete character are written in hexadecimal.
-
-    Args:
-        tokenizer: The tokenizer.
-        ids: Token ids.
-        decode: Function that converts the bytes of a byte-level token to its name.
+    The name of a token is the token itself, unless the tokenizer is byte-level as in GPT-2, whose
+    bytes `decode` converts to a name. A space is then written as "␣" and a line break as "\n".
+    Bytes that are no complete character are written in hexadecimal.
 
     Example:
         >>> from tokenizers import Tokenizer as Backend, decoders, models
@@ -164,9 +123,7 @@ def _byte_values() -> dict[str, int]:
 
 
 def token_bytes(token: str) -> bytes | None:
-    """Return the bytes of a byte-level token, in which each character stands for a byte.
-
-    The result is None for a token that was added to the vocabulary as plain text.
+    """Return the bytes of a byte-level token; None for one that was added as plain text.
 
     Example:
         >>> token_bytes("Ġthe"), token_bytes("Ã¤").decode()
@@ -179,22 +136,7 @@ def token_bytes(token: str) -> bytes | None:
 
 
 def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> list[list[Any]]:
-    """Return the rows of a table with the true and the predicted class of each example.
-
-    Args:
-        class_names: Names of the classes.
-        labels: True class indices (B,).
-        outputs: Class probabilities (B, K).
-
-    Returns:
-        List with a row for each example. A row has three cells: name of the true class, name of the
-        predicted class, and probability of the predicted class.
-
-    Example:
-        >>> outputs = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
-        >>> prediction_rows(["cat", "dog"], torch.tensor([0, 1]), outputs)
-        [['cat', 'cat', 0.9], ['dog', 'cat', 0.6]]
-    """
+    """Return true class, predicted class and its probability for each row of outputs (B, K)."""
     probabilities, predicted = outputs.max(-1)
     rows = zip(labels.tolist(), predicted.tolist(), probabilities.tolist(), strict=True)
     return [[class_names[true], class_names[k], round(p, 4)] for true, k, p in rows]

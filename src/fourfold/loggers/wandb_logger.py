@@ -30,13 +30,6 @@ class WandbRunLogger(WandbLogger):
     Args:
         testing: True if a trained model is tested, False if a model is trained.
         **options: Arguments of `WandbLogger` and `wandb.init`, such as `config`.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     logger = WandbRunLogger(save_dir=folder, offline=True, config={"lr": 0.1})
-        >>> logger.is_offline  # a run starts with the first logged metric
-        True
     """
 
     def __init__(self, testing: bool = False, **options: Any) -> None:
@@ -48,20 +41,14 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """Start the W&B run.
-
-        `params` is ignored, because the constructor has received the config of the run.
-        """
+        """Start the W&B run, whose config the constructor has received."""
         _ = self.experiment
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log metrics to the history of the W&B run, or to its summary if a model is tested.
 
-        Args:
-            metrics: Value of each metric.
-            step: Optimizer step; not used in a test. If the step is None or before the last logged
-                step, the last logged step is used.
+        A step before the last logged one is raised to it, since wandb rejects decreasing steps.
         """
         if self.testing:
             self.experiment.summary.update({k: v for k, v in metrics.items() if k != "epoch"})
@@ -76,8 +63,7 @@ class WandbRunLogger(WandbLogger):
 
         Args:
             key: Name of the media in the W&B run.
-            media: Table, confusion matrix, images, attention maps or tinted text; None if the files
-                hold everything.
+            media: The media; None if the files hold everything.
             files: Files that `media.save` has written. PNG and HTML files are uploaded.
             step: Optimizer step.
         """
@@ -96,11 +82,7 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """End the W&B run in the process that started it; do nothing in other processes.
-
-        Args:
-            status: "success", or another text if the run failed.
-        """
+        """End the W&B run in the process that started it; do nothing in other processes."""
         run = take_wandb_run(self)
         if run is None:
             return
@@ -113,26 +95,13 @@ class WandbRunLogger(WandbLogger):
 
 
 class UploadCheckpoints(Checkpoint):
-    """Callback that uploads checkpoints as W&B artifacts when training ends.
+    """Callback that uploads last.ckpt, best.ckpt and average.ckpt to W&B when training ends.
 
-    The files are last.ckpt, best.ckpt and average.ckpt. The class derives from `Checkpoint` because
-    Lightning calls `Checkpoint` callbacks after all other callbacks, when the files are complete.
+    The class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks after all
+    other callbacks, when the files are complete.
 
     Args:
         folder: Folder of the checkpoints.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> callback = UploadCheckpoints(Path("checkpoints"))
-        >>> trainer = Trainer(fast_dev_run=1, callbacks=[callback], **quiet)
-        >>> trainer.fit(task, data)  # nothing is uploaded without a WandbRunLogger
-        >>> trainer.global_step
-        1
     """
 
     def __init__(self, folder: Path) -> None:

@@ -20,34 +20,22 @@ _LINK = re.compile(r"(\d+)([-p])(\d+)")
 
 
 class ReferenceLinks(NamedTuple):
-    """Links of a sentence pair that human annotators have drawn.
-
-    Args:
-        sure: Links that the annotators regard as unambiguous.
-        possible: All links, the sure ones included.
-    """
+    """Links of human annotators: the sure (unambiguous) ones, and all possible ones."""
 
     sure: frozenset[Link]
     possible: frozenset[Link]
 
 
 def read_links(path: str, *, reverse: bool = False, first_index: int = 0) -> list[ReferenceLinks]:
-    """Read reference links from a text file with one line for each sentence pair.
+    """Read reference links from a text file, perhaps compressed, with one line per sentence pair.
 
-    A line holds links separated by spaces. The text "3-4" is a sure link of source word 3 and
-    target word 4. The text "3p4" is a possible link of these words.
+    A line holds links separated by spaces, a sure one as "3-4" for source word 3 and target word 4,
+    a possible one as "3p4".
 
     Args:
-        path: Path of the file, which may be compressed.
+        path: Path of the file.
         reverse: Swap source and target of each link, for a model of the other direction.
-        first_index: Index that the file gives to the first word of a sentence, such as 1 for the
-            gold links of RWTH Aachen. In the result, the first word has the index 0.
-
-    Returns:
-        List with the links of each sentence pair, in the order of the file.
-
-    Raises:
-        InputError: The file cannot be read, or a link has another form.
+        first_index: Index of the first word in the file, 1 for the gold links of RWTH Aachen.
     """
     result = []
     for number, line in enumerate(read_lines(path), 1):
@@ -68,20 +56,11 @@ def read_links(path: str, *, reverse: bool = False, first_index: int = 0) -> lis
 def links_from_weights(
     weights: Tensor, source_words: Sequence[int], target_words: Sequence[int]
 ) -> set[Link]:
-    """Link each target word to the source word with the largest attention weight.
+    """Link each target word to the source word with the largest of the attention weights (T, S).
 
     The weights of the tokens of a word are summed, on both sides. A target word without a token, or
-    with the weight 0 everywhere, gets no link.
-
-    Args:
-        weights: Attention weights (T, S).
-        source_words: Index of the word of each source token; -1 for a special token, whose weights
-            are ignored.
-        target_words: Index of the word of each target token; -1 for a special token, whose weights
-            are ignored.
-
-    Returns:
-        Set of pairs (index of the source word, index of the target word).
+    with the weight 0 everywhere, gets no link. `source_words` and `target_words` are the index of
+    the word of each token; -1 for a special token, whose weights are ignored.
 
     Example:
         >>> weights = torch.tensor([[0.4, 0.3, 0.3], [0.9, 0.1, 0.0]])
@@ -97,30 +76,12 @@ def links_from_weights(
 
 
 def diagonal_links(n_source: int, n_target: int) -> set[Link]:
-    """Link each target word to the source word at the same relative position, as a baseline.
-
-    Args:
-        n_source: Number of source words.
-        n_target: Number of target words.
-
-    Returns:
-        Set of pairs (index of the source word, index of the target word).
-    """
+    """Link each target word to the source word at the same relative position, as a baseline."""
     return {((2 * t + 1) * n_source // (2 * n_target), t) for t in range(n_target)}
 
 
 class LinkCounts(NamedTuple):
-    """Numbers of links of a sentence pair, for the alignment error rate.
-
-    A is the set of links that an aligner found, S the set of sure reference links, and P the set of
-    possible reference links.
-
-    Args:
-        sure: Number of links in both A and S.
-        possible: Number of links in both A and P.
-        found: Number of links in A.
-        reference: Number of links in S.
-    """
+    """Numbers of links of a sentence pair: found sure, found possible, all found, all sure ones."""
 
     sure: float
     possible: float
@@ -129,26 +90,13 @@ class LinkCounts(NamedTuple):
 
 
 def count_links(links: Iterable[Link], reference: ReferenceLinks) -> LinkCounts:
-    """Count the links of an aligner in a sentence pair, and those that are reference links.
-
-    Args:
-        links: Links that the aligner found.
-        reference: Sure and possible links of the sentence pair.
-    """
+    """Count the links of an aligner in a sentence pair, and those that are reference links."""
     found, (sure, possible) = set(links), reference
     return LinkCounts(len(found & sure), len(found & possible), len(found), len(sure))
 
 
 def count_uniform_links(n_source: int, n_target: int, reference: ReferenceLinks) -> LinkCounts:
-    """Return the expected counts of an aligner that links each target word to a random source word.
-
-    This is the baseline of uniform attention, under which all source words are equally likely.
-
-    Args:
-        n_source: Number of source words.
-        n_target: Number of target words.
-        reference: Sure and possible links of the sentence pair.
-    """
+    """Return the expected counts of links of each target word to a random source word."""
     sure, possible = (len(links) / n_source for links in reference)
     return LinkCounts(sure, possible, n_target, len(reference.sure))
 
@@ -156,35 +104,15 @@ def count_uniform_links(n_source: int, n_target: int, reference: ReferenceLinks)
 class AlignmentErrorRate(RowMetric):
     """Alignment error rate (Och and Ney 2003), precision and recall of links over sentence pairs.
 
-    A link is a pair (index of the source word, index of the target word). With the links A of an
-    aligner and the reference links S (sure) and P (possible), the rate is
-    1 - (|A and S| + |A and P|) / (|A| + |S|). The numbers of links are summed over all sentence
-    pairs.
-
-    Example:
-        >>> metric = AlignmentErrorRate()
-        >>> sure = frozenset({(0, 0), (1, 1)})
-        >>> reference = ReferenceLinks(sure, sure | {(2, 1)})
-        >>> metric.update(0, count_links({(0, 0), (2, 1)}, reference))
-        >>> metric.compute()
-        {'aer': 0.25, 'precision': 1.0, 'recall': 0.5}
+    With the links A of an aligner and the reference links S (sure) and P (possible), the rate is
+    1 - (|A and S| + |A and P|) / (|A| + |S|), for sums over all sentence pairs.
     """
 
     def update(self, row: int, counts: LinkCounts) -> None:
-        """Add the numbers of links of a sentence pair.
-
-        Args:
-            row: Index of the sentence pair in the split.
-            counts: Result of `count_links` for the pair.
-        """
         self.rows.append((row, counts))
 
     def compute(self) -> dict[str, float]:
-        """Return the scores, from 0 to 1, with the keys aer, precision and recall.
-
-        The precision is the share of found links that are possible links. The recall is the share
-        of sure links that were found.
-        """
+        """Return aer, precision (share of possible among found links) and recall by name."""
         counts = self.gather().values()
         sure, possible, found, n_sure = map(sum, zip(*counts, strict=True))
         return {

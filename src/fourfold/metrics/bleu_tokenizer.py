@@ -20,16 +20,13 @@ _TOKENIZERS = {code: name for name, codes in _CODES.items() for code in codes.sp
 def bleu_tokenizer(language: str) -> str:
     """Return the name of sacreBLEU's tokenizer for a language; none downloads a model.
 
-    The result depends on the script, or else on the language: zh (Chinese), ja-mecab (Japanese),
-    ko-mecab (Korean), char (other scripts without spaces between words, such as those of Thai, Lao,
-    Khmer, Burmese and Tibetan), or 13a (all others).
+    The name is zh (Chinese), ja-mecab (Japanese), ko-mecab (Korean), char (other scripts without
+    spaces between words), or 13a (all others). The script of the code decides, or else the
+    language.
 
     Args:
-        language: Code of ISO 639 with two or three letters, perhaps with a script and a region,
-            such as de, zho_Hans or pt-BR. "" means an unknown language.
-
-    Raises:
-        InputError: The language has another form.
+        language: Code of ISO 639, perhaps with a script and a region, such as de, zho_Hans or pt-BR;
+            "" means an unknown language.
 
     Example:
         >>> [bleu_tokenizer(code) for code in ("", "de", "zho_Hans", "th")]

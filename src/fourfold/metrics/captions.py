@@ -32,40 +32,21 @@ class CaptionScores(TranslationScores):
     """Scores of `TranslationScores`, and the corpus BLEU-1 to BLEU-4 of the COCO evaluation.
 
     BLEU-n is the geometric mean of the precisions of 1-grams to n-grams in all captions together,
-    with the brevity penalty, without smoothing. The reference length of a caption is the length of
-    the reference that is closest in length. Texts are divided by `caption_tokens`. Scores computed
-    with NLTK, without the brevity penalty (Xu et al. 2015), or from teacher-forced words differ by
-    several points.
-
-    Example:
-        >>> metric = CaptionScores()
-        >>> metric.update([0], ["a dog runs"], [["a dog runs fast", "the dog runs"]])
-        >>> scores = metric.compute()
-        >>> round(scores["bleu1"], 1), scores["length_ratio"]
-        (100.0, 1.0)
+    with the brevity penalty for the reference that is closest in length, without smoothing. Texts
+    are divided by `caption_tokens`. Scores computed with NLTK, without the brevity penalty (Xu et
+    al. 2015), or from teacher-forced words differ by several points.
     """
 
     def compute(
         self, language: str = "", groups: Mapping[str, Collection[int]] | None = None
     ) -> dict[str, Any]:
-        """Return the scores by name.
-
-        The scores are those of `TranslationScores` and the following:
+        """Return the scores of `TranslationScores` and the following by name.
 
         - bleu1 to bleu4: corpus BLEU, from 0 to 100.
         - bleu1_low, bleu1_high and so on: bounds of the 95 % interval of each BLEU from a bootstrap
-          over the images. The bootstrap always uses the same 1000 resamples.
+          over the images, always with the same 1000 resamples.
         - length_ratio: number of generated words divided by the number of reference words.
         - n_distinct: number of different captions.
-
-        Args:
-            language: Code of the target language for `TranslationScores`. bleu1 to bleu4 do not
-                depend on the code.
-            groups: Indices of examples by the name of a group. The entry bleu_NAME is the sacreBLEU
-                of the examples of a group. A group without an example in the split has no entry.
-
-        Raises:
-            InputError: The language is unknown, or there is no example.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)
@@ -81,14 +62,7 @@ class CaptionScores(TranslationScores):
 
 
 def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
-    """Count the n-grams and words of the caption of each image, for BLEU.
-
-    Args:
-        pairs: Pair (generated caption, reference caption or list of them) of each image.
-
-    Returns:
-        Counts (images, 10) float64, with the columns that `bleu_of_counts` describes.
-    """
+    """Count the n-grams and words of the caption of each image, for `bleu_of_counts`."""
     divided = []
     for hypothesis, references in pairs:
         several = [references] if isinstance(references, str) else references
@@ -100,14 +74,7 @@ def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
 def ngram_counts(
     pairs: Sequence[tuple[str, Sequence[str]]], tokenize: str | None = None
 ) -> np.ndarray:
-    """Return the counts (examples, 10) from which `bleu_of_counts` computes BLEU.
-
-    The 10 counts of an example are described there.
-
-    Args:
-        pairs: The generated text and the references of each example.
-        tokenize: Name of sacreBLEU's tokenizer; None means its default tokenizer, 13a.
-    """
+    """Return the counts (examples, 10) of `bleu_of_counts`; without `tokenize`, the tokenizer is 13a."""
     bleu = BLEU(tokenize=tokenize, effective_order=True)  # only to count n-grams and lengths
     scores = [bleu.sentence_score(hypothesis, references) for hypothesis, references in pairs]
     rows = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
@@ -115,24 +82,16 @@ def ngram_counts(
 
 
 def resamples(n: int) -> np.ndarray:
-    """Draw the resamples of a bootstrap over n images with a fixed seed.
-
-    Returns:
-        Integers (N_RESAMPLES, n). Entry (i, j) tells how often resample i contains image j.
-    """
+    """Draw how often each of N_RESAMPLES resamples contains each of n images, with a fixed seed."""
     return np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)
 
 
 def bleu_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Compute BLEU-1 to BLEU-4 from counts that are summed over a corpus.
+    """Compute BLEU-1 to BLEU-4 (..., 4), from 0 to 100, from counts that are summed over a corpus.
 
-    Args:
-        counts: Array (..., 10). The last dimension holds the numbers of matching 1-grams to 4-grams
-            (4 entries), the numbers of generated 1-grams to 4-grams (4 entries), the number of
-            generated words, and the number of reference words.
-
-    Returns:
-        BLEU-1 to BLEU-4 (..., 4), from 0 to 100.
+    The last dimension of the counts (..., 10) holds the numbers of matching 1-grams to 4-grams (4
+    entries), of generated 1-grams to 4-grams (4 entries), of generated words, and of reference
+    words.
     """
     matches, totals, generated, references = np.split(counts, [4, 8, 9], axis=-1)
     with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, which gives a BLEU of 0

@@ -11,41 +11,24 @@ from fourfold.metrics.base import RowMetric, gather_objects
 
 
 class ClassificationScores(MulticlassConfusionMatrix):
-    """Accuracy, F1 and Matthews correlation coefficient (MCC) of K classes.
+    """Accuracy, F1 and Matthews correlation (MCC) over all samples, in float64.
 
-    The three scores are computed from one confusion matrix in float64. For two classes, F1 is the
-    F1 of class 1, as in GLUE's MRPC and QQP. For more classes, F1 is the mean over the classes that
-    occur in truth or prediction, as in torchmetrics and scikit-learn. As in scikit-learn, a
-    division by 0 gives 0. In contrast, torchmetrics computes the MCC in float32. The MCC of
-    torchmetrics is 1 if all samples of a binary task are of one class and predicted right.
-
-    Args:
-        n_classes: Number of classes K.
-
-    Example:
-        >>> scores = ClassificationScores(2)
-        >>> scores.update(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 1]))
-        >>> scores.compute()
-        {'accuracy': 1.0, 'f1': 1.0, 'mcc': 1.0}
+    For two classes, F1 is the F1 of class 1, as in GLUE's MRPC and QQP. For more classes, F1 is the
+    mean over the classes that occur in truth or prediction, as in torchmetrics and scikit-learn. As
+    in scikit-learn, a division by 0 gives 0. In contrast, torchmetrics computes the MCC in float32,
+    and it is 1 there if all samples of a binary task are of one class and predicted right.
     """
 
     def __init__(self, n_classes: int) -> None:
         super().__init__(n_classes, validate_args=False)
 
     def counts(self) -> list[list[int]]:
-        """Return the confusion matrix (K, K) over all ranks.
-
-        Entry [i][j] is the number of samples of class i that were predicted as class j.
-        """
+        """Return the confusion matrix (K, K) over all ranks; its rows are the true classes."""
         with self.sync_context():
             return self.confmat.tolist()
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
-        """Return the scores by name: accuracy, mcc (Gorodkin 2004), and f1 or macro_f1.
-
-        f1 is the F1 of class 1 if K is 2; otherwise macro_f1 is the mean of the F1 of the classes
-        that are the true or the predicted class of a sample.
-        """
+        """Return accuracy, mcc (Gorodkin 2004), and f1 or macro_f1 by name."""
         table = self.confmat.cpu().double()
         total = table.sum()
         correct = table.diag().sum()
@@ -66,21 +49,14 @@ class ClassificationScores(MulticlassConfusionMatrix):
 
 
 class RegressionScores(RowMetric):
-    """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B).
-
-    Example:
-        >>> metric = RegressionScores()
-        >>> metric.update(torch.tensor([0.1, 0.4, 0.9]), torch.tensor([1.0, 2.0, 5.0]))
-        >>> {name: round(value, 3) for name, value in metric.compute().items()}
-        {'pearson': 0.991, 'spearman': 1.0}
-    """
+    """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B)."""
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
         """Add the predicted numbers (B, 1) or (B,) and the true numbers (B,) of a batch."""
         self.rows += torch.stack([predictions.flatten().double(), labels.double()], dim=1).tolist()
 
     def compute(self) -> dict[str, float]:
-        """Return the two correlations, with the keys "pearson" and "spearman".
+        """Return pearson and spearman by name.
 
         Both are 0 if all predictions or all labels are equal, and nan if a value is not finite.
         """

@@ -19,14 +19,7 @@ _ENTITY_TAG = re.compile(r"O|[BIESLU](-.*)?")
 
 
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
-    """Return the entities of a sentence.
-
-    Args:
-        tags: Tag of each word.
-
-    Returns:
-        Set of triples (type, index of the first word, index after the last word), one for each
-        entity.
+    """Return the entities of a sentence: type, index of the first word, index after the last.
 
     Example:
         >>> sorted(extract_entities(["B-LOC", "I-LOC", "O", "I-PER", "B-PER"]))
@@ -53,47 +46,26 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 class EntityScores(RowMetric):
     """Precision, recall and F1 of entities whose boundaries and type are both right.
 
-    A sentence that exceeds the maximum length of the model is divided into chunks. Its chunks are
-    joined again before the sentence is scored.
-
-    Example:
-        >>> metric = EntityScores()
-        >>> true, predicted = ["B-PER", "I-PER", "O", "B-LOC"], ["B-PER", "O", "O", "B-LOC"]
-        >>> metric.update([(0, 0)], [true], [predicted])
-        >>> scores = metric.compute()
-        >>> scores["f1"], scores["accuracy"]  # one of two entities, three of four words
-        (0.5, 0.75)
+    The chunks of a sentence that exceeds the maximum length of the model are joined again.
     """
 
     def update(
         self, rows: list[tuple[int, int]], true: list[list[str]], predicted: list[list[str]]
     ) -> None:
-        """Add the tags of a batch of chunks, which are whole sentences or parts of sentences.
-
-        Args:
-            rows: Pair (index of the sentence in the split, index of the chunk in the sentence) for
-                each chunk.
-            true: List of the true tags of the words of each chunk.
-            predicted: List of the predicted tags of the words of each chunk.
-        """
+        """Add the tags of a batch of chunks; a row is a pair (sentence, chunk of the sentence)."""
         self.rows += zip(rows, zip(true, predicted, strict=True), strict=True)
 
     def confusion(self, tags: Sequence[str]) -> list[list[int]]:
-        """Return the confusion matrix of the words of all sentences.
-
-        Entry [i][j] is the number of words with the true tag `tags[i]` that were predicted as
-        `tags[j]`. Words with tags that are not in `tags` are not counted.
-        """
+        """Return how many words with the true tag `tags[i]` were predicted as `tags[j]`."""
         pairs = Counter[tuple[str, str]]()
         for true, predicted in self.gather().values():
             pairs.update(zip(true, predicted, strict=True))
         return [[pairs[a, b] for b in tags] for a in tags]
 
     def compute(self) -> dict[str, Any]:
-        """Return the scores by name: precision, recall, f1, accuracy, and f1_TYPE for each type.
+        """Return precision, recall, f1 and f1_TYPE of entities, and the accuracy of words, by name.
 
-        The accuracy is the share of words with the right tag. All other scores are computed over
-        entities. If tags are parts of speech, the accuracy is the only score.
+        If tags are parts of speech, the accuracy is the only score.
         """
         chunks = sorted(self.gather().items())
         pairs = [pair for _, tags in chunks for pair in zip(*tags, strict=True)]

@@ -16,16 +16,6 @@ class RetrievalScores(RowMetric):
     split. In text-to-image retrieval, each text is a query that ranks all images. If several images
     have the same text, the text counts once, and each of these images is a correct result for the
     text.
-
-    Attributes:
-        chunk_size: Number of queries that are ranked at a time.
-
-    Example:
-        >>> metric = RetrievalScores()
-        >>> metric.update([0, 1], 10 * torch.eye(2), torch.eye(2), [(5, 6), (7,)])
-        >>> scores = metric.compute()
-        >>> scores["image_to_text_recall_at_1"], round(scores["loss"], 4)
-        (1.0, 0.0)
     """
 
     chunk_size: ClassVar[int] = 1024
@@ -33,27 +23,19 @@ class RetrievalScores(RowMetric):
     def update(
         self, rows: list[int], images: Tensor, texts: Tensor, token_ids: list[tuple[int, ...]]
     ) -> None:
-        """Add the embeddings of a batch of B image-text pairs.
+        """Add the embeddings (B, E) of a batch of pairs, whose dot products are the logits.
 
-        Args:
-            rows: Index of each pair in the split.
-            images: Embeddings (B, E) of the images, of width E. The dot product of the embeddings
-                of an image and a text is their logit, so the embeddings include the learned scale.
-            texts: Embeddings (B, E) of the texts.
-            token_ids: Token ids of each of the B texts. Texts with equal ids count as equal.
+        Texts with equal `token_ids` count as equal.
         """
         vectors = zip(images.detach().cpu(), texts.detach().cpu(), token_ids, strict=True)
         self.rows += zip(rows, vectors, strict=True)
 
     def compute(self) -> dict[str, float]:
-        """Return the loss and the recalls at 1, 5 and 10, by name; a recall is between 0 and 1.
+        """Return the loss, and recalls such as image_to_text_recall_at_5, by name.
 
-        Examples of names are image_to_text_recall_at_5 (images are the queries, texts the results)
-        and text_to_image_recall_at_1. The recall at k is the share of queries with a correct result
-        among the k best results. The loss is CLIP's loss with the whole split as one batch. It is
-        the mean of two cross-entropies: of the images, each classified over all texts, and of the
-        texts, each classified over all images. Unlike the recalls, the loss treats equal texts as
-        different texts.
+        The recall at k is the share of queries with a correct result among the k best results. The
+        loss is that of the whole split as one batch. Unlike the recalls, it treats equal texts as
+        different.
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         images, texts = (torch.stack([pair[k] for pair in pairs]) for k in (0, 1))
@@ -73,7 +55,6 @@ class RetrievalScores(RowMetric):
         return scores
 
     def _summed_loss(self, images: Tensor, texts: Tensor) -> float:
-        """Sum the losses of N pairs, from the embeddings (N, E) of their images and texts."""
         return (self._cross_entropy(images, texts) + self._cross_entropy(texts, images)) / 2
 
     def _cross_entropy(self, a: Tensor, b: Tensor) -> float:
@@ -83,21 +64,10 @@ class RetrievalScores(RowMetric):
     def _ranks(
         self, queries: Tensor, candidates: Tensor, query_text: Tensor, candidate_text: Tensor
     ) -> Tensor:
-        """Count, for each query, the wrong candidates that rank before the best correct candidate.
+        """Count, for each query, the wrong candidates before the best correct candidate.
 
-        A candidate is correct for a query if both have the same text index. Wrong candidates with
-        an equal score or with NaN rank before the correct candidate, so a model whose embeddings
+        Wrong candidates with an equal score or with NaN rank before it, so a model whose embeddings
         are all equal finds nothing.
-
-        Args:
-            queries: Embeddings of the queries, (queries, E).
-            candidates: Embeddings of the candidates, (candidates, E).
-            query_text: Text index of each query, (queries,) int64. The index of an image is that of
-                its text.
-            candidate_text: Text index of each candidate, (candidates,) int64.
-
-        Returns:
-            Numbers of wrong candidates (queries,) int64.
         """
         ranks = []
         for chunk, numbers in zip(

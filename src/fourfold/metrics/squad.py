@@ -11,20 +11,9 @@ from fourfold.metrics.base import RowMetric
 
 
 class Answer(NamedTuple):
-    """Predicted answer to a question in one window of its context.
+    """Predicted answer in a window of a context, "" with the score -inf without an allowed span.
 
-    A context that is too long for the model is divided into overlapping windows.
-
-    Args:
-        score: Sum of the start and end logits of the best span; -inf if the window has no allowed
-            span.
-        text: Text of the best span; "" if the window has no allowed span.
-        null: Sum of the start and end logits of "no answer" in the window.
-
-    Example:
-        >>> windows = [(0, Answer(7.5, "in 1889", 1.2)), (0, Answer(3.1, "Paris", 4.0))]
-        >>> rank_answers(windows, allow_no_answer=True)
-        {0: [('in 1889', 7.5), ('Paris', 3.1), ('', 1.2)]}
+    `score` is the sum of its start and end logits, and `null` that of "no answer" in the window.
     """
 
     score: float
@@ -37,16 +26,13 @@ def rank_answers(
 ) -> dict[int, list[tuple[str, float]]]:
     """Merge the answers from all windows of each question's context, and rank them by score.
 
-    Answers to a question with the same text are merged and keep the highest of their scores.
+    Answers to a question with the same text keep the highest of their scores. With
+    `allow_no_answer`, the text "" stands for "no answer", with the smallest `Answer.null`.
 
-    Args:
-        answers: Pairs (index of a question, answer). Each answer comes from one window.
-        allow_no_answer: Add the text "", which stands for "no answer", to the answers of each
-            question. The score of this text is the smallest `Answer.null` of the question's
-            windows.
-
-    Returns:
-        Dict from the index of each question to a list of pairs (text, score), the best first.
+    Example:
+        >>> windows = [(0, Answer(7.5, "in 1889", 1.2)), (0, Answer(3.1, "Paris", 4.0))]
+        >>> rank_answers(windows, allow_no_answer=True)
+        {0: [('in 1889', 7.5), ('Paris', 3.1), ('', 1.2)]}
     """
     scores: dict[int, dict[str, float]] = {}
     null_scores: dict[int, float] = {}
@@ -67,21 +53,9 @@ def rank_answers(
 class SquadScores(RowMetric):
     """Exact match (EM) and F1 of the best answer over all windows of each question's context.
 
-    The scores are those of SQuAD 1.1 (Rajpurkar et al. 2016, arXiv:1606.05250) and SQuAD 2.0
-    (Rajpurkar et al. 2018, arXiv:1806.03822).
-
-    Args:
-        allow_no_answer: Predict "no answer" where it scores higher than every span, and compute the
-            scores of SQuAD 2.0 in place of those of SQuAD 1.1 (see `answer_scores`).
-
-    Example:
-        >>> metric = SquadScores()
-        >>> windows = [Answer(7.5, "in 1889", 1.2), Answer(3.1, "Paris", 4.0)]  # of one context
-        >>> metric.update([(0, 0), (0, 1)], windows)
-        >>> metric.best_answers()
-        {0: 'in 1889'}
-        >>> metric.compute([["1889", "in the year 1889"]])
-        {'exact_match': 0.0, 'f1': 0.8}
+    The scores are those of SQuAD 1.1 (Rajpurkar et al. 2016, arXiv:1606.05250), or with
+    `allow_no_answer` of SQuAD 2.0 (Rajpurkar et al. 2018, arXiv:1806.03822), which predicts "no
+    answer" where it scores higher than every span.
     """
 
     def __init__(self, allow_no_answer: bool = False) -> None:
@@ -89,29 +63,20 @@ class SquadScores(RowMetric):
         self.allow_no_answer = allow_no_answer
 
     def update(self, rows: list[tuple[int, int]], answers: list[Answer]) -> None:
-        """Add the predicted answers in the windows of a batch.
-
-        Args:
-            rows: Pair (index of the question in the split, index of the window in the context) for
-                each answer.
-            answers: Predicted answer in each window of the batch.
-        """
+        """Add the predicted answers of a batch; a row is a pair of question and window."""
         self.rows += zip(rows, answers, strict=True)
 
     def best_answers(self) -> dict[int, str]:
-        """Return a dict from the index of each question to its predicted answer."""
+        """Return the predicted answer to each question by its index in the split."""
         answers = ((question, x) for (question, _), x in sorted(self.gather().items()))
         ranked = rank_answers(answers, self.allow_no_answer)
         return {question: best[0][0] if best else "" for question, best in ranked.items()}
 
     def compute(self, references: Sequence[Sequence[str]] = ()) -> dict[str, float]:
-        """Return "exact_match" and "f1", the means over all questions, from 0 to 1.
+        """Return exact_match and f1 by name, means over all questions, from 0 to 1.
 
-        The score of a question is the highest score over its accepted answers.
-
-        Args:
-            references: For each question of the split, in order, the list of its accepted answers.
-                The list is empty for a question without an answer.
+        The score of a question is the highest over its accepted answers, which `references` lists
+        for each question of the split; none for a question without an answer.
         """
         found = [
             answer_scores(text, references[question], self.allow_no_answer)
@@ -128,12 +93,8 @@ def answer_scores(
 
     Case, punctuation and articles do not count. In the official script of SQuAD 1.1, an answer in
     which nothing else is left has the F1 0, even if it equals a reference. The script of SQuAD 2.0
-    ignores such references, and without any other reference, both scores are 1 for such an answer.
-
-    Args:
-        text: The predicted answer.
-        references: The accepted answers, empty for a question without an answer.
-        allow_no_answer: Follow the script of SQuAD 2.0 in place of that of SQuAD 1.1.
+    (`allow_no_answer`) ignores such references, and without any other reference, both scores are 1
+    for such an answer.
 
     Example:
         >>> answer_scores("The Eiffel tower", ["Eiffel", "tower in Paris"], allow_no_answer=False)

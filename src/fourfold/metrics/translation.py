@@ -11,46 +11,26 @@ from fourfold.metrics.bleu_tokenizer import bleu_tokenizer
 
 
 class TranslationScores(RowMetric):
-    """Corpus-level BLEU and chrF of sacreBLEU, and share of exact matches, of generated texts.
-
-    An example that several ranks have added counts once.
-
-    Example:
-        >>> metric = TranslationScores()
-        >>> metric.update([0], ["the house is small"], ["the house is small"])
-        >>> scores = metric.compute(language="en")
-        >>> round(scores["bleu"], 1), scores["exact_match"]
-        (100.0, 1.0)
-    """
+    """Corpus-level BLEU and chrF of sacreBLEU, and share of exact matches, of generated texts."""
 
     def update(
         self, rows: list[int], hypotheses: list[str], references: Sequence[str | Sequence[str]]
     ) -> None:
-        """Add the generated texts of a batch.
-
-        Args:
-            rows: Index of each example in the split.
-            hypotheses: Generated text of each example.
-            references: Reference text, or list of reference texts, of each example.
-        """
+        """Add the generated texts of a batch, each with one or several reference texts."""
         self.rows += zip(rows, zip(hypotheses, references, strict=True), strict=True)
 
     def compute(
         self, language: str = "", groups: Mapping[str, Collection[int]] | None = None
     ) -> dict[str, Any]:
-        """Return the scores by name: bleu and chrf (0 to 100), and exact_match (0 to 1).
+        """Return bleu and chrf (0 to 100), exact_match (0 to 1) and bleu_signature by name.
 
-        The entry bleu_signature is sacreBLEU's description of the settings of BLEU. If an example
-        has several references, its generated text may match any of them, as in sacreBLEU.
+        With several references, a generated text may match any of them, as in sacreBLEU.
 
         Args:
-            language: Code of the target language, such as "de" or "zho_Hans"; "" if it is unknown.
-                The tokenizer of BLEU is that of `bleu_tokenizer` for this code.
+            language: Code of the target language, such as "de" or "zho_Hans", which selects the
+                tokenizer of BLEU; "" if it is unknown.
             groups: Indices of examples by the name of a group. The entry bleu_NAME is the BLEU of
                 the examples of a group. A group without an example in the split has no entry.
-
-        Raises:
-            InputError: The language is unknown, or there is no example.
         """
         scored = sorted(self.gather().items())
         hypotheses, references, columns = _columns([pair for _, pair in scored])
@@ -71,15 +51,10 @@ class TranslationScores(RowMetric):
 
 
 def _columns(pairs: list[Any]) -> tuple[list[str], list[Sequence[str]], list[Any]]:
-    """Convert examples to the lists that sacreBLEU expects.
+    """Return the generated texts, the references of each, and the references by number.
 
-    Args:
-        pairs: Pair (generated text, reference text or list of reference texts) of each example.
-
-    Returns:
-        The list of generated texts, the list of references of each example, and the references by
-        number: the first reference of each example, then the second of each, and so on. None stands
-        for a missing reference.
+    The last are the first reference of each example, then the second, and so on, as for sacreBLEU;
+    None stands for a missing reference.
     """
     references = [[given] if isinstance(given, str) else given for _, given in pairs]
     return [text for text, _ in pairs], references, list(zip_longest(*references)) or [()]
@@ -88,8 +63,8 @@ def _columns(pairs: list[Any]) -> tuple[list[str], list[Sequence[str]], list[Any
 def _bleu(language: str) -> BLEU:
     """Return sacreBLEU's BLEU with the tokenizer for the code `language`, such as "de".
 
-    sacreBLEU's tokenizers of Japanese and Korean need packages that may not be installed. Without
-    such a package, BLEU divides the texts into characters.
+    Without the packages that its tokenizers of Japanese and Korean need, it divides into
+    characters.
     """
     try:
         return BLEU(tokenize=bleu_tokenizer(language))

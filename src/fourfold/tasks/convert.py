@@ -23,18 +23,12 @@ TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
 
 
 def import_checkpoint(source: Path, target: Path) -> list[str]:
-    """Convert a model of another library to a fourfold checkpoint.
+    """Convert a model of another library to a fourfold checkpoint, and return lines about it.
 
     Args:
         source: Path of a Hugging Face directory of transformers or timm, path of a file of timm or
             nanoGPT, or `hf://owner/name`.
         target: Path of the checkpoint file to write, which must not exist.
-
-    Returns:
-        Lines of text that describe the result, for the terminal.
-
-    Raises:
-        InputError: `target` exists, or `source` cannot be read.
     """
     if target.exists():
         raise InputError("this file exists already; name another one", file=target)
@@ -57,14 +51,7 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
 
 
 def make_task(found: SourceModel) -> Any:
-    """Build the task that trains models of the class of an imported model, in eval mode.
-
-    Args:
-        found: The imported model, whose tokenizer and preprocessing become the task's artifacts.
-
-    Raises:
-        InputError: An image model has no classification head.
-    """
+    """Build the task of an imported model, in eval mode; an image model must have a head."""
     model: Any = found.model
     if isinstance(model, ViT) and not model.heads:
         message = "the classification head is missing; use init_from to train a new head, or"
@@ -82,22 +69,14 @@ def make_task(found: SourceModel) -> Any:
 def export_checkpoint(
     source: Path, target: Path, classes: Classes = (), file_format: str = "transformers"
 ) -> list[str]:
-    """Convert a checkpoint to a directory in the format of another library.
+    """Convert a checkpoint to a directory in the format of another library; return lines about it.
 
     Args:
         source: Path of the checkpoint file or of the run directory.
         target: Path of the directory to write, which must be empty or not exist. A directory with
             the prefix `timm:` is written in the format of timm.
-        classes: Your own classes, or their import paths, that may be imported if the checkpoint
-            requires them.
+        classes: Your own classes, or their import paths, that the checkpoint may name.
         file_format: transformers, timm, torch-export or onnx.
-
-    Returns:
-        Lines of text that describe the result, for the terminal.
-
-    Raises:
-        InputError: `target` is not empty; the checkpoint cannot be read; or the target library does
-            not have the architecture.
     """
     if str(target).startswith(TIMM_PREFIX):
         if file_format not in ("transformers", "timm"):

@@ -11,26 +11,15 @@ from fourfold.metrics.base import gather_objects
 
 
 def table_digests(artifacts: dict[str, Any], splits: Mapping[str, Any]) -> dict[str, str]:
-    """Return a hash of each artifact of a DataModule, and of the batch order of each split.
-
-    Args:
-        artifacts: Artifacts of the DataModule by name, such as the class names and the tokenizer.
-        splits: Dataset of each split by name.
-    """
+    """Return a hash of each artifact of a DataModule, and of the batch order of each split."""
     tables = {f"{name} split": x.order.fingerprint() for name, x in splits.items()} | artifacts
     return {name: hashlib.blake2b(ascii(x).encode()).hexdigest() for name, x in tables.items()}
 
 
 def check_equal_tables(trainer: Trainer, artifacts: dict[str, Any], datamodule: Any) -> None:
-    """Check that the tables of all ranks are equal; all ranks must call this function.
+    """Raise InputError on every rank if a table of the data differs between two ranks.
 
-    Args:
-        trainer: The Trainer. With one process, nothing is computed.
-        artifacts: Artifacts of the DataModule by name.
-        datamodule: The DataModule, or None.
-
-    Raises:
-        InputError: On every rank, if a table differs between two ranks.
+    All ranks must call this function.
     """
     if trainer.world_size == 1:
         return

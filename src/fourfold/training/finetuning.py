@@ -13,13 +13,9 @@ from fourfold.layers.token_embedding import TokenEmbedding
 def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
     """Freeze layers of a model and add low-rank updates, in place.
 
-    Args:
-        model: The model.
-        tuning: Options of fine-tuning; the defaults change nothing.
-
     Raises:
-        InputError: The model has fewer layers than `tuning.freeze`, no token embedding although
-            `tuning.freeze` is "tokens", or no linear layer with a name in `tuning.lora_targets`.
+        InputError: There is no token embedding although `tuning.freeze` is "tokens", or no linear
+            layer with a name in `tuning.lora_targets`.
     """
     if tuning.freeze == "tokens":
         embeddings = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
@@ -47,13 +43,7 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
 
 
 def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
-    """Return the parameters that gradual unfreezing still freezes in an epoch.
-
-    Args:
-        model: The model.
-        tuning: Options of fine-tuning; without gradual unfreezing, the list is empty.
-        epoch: Index of the epoch, from 0.
-    """
+    """Return the parameters that gradual unfreezing still freezes in an epoch, counted from 0."""
     if tuning.gradual_unfreezing_epochs is None:
         return []
     ids, head = layer_ids(model)
@@ -66,11 +56,6 @@ def freeze_batchnorm(model: nn.Module, tuning: TuningConfig, epoch: int) -> None
 
     Frozen batch norms are set to eval mode, and all others to training mode. Without gradual
     unfreezing, nothing is changed.
-
-    Args:
-        model: The model.
-        tuning: Options of fine-tuning.
-        epoch: Index of the epoch, from 0.
     """
     if tuning.gradual_unfreezing_epochs is None:
         return

@@ -48,8 +48,8 @@ class FSDP2(ModelParallelStrategy):
         """Initialize the process group.
 
         Raises:
-            InputError: The Trainer has a callback that averages the weights. Such a callback copies
-                the model, which is not possible with sharded weights.
+            InputError: A callback averages the weights. Such a callback copies the model, which is
+                not possible with sharded weights.
         """
         if any(isinstance(x, WeightAveraging) for x in self._task.trainer.callbacks):
             raise InputError(
@@ -61,11 +61,7 @@ class FSDP2(ModelParallelStrategy):
         super().setup_environment()
 
     def shard(self, model: nn.Module) -> None:
-        """Copy the weights of the first process to all processes, and shard the weights in place.
-
-        Raises:
-            InputError: A parameter is a scalar, which has no dimension to shard.
-        """
+        """Copy the weights of the first process to all others, and shard them in place."""
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 of_first_rank = tensor.to(self.root_device)
@@ -80,7 +76,6 @@ class FSDP2(ModelParallelStrategy):
 
     @property
     def _task(self) -> Any:
-        """Task that the strategy runs."""
         return self.lightning_module
 
     # Steps run as a forward method of the model.
@@ -100,11 +95,7 @@ class FSDP2(ModelParallelStrategy):
     # Evaluation with gathered weights.
 
     def _gather_weights(self, gather: bool) -> None:
-        """Gather all weights on each device, or shard them again.
-
-        Args:
-            gather: True to gather the weights, False to shard them.
-        """
+        """Gather all weights on each device, or shard them again."""
         # Tensors created in inference mode could never be trained.
         with torch.inference_mode(False):
             for module in self._task.model.modules():
@@ -135,33 +126,19 @@ class FSDP2(ModelParallelStrategy):
         return super().lightning_module_state_dict()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
-        """Read the complete checkpoint file, on every rank.
-
-        Args:
-            checkpoint_path: Path of the file.
-            weights_only: Ignored.
-        """
+        """Read the complete checkpoint file, on every rank."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load the shard of this rank from the weights in a checkpoint.
-
-        Args:
-            checkpoint: Content of the checkpoint, with the complete weights.
-            strict: Ignored.
-        """
         module, options = _state_dict_functions()
         module.set_model_state_dict(self._task, checkpoint["state_dict"], options=options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the complete state dict of an optimizer, for a checkpoint.
+        """Return the complete state dict of an optimizer on the first rank, and {} on the others.
 
         Parameters are numbered in the order of the optimizer's parameter groups, as in torch.
         Lightning's ModelParallelStrategy numbers parameters in the order of the model, which is
         another order if there are several groups.
-
-        Returns:
-            The state dict on the first rank, and an empty dictionary on other ranks.
         """
         plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
         module, options = _state_dict_functions(cpu_offload=True)
@@ -172,11 +149,6 @@ class FSDP2(ModelParallelStrategy):
         return _rename_parameters(state, {name: number for number, name in enumerate(names)})
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the shard of this rank from the optimizer states in a checkpoint.
-
-        Args:
-            checkpoint: Content of the checkpoint, with the complete states.
-        """
         module, options = _state_dict_functions()
         names = {parameter: name for name, parameter in self._task.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -186,15 +158,9 @@ class FSDP2(ModelParallelStrategy):
 
 
 def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
-    """Import torch's module for state dicts of sharded models.
+    """Return torch's module for sharded state dicts, and options for complete state dicts.
 
-    The module is imported only when FSDP2 is used, because the import takes half a second.
-
-    Args:
-        **options: Further options of `StateDictOptions`.
-
-    Returns:
-        A tuple of the module, and a `StateDictOptions` for complete state dicts.
+    Its import, only when FSDP2 is used, takes half a second.
     """
     from torch.distributed.checkpoint import state_dict
 
@@ -202,12 +168,7 @@ def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
 
 
 def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
-    """Rename the parameters in the state dict of an optimizer, in a copy.
-
-    Args:
-        state: State dict of an optimizer, which has names or numbers of parameters as keys.
-        names: Dictionary from the present key of each parameter to the new key.
-    """
+    """Rename the parameters in the state dict of an optimizer by old and new keys, in a copy."""
     groups = [
         {**group, "params": [names[p] for p in group["params"]]} for group in state["param_groups"]
     ]
@@ -220,8 +181,6 @@ StrategyRegistry.register("fsdp2", FSDP2, description="Weights sharded over devi
 
 def prepare_for_strategy(model: nn.Module, trainer: Trainer) -> None:
     """Shard the weights of a model in place if the Trainer's strategy is FSDP2.
-
-    Other strategies that do not shard weights, such as DDP, leave the model unchanged.
 
     Raises:
         InputError: The strategy shards weights in another way, which tasks do not support.

@@ -45,9 +45,7 @@ def load_task(
     overrides: Mapping[str, Any] = NOTHING,
     strict: bool = True,
 ) -> "Task[Any, Any]":
-    """Load a task from a checkpoint, with its model, weights, tokenizer and preprocessing.
-
-    The task is in eval mode.
+    """Load a task from a checkpoint, in eval mode, with its model, tokenizer and preprocessing.
 
     Args:
         path: A checkpoint file written by `fourfold fit` or `fourfold import`, or a run directory
@@ -63,22 +61,6 @@ def load_task(
     Raises:
         InputError: There is no such checkpoint; it is corrupted; its task is not one of `expect`;
             or the task is neither part of fourfold nor in `classes`.
-
-    Example:
-        >>> import tempfile
-        >>> from lightning import Trainer
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(CausalLanguageModeling(config), RecallData(distance=4))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     trainer.save_checkpoint(f"{folder}/last.ckpt")
-        ...     task = load_task(f"{folder}/last.ckpt")
-        >>> task.tokenizer.decode(task.tokenizer.encode("abcd?"))
-        'abcd?'
     """
     path = find_checkpoint(Path(path)) if Path(path).is_dir() else path
     task = task_from_checkpoint(read_file(path), path, classes, overrides, strict)
@@ -89,13 +71,7 @@ def load_task(
 
 
 def check_task(task: "Task[Any, Any]", path: str | Path, expected: tuple[str, ...]) -> None:
-    """Raise InputError unless a task is an instance of a class with one of the expected names.
-
-    Args:
-        task: The task of a checkpoint.
-        path: Path of the checkpoint, for the error message.
-        expected: Names of task classes.
-    """
+    """Raise InputError unless a task is an instance of a class with one of the expected names."""
     names = {parent.__name__ for parent in type(task).__mro__}
     if not names.intersection(expected):
         needed = " or ".join(expected)
@@ -110,19 +86,9 @@ def task_from_checkpoint(
     overrides: Mapping[str, Any] = NOTHING,
     strict: bool = True,
 ) -> "Task[Any, Any]":
-    """Build a task with its weights, in eval mode, from the content of a checkpoint.
+    """Build a task with its weights, in eval mode, from the content of the checkpoint `path`.
 
-    Args:
-        content: Content of the checkpoint.
-        path: Path of the checkpoint, for error messages.
-        classes: Your own task classes, or their import paths, that may be imported if the
-            checkpoint requires them.
-        overrides: Arguments of the task's constructor, as in `load_task`.
-        strict: False ignores weights that only the checkpoint or only the task has.
-
-    Raises:
-        InputError: The content is not that of a checkpoint of this version of fourfold; or the task
-            is neither part of fourfold nor in `classes`.
+    The other arguments and the errors are those of `load_task`.
     """
     path = Path(path)
     check_content(content, path)
@@ -150,14 +116,6 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 
     Only classes of fourfold and the classes in `classes` are allowed, so that a checkpoint cannot
     import arbitrary code.
-
-    Args:
-        name: Import path of the class.
-        path: Path of the checkpoint, for error messages.
-        classes: Further classes that are allowed, or their import paths.
-
-    Raises:
-        InputError: The class is not allowed, or is not a task.
     """
     from fourfold.training.task import Task  # here, since that module imports this one
 
@@ -172,17 +130,11 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 
 
 def read_for_trainer(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint for Lightning's Trainer.
+    """Read a checkpoint for Lightning's Trainer, with tensors on the CPU.
 
-    Lightning requires that a checkpoint contains the version number of Lightning. A checkpoint of
-    `fourfold import` has no such number, so this function adds it to the returned dictionary. The
-    file is not changed.
-
-    Lightning's launcher passes weights from a subprocess to the main process in a file that
-    contains only weights. The content of such a file is returned without further checks.
-
-    Returns:
-        Content of the file, with tensors on the CPU.
+    Lightning requires its version number, which a checkpoint of `fourfold import` lacks. It also
+    passes weights from a subprocess to the main process in a file that contains only weights; the
+    content of such a file is returned without further checks.
 
     Raises:
         InputError: The file does not exist, is corrupted, or was not written by this version of

@@ -32,8 +32,7 @@ class LossNormalizer:
             processes.
         nonfinite: Scalar tensor, True if the loss of the last micro-batch was not finite.
         stop_requested: True if this process asks all processes to stop; set by a callback.
-        stop_requested_anywhere: True if any process asked to stop in the last optimizer step. All
-            processes have the same value.
+        stop_requested_anywhere: True on all processes if any asked to stop in the last step.
     """
 
     mean: Tensor
@@ -47,17 +46,12 @@ class LossNormalizer:
         self._loss_dtype = torch.float32
 
     def scale_loss(self, total: Tensor, count: Tensor | int, trainer: Trainer) -> Tensor:
-        """Return the loss of a micro-batch, scaled for the backward pass.
+        """Return the loss of a micro-batch, a sum over `count` targets, for the backward pass.
 
         Without gradient accumulation, the loss is divided by the number of targets of the step.
         With gradient accumulation, the loss is divided by a constant, and `finalize_gradients`
         corrects the gradients. The scale also cancels two divisions: Lightning divides the loss by
         the number of micro-batches, and DDP divides the gradient by the number of processes.
-
-        Args:
-            total: Sum of the loss over the targets of the micro-batch, a scalar.
-            count: Number of targets of the micro-batch.
-            trainer: The Trainer, which knows the numbers of processes and micro-batches.
         """
         self.nonfinite = ~total.detach().isfinite()
         self._loss_dtype = total.dtype
@@ -69,15 +63,10 @@ class LossNormalizer:
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
     def finalize_gradients(self, parameters: Iterable[nn.Parameter], trainer: Trainer) -> None:
-        """Divide the gradients by the number of targets of the optimizer step.
+        """Divide the gradients by the number of targets of the step, after its last micro-batch.
 
-        With gradient accumulation, this number is known only after the last micro-batch. Without
-        gradient accumulation, `scale_loss` has already divided the loss, and this method does not
-        change the gradients. If a later step than the first has no targets, its gradients are 0.
-
-        Args:
-            parameters: Parameters whose gradients are changed in place.
-            trainer: The Trainer.
+        Without gradient accumulation, `scale_loss` has already done so. If a later step than the
+        first has no targets, its gradients are 0.
 
         Raises:
             InputError: The first step of the training has no targets.
@@ -108,14 +97,7 @@ class LossNormalizer:
 
 
 def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
-    """Warn about trainable parameters that have no gradient after the first backward pass.
-
-    The loss does not depend on such parameters.
-
-    Raises:
-        InputError: There are such parameters, and the strategy is DDP over several processes, which
-            would wait for their gradients forever.
-    """
+    """Warn about trainable parameters that have no gradient after the first backward pass."""
     unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if not unused:
         return
@@ -128,9 +110,6 @@ def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Compute the Euclidean norm of the gradients of all parameters together, a scalar tensor.
-
-    Shards of the gradients on other ranks are included.
-    """
+    """Compute the Euclidean norm of all gradients together, a scalar, also of sharded ones."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,10 +1,10 @@
 """Task: base class of the LightningModules that train and evaluate the models.
 
 The class implements loss normalization, logging of metrics, optimizer, fine-tuning, config values
-from the data, and checkpoints. In training, Lightning calls `training_step`, which calls the method
-`step` of the subclass. `step` returns the sum of the loss over the targets of a batch, and the
-number of targets. A target is a token or a label that the model is trained to predict. The gradient
-is divided by the number of targets in all micro-batches and processes of an optimizer step.
+from the data, and checkpoints. `training_step` calls the method `step` of the subclass, which
+returns the sum of the loss over the targets of a batch and the number of targets. A target is a
+token or a label that the model is trained to predict. The gradient is divided by the number of
+targets in all micro-batches and processes of an optimizer step.
 """
 
 import inspect
@@ -74,13 +74,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     A subclass sets the class variables, and implements `step`, `update_metrics` and
     `compute_metrics`. The tasks of fourfold are dataclasses, whose fields are the arguments of the
-    constructor. A subclass may have a constructor of its own. Such a constructor must store each
-    further argument in an attribute of the same name, because checkpoints store these attributes.
+    constructor. A constructor of your own must store each further argument in an attribute of the
+    same name, because checkpoints store these attributes.
 
-    The DataModule may be any LightningDataModule. A DataModule with the attributes and methods of
-    `ResumableDataModule` also gives the task the vocabulary size, the number of classes and the
-    artifacts. Artifacts are plain values about the data, such as the tokenizer, the class names and
-    the preprocessing.
+    The DataModule may be any LightningDataModule. One with the attributes and methods of
+    `ResumableDataModule` also gives the task sizes such as `vocab_size`, and the artifacts: plain
+    values about the data, such as the tokenizer, the class names and the preprocessing.
 
     Args:
         config: Config of the model. A size in `inferred_from_data` that is None is taken from the
@@ -95,37 +94,19 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     Attributes:
         model_class: Class of the model.
-        config_class: Class of the model's config. None means the class of the default value of the
-            argument `config`.
+        config_class: Class of the model's config; None means that of the default `config`.
         batch_class: Class of the batches that the DataModule makes.
         unit: Unit of the throughput, tokens or images.
         inferred_from_data: Fields of the config that are taken from the DataModule if they are
             None, and otherwise must not be smaller than the values of the DataModule.
-        must_equal_data: Fields among `inferred_from_data` that must equal the values of the
-            DataModule.
+        must_equal_data: Fields among these that must equal the values of the DataModule.
         model: The model; None until `configure_model` has built it.
-        allowed_classes: Classes of models and tasks outside of fourfold, or their import paths,
-            that may be imported when the checkpoint `init_from` requires them.
+        allowed_classes: Your classes, or their import paths, that the checkpoint `init_from` may
+            name.
         artifacts: Artifacts of the DataModule by name, which a checkpoint stores.
         summary: Metrics of the last evaluation by name, including those that are not numbers.
-        resumes: True if the weights will be loaded from a checkpoint. `init_from` is then not read.
-            The command line sets this attribute, because Lightning knows the checkpoint only after
-            the model is built.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import SyntheticSequenceData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None, max_len=32)
-        >>> task = CausalLanguageModeling(config)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, SyntheticSequenceData("copy", length=5))  # one batch each
-        >>> sorted(name for name in trainer.callback_metrics if "loss" in name)
-        ['train/loss', 'val/loss']
-        >>> task.config.vocab_size  # taken from the data
-        14
+        resumes: True if the weights will be loaded from a checkpoint, so that `init_from` is not
+            read. Lightning knows the checkpoint only after the model is built.
     """
 
     model_class: ClassVar[type[Model]]
@@ -162,52 +143,29 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Implemented by subclasses.
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor | int]:
-        """Compute the loss of a batch.
-
-        Args:
-            batch: Batch of the class `batch_class`.
-
-        Returns:
-            A tuple of the sum of the loss over the targets of the batch, a scalar with gradients,
-            and the number of targets.
-        """
+        """Return the loss of a batch, summed over its targets, and the number of targets."""
         raise NotImplementedError
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
-        """Update the metrics with a batch.
-
-        Args:
-            batch: Batch of the class `batch_class`.
-            split: Name of the split, val or test.
-        """
+        """Update the metrics with a batch of the split val or test."""
         raise NotImplementedError
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Compute the metrics of all batches since the last reset.
+        """Return the metrics of all batches since the last reset by name, such as "loss".
 
-        The caller resets the metrics of torchmetrics that are attributes of the task. Other sums
-        must be reset here.
-
-        Args:
-            split: Name of the split, val or test.
-
-        Returns:
-            Dictionary from names, such as "loss", to values. Numbers and tensors with one element
-            are logged.
+        Numbers and tensors with one element are logged. The caller resets the metrics of
+        torchmetrics that are attributes of the task; other sums must be reset here.
         """
         raise NotImplementedError
 
     def n_units(self, batch: Any) -> int:
-        """Return the number of images or tokens in a batch, for the throughput.
-
-        The attribute `unit` selects images or tokens. Padding tokens are included.
-        """
+        """Return the number of images, or of tokens with padding, in a batch."""
         return len(batch.images) if self.unit == "images" else batch.ids.numel()
 
     # Data and model.
 
     def configure_callbacks(self) -> list[Callback]:
-        """Add the callbacks that every task needs to the Trainer; Lightning calls this hook."""
+        """Add the callbacks that every task needs to the Trainer."""
         add_required_callbacks(self.trainer)
         return []
 
@@ -217,9 +175,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return getattr(attached_trainer(self), "datamodule", None)
 
     def setup(self, stage: str) -> None:
-        """Store the artifacts of the DataModule, such as the tokenizer and the class names.
-
-        Lightning calls this hook before training and evaluation.
+        """Store the artifacts of the DataModule.
 
         Raises:
             InputError: The batches of the DataModule are not of the class `batch_class`, or the
@@ -238,12 +194,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the data or of the checkpoint.
-
-        Raises:
-            InputError: The checkpoint was imported from weights without a tokenizer, or the
-                artifacts of the DataModule have no tokenizer.
-        """
+        """Tokenizer of the data or of the checkpoint; an InputError if it has none."""
         if "tokenizer" not in self.artifacts:
             source = "--checkpoint" if self.datamodule is None else "--data"
             raise InputError("must have a tokenizer among its artifacts", option=source)
@@ -252,13 +203,11 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def configure_model(self) -> None:
         """Build the model and, for training, initialize it from `init_from` and freeze layers.
 
-        Sizes of the config that are None are first taken from the DataModule of the Trainer.
-        Lightning calls this hook before training and evaluation. Later calls do nothing.
+        Later calls do nothing.
 
         Raises:
-            InputError: The vocabulary or the number of classes in the config is smaller than in the
-                data; an example is longer than `max_len` in the config; or the model at `init_from`
-                has other layers than this model.
+            InputError: A size of the config does not fit the data; an example is longer than
+                `max_len`; or the model at `init_from` has other layers than this model.
         """
         if self.model is not None:
             return
@@ -285,27 +234,13 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def _complete_config(self) -> None:
         """Complete the sizes of the config that `inferred_from_data` names, from the data.
 
-        A size that is None is replaced by the size in the data. Other sizes are checked. The
-        attribute `config` is replaced.
-
-        Raises:
-            InputError: A size is unknown, or does not agree with the data.
+        A size that is None is replaced by the size in the data.
         """
         sizes = {name: self._size(name, self.config) for name in self.inferred_from_data}
         self.config = replace(self.config, **sizes)
 
     def _size(self, name: str, config: Any, section: str = "model.config") -> int:
-        """Return a size from a config, or from the data if the size is None in the config.
-
-        Args:
-            name: Field of the config, and attribute of the DataModule, such as vocab_size.
-            config: Config of the model or of a part of the model.
-            section: Name of this config in error messages.
-
-        Raises:
-            InputError: Neither the config nor the data has the size; the size in the config is
-                smaller than in the data; or it is larger, and `must_equal_data` lists the field.
-        """
+        """Return a size from a config, or from the data if the size is None in the config."""
         size: int | None = getattr(config, name)
         needed: int | None = getattr(self.datamodule, name, None)
         if needed is None and size is None:
@@ -320,11 +255,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return size
 
     def _check_row_lengths(self) -> None:
-        """Check that the model supports the longest example of each split.
-
-        Raises:
-            InputError: An example is longer than `config.max_len` or `config.encoder.max_len`.
-        """
+        """Check that the model supports the longest example of each split."""
         configs = (self.config, getattr(self.config, "encoder", None))
         limit = min(getattr(config, "max_len", None) or math.inf for config in configs)
         for name, split in getattr(self.datamodule, "splits", {}).items():
@@ -338,21 +269,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Training.
 
     def on_train_batch_start(self, batch: BatchT, batch_idx: int) -> None:
-        """Freeze the running statistics of batch norms in layers that are frozen in this epoch.
-
-        Raises:
-            InputError: The batch does not have the fields of `batch_class`.
-        """
+        """Freeze the running statistics of batch norms in layers that are frozen in this epoch."""
         freeze_batchnorm(self.model, self.tuning, self.current_epoch)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> dict[str, Tensor]:
         """Return the loss of a micro-batch, which callbacks receive as `outputs`.
 
-        Returns:
-            Dictionary of two scalars. "loss" is scaled for the backward pass: `LossNormalizer`
-            chooses the scale so that, after the last micro-batch of an optimizer step, the
-            gradients are those of the mean loss over all targets of the step. "mean_loss" is the
-            mean loss over the targets of this micro-batch on this device, for people to read.
+        "loss" is scaled for the backward pass by `LossNormalizer`. "mean_loss" is the mean loss
+        over the targets of this micro-batch on this device, for people to read.
         """
         total, count = self.step(batch)
         mean = total.detach() / (count.clamp(min=1) if isinstance(count, Tensor) else count or 1)
@@ -368,11 +292,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         return self.model(*args, **kwargs)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Normalize the gradients in place, and log the loss and the norm of the gradients.
+        """Normalize the gradients, and log the loss and the norm of the gradients.
 
-        Gradients of layers that gradual unfreezing still freezes are set to None. All other
-        gradients are divided by the number of targets of the optimizer step, unless
-        `training_step` has already divided the loss by this number.
+        Gradients of layers that gradual unfreezing still freezes are set to None.
+
+        Raises:
+            TrainingStopped: A loss of this step is NaN or infinite.
         """
         if self.trainer.global_step == 0:
             check_unused_parameters(self.model, self.trainer)
@@ -388,12 +313,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             self.log("train/grad_norm", gradient_norm(self.parameters()))
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer and the learning-rate schedule, in the form that Lightning expects.
-
-        Returns:
-            A tuple of a list of one optimizer, and a list of one dictionary with the scheduler,
-            which Lightning advances after each optimizer step.
-        """
+        """Build the optimizer and the learning-rate schedule, which advances after each step."""
         # torch has no fused SGD for sharded weights, nor for weights without a momentum.
         fused = self.optimizer.name != "sgd" or not (
             isinstance(self.trainer.strategy, FSDP2) or self.tuning.gradual_unfreezing_epochs
@@ -441,11 +361,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self._log_metrics("test")
 
     def _log_metrics(self, split: str) -> None:
-        """Compute the metrics of a split, store them in `summary`, log the numbers, and reset them.
-
-        Metrics that this evaluation did not update are not reset, because a user's task may have
-        metrics that only `training_step` updates.
-        """
+        """Compute the metrics of a split, store and log them, and reset those that were updated."""
         metrics = self.compute_metrics(split).items()
         self.summary = {
             f"{split}/{name}": x.item() if isinstance(x, Tensor) and x.numel() == 1 else x
@@ -485,24 +401,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Checkpoints.
 
     def init_args(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, except the config, for a checkpoint.
-
-        Returns:
-            Dictionary from the names of the arguments to plain values. Dataclasses are converted to
-            dictionaries, because torch does not load pickled dataclasses with `weights_only=True`.
-
-        Raises:
-            AttributeError: An argument is not stored in an attribute of the same name.
-        """
+        """Return the arguments of the constructor, except the config, as plain values."""
         init_args = {name: getattr(self, name) for name in init_annotations(type(self))}
         return init_args | {name: asdict(init_args[name]) for name in TASK_SECTIONS}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the entry `fourfold` to a checkpoint dictionary, in place.
-
-        The entry holds the class and config of the model, the class and arguments of the task, and
-        the artifacts of the data, from which model and task can be built.
-        """
+        """Add the entry `fourfold`, from which model and task can be built, to a checkpoint."""
         checkpoint["fourfold"] = {
             "version": VERSION,
             "model": {"class": model_name(self.model_class), "config": asdict(self.config)},
@@ -542,14 +446,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state dict as `nn.Module.load_state_dict` does.
-
-        If the Trainer loads a checkpoint whose weights do not match the model, InputError replaces
-        the long RuntimeError of torch.
-
-        Raises:
-            InputError: The weights in the checkpoint do not match the model.
-        """
+        """Load a state dict; weights of a checkpoint that do not match raise an InputError."""
         path = getattr(attached_trainer(self), "ckpt_path", None)
         try:
             with errors_in(path or "checkpoint"):
@@ -569,9 +466,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         weights_only: bool | None = None,
         **overrides: Any,
     ) -> Self:
-        """Load a task of this class from a checkpoint, with its weights and artifacts.
-
-        Unlike the task of `load_task`, the task is in training mode, as in Lightning.
+        """Load a task of this class from a checkpoint, in training mode as in Lightning.
 
         Args:
             checkpoint_path: The checkpoint, or a run directory.
@@ -596,15 +491,13 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         init_args: Mapping[str, Any],
         state: Mapping[str, Tensor] | None = None,
     ) -> Self:
-        """Build a task and its model from the settings in a checkpoint, without loading weights.
-
-        The weights of the model are newly initialized.
+        """Build a task and its model, with new weights, from the settings in a checkpoint.
 
         Args:
-            config: Dictionary of the fields of the model's config.
-            init_args: Dictionary of the arguments of the constructor, except the config.
-            state: State dict of the task in the checkpoint. It is only used to check that the model
-                is not larger than the state dict. None omits this check.
+            config: Fields of the model's config.
+            init_args: Arguments of the constructor, except the config.
+            state: State dict in the checkpoint, which bounds the size of the model; None for no
+                bound.
 
         Raises:
             InputError: The config is invalid, or describes a larger model than `state`.
@@ -627,11 +520,6 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
 
 def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
-    """Return the artifacts of a DataModule, such as the tokenizer and the class names.
-
-    Returns:
-        Dictionary from names to plain values. The dictionary is empty for a DataModule without the
-        method `artifacts`, and for None.
-    """
+    """Return the artifacts of a DataModule by name; none without the method `artifacts`."""
     artifacts = getattr(datamodule, "artifacts", None)
     return dict(artifacts()) if callable(artifacts) else {}

@@ -7,18 +7,11 @@ from fourfold.schedules import FINITE_SCHEDULES, ScheduleConfig
 
 
 def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:
-    """Compute the number of optimizer steps of the whole training.
+    """Compute the number of optimizer steps of the whole training; None for no limit.
 
     The number of batches comes from the DataModule, because `trainer.estimated_stepping_batches`
     would create a DataLoader and lose the restored position in the data. A plain
     LightningDataModule has no restored position, so its number comes from the Trainer.
-
-    Args:
-        trainer: The Trainer, which limits the steps and epochs.
-        schedule: Options of the learning-rate schedule, which may need the number of steps.
-
-    Returns:
-        Number of steps, or None if neither steps nor epochs are limited.
 
     Raises:
         InputError: `trainer.max_steps` is 0; or the schedule needs the number of steps, but the

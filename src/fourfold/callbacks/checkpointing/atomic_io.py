@@ -19,17 +19,8 @@ class AtomicCheckpointIO(CheckpointIO):
     renamed, and a killed process can leave an incomplete checkpoint.
 
     Args:
-        read: Function that takes the path of a checkpoint and returns its content, with tensors on
-            the CPU. The function raises InputError if the file is not a complete checkpoint.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from fourfold.checkpoints.files import read_file
-        >>> plugin = AtomicCheckpointIO(read_file)  # Trainer(plugins=[plugin])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     plugin.save_checkpoint({"step": 5, "weight": torch.ones(2)}, f"{folder}/last.ckpt")
-        ...     plugin.load_checkpoint(f"{folder}/last.ckpt")
-        {'step': 5, 'weight': tensor([1., 1.])}
+        read: Function from the path of a checkpoint to its content, with tensors on the CPU.
+            It raises InputError for an incomplete file.
     """
 
     def __init__(self, read: Callable[[str | Path], dict[str, Any]]) -> None:
@@ -38,12 +29,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint with its digests to a temporary file, then rename the file.
-
-        Args:
-            checkpoint: Content of the file.
-            path: Path of the file; a missing folder is created.
-            storage_options: Ignored.
+        """Write a checkpoint with its digests; a missing folder is created.
 
         Raises:
             DiskError: The disk is full or fails. An earlier file of that name is kept.
@@ -56,16 +42,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the content of a checkpoint file, with tensors on the CPU.
-
-        Args:
-            path: Path of the file.
-            map_location: Ignored.
-            weights_only: Ignored, since the function `read` decides how to load the file.
-
-        Raises:
-            InputError: The file is not a complete checkpoint.
-        """
+        """Return the content of a checkpoint file; the other arguments are ignored."""
         return self._read(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:

@@ -28,29 +28,6 @@ class ExactResume(Callback):
     random state is saved. A plain LightningDataModule does not save the position in the data; a
     resumed run then starts the interrupted epoch again, unless the DataLoader saves a state. A
     validation that follows the step of the checkpoint is not repeated.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-        >>> def train(max_steps, folder, checkpoint=None):
-        ...     torch.manual_seed(0)
-        ...     config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        ...     task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        ...     callbacks = [RunCheckpoints(Path(folder))]  # the task adds ExactResume
-        ...     trainer = Trainer(max_steps=max_steps, callbacks=callbacks, **quiet)
-        ...     trainer.fit(task, data, ckpt_path=checkpoint)
-        ...     return task.state_dict()
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = train(2, folder)
-        ...     resumed = train(4, folder, f"{folder}/last.ckpt")
-        ...     uninterrupted = train(4, folder)
-        >>> all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
-        True
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -92,7 +69,6 @@ class ExactResume(Callback):
         torch.manual_seed(step_seed(trainer, rank=0))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Seed torch's random-number generator, which dropout uses, by `step_seed`."""
         torch.manual_seed(step_seed(trainer))
 
     def on_train_batch_end(
@@ -107,20 +83,7 @@ class ExactResume(Callback):
 
 
 def resumable_data(trainer: Trainer) -> ResumableDataModule | None:
-    """Return the DataModule of the Trainer if it is a `ResumableDataModule`, otherwise None.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, data)
-        >>> resumable_data(trainer) is data
-        True
-    """
+    """Return the DataModule of the Trainer if it is a `ResumableDataModule`, otherwise None."""
     data = getattr(trainer, "datamodule", None)
     return data if isinstance(data, ResumableDataModule) else None
 
@@ -155,20 +118,6 @@ def step_seed(trainer: Trainer, rank: int | None = None) -> int:
     The seed is computed from the seed of the DataModule, the index of the batch (counted over all
     epochs) and the rank, by default that of this process. Data without a seed have the seed of
     Lightning's `seed_everything`.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> class PrintSeed(Callback):
-        ...     def on_train_batch_start(self, trainer, *_):
-        ...         print(step_seed(trainer))
-        >>> Trainer(fast_dev_run=2, callbacks=[PrintSeed()], **quiet).fit(task, data)
-        0
-        7919
     """
     seed: Any = getattr(trainer.datamodule, "seed", None)  # type: ignore[attr-defined]
     seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else int(seed)

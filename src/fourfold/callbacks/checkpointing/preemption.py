@@ -42,25 +42,6 @@ class StopOnSignal(Callback):
         SystemExit: When everything is saved, with exit code 130 after Ctrl-C and 75 after another
             signal. Only the process from which the launcher takes its exit code, usually the first
             process, ends with this code. The other processes end with 0.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> class Terminate(Callback):
-        ...     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        ...         if batch_idx == 1:
-        ...             signal.raise_signal(signal.SIGTERM)
-        >>> trainer = Trainer(fast_dev_run=5, callbacks=[Terminate(), StopOnSignal()], **quiet)
-        >>> try:
-        ...     trainer.fit(task, data)
-        ... except SystemExit as stop:
-        ...     print(stop.code)
-        stopped by SIGTERM after step 2; no checkpoint is saved, since enable_checkpointing is false
-        75
     """
 
     def __init__(self, checkpoints: RunCheckpoints | None = None) -> None:
@@ -68,10 +49,7 @@ class StopOnSignal(Callback):
         self.signal = 0  # number of the received signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Discard a signal that was received in an earlier training, and replace the handlers.
-
-        Lightning restores the original handlers after training.
-        """
+        """Discard an earlier signal, and replace the handlers until Lightning restores them."""
         self.signal = 0
         if stage == "fit":
             set_signal_handlers(trainer, dict.fromkeys(SIGNALS, self._handle))
@@ -82,15 +60,13 @@ class StopOnSignal(Callback):
         self.signal = number
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """If this process received a signal, ask all processes to stop after this step."""
         pl_module.loss_normalizer.stop_requested = bool(self.signal)  # type: ignore[union-attr]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save last.ckpt and stop, if a process received a signal and the step is complete.
 
-        A step is complete after its last micro-batch. If a validation or the end of an epoch
-        follows this batch, the stop waits for them, since a resumed run would skip them. After the
-        last batch of the run the signal is ignored, since there is nothing left to resume.
+        If a validation or the end of an epoch follows this batch, the stop waits for them, since a
+        resumed run would skip them. After the last batch of the run the signal is ignored.
         """
         if is_last_batch_of_run(trainer) or not is_resumable(trainer, "batch"):
             return
@@ -101,15 +77,10 @@ class StopOnSignal(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt and stop if a rank received a signal, unless the epoch ends here.
-
-        Nothing happens while gradients of an incomplete optimizer step are accumulated.
-        """
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._stop_if_resumable(trainer, "validation")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt and stop if a rank received a signal, unless the training ends here."""
         self._stop_if_resumable(trainer, "epoch")
 
     def _stop_if_resumable(self, trainer: Trainer, hook: Literal["validation", "epoch"]) -> None:
@@ -134,40 +105,15 @@ class StopOnSignal(Callback):
 class SaveOnSignal(StopOnSignal, Checkpoint):
     """Callback that saves last.ckpt and stops on a signal, for runs with checkpoints.
 
-    The class differs from `StopOnSignal` only in the order of calls. It derives from `Checkpoint`,
-    because Lightning calls `Checkpoint` callbacks after all other callbacks.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> class Terminate(Callback):
-        ...     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        ...         if batch_idx == 1:
-        ...             signal.raise_signal(signal.SIGTERM)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     checkpoints = RunCheckpoints(Path(folder))
-        ...     callbacks = [Terminate(), checkpoints, SaveOnSignal(checkpoints)]
-        ...     trainer = Trainer(fast_dev_run=5, callbacks=callbacks, **quiet)
-        ...     try:
-        ...         trainer.fit(task, data)  # doctest: +ELLIPSIS
-        ...     except SystemExit:
-        ...         print(*(file.name for file in Path(folder).iterdir()))
-        stopped by SIGTERM after step 2; run the same command again to resume from ...last.ckpt
-        last.ckpt
+    It derives from `Checkpoint`, because Lightning calls `Checkpoint` callbacks after all others.
     """
 
 
 def _reports_exit_code(trainer: Trainer) -> bool:
     """Return True if the launcher takes its exit code from this process.
 
-    The other processes end with code 0. A launcher may kill all processes as soon as one of them
-    ends with another code, although the first process may still be closing its loggers.
+    A launcher may kill all processes as soon as one of them ends with another code than 0, although
+    the first process may still be closing its loggers.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     # With LightningEnvironment, each node is started by a command of its own.

@@ -42,12 +42,6 @@ class CheckpointOptions:
         every_n_steps: Optimizer steps between saves of last.ckpt within an epoch; None saves only
             at the end of epochs.
         every_n_epochs: Epochs between saves of last.ckpt; 0 never saves at the end of an epoch.
-
-    Example:
-        >>> options = CheckpointOptions(monitor="val/bleu", save_top_k=3)
-        >>> callback = RunCheckpoints(Path("checkpoints"), monitor="val/bleu", save_top_k=3)
-        >>> callback.options == options
-        True
     """
 
     monitor: str | None = None
@@ -66,20 +60,6 @@ class RunCheckpoints(Checkpoint):
     Args:
         folder: Folder of the checkpoints.
         **options: Fields of `CheckpointOptions`.
-
-    Example:
-        >>> import tempfile
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     callback = RunCheckpoints(Path(folder), every_n_steps=1)
-        ...     Trainer(fast_dev_run=2, callbacks=[callback], **quiet).fit(task, data)
-        ...     sorted(file.name for file in Path(folder).iterdir())
-        ['best.ckpt', 'last.ckpt', 'previous.ckpt', 'step=00000002.ckpt']
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
@@ -113,11 +93,7 @@ class RunCheckpoints(Checkpoint):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the disk has space for last.ckpt, or at least for its weights.
-
-        Raises:
-            DiskError: The space is too small.
-        """
+        """Raise DiskError if the disk lacks space for last.ckpt, or at least for its weights."""
         needed = sum(parameter.nbytes for parameter in pl_module.parameters())
         needed = self.last.stat().st_size if self.last.is_file() else needed
         if not trainer.is_global_zero or not self.folder.parent.is_dir():
@@ -147,19 +123,13 @@ class RunCheckpoints(Checkpoint):
             self.save_last(trainer)
 
     def _delay_stop(self, trainer: Trainer) -> None:
-        """Delay a requested stop until the accumulated gradient is applied.
-
-        Otherwise the gradient would be lost, and its micro-batches would never be seen again.
-        """
+        """Delay a requested stop until the accumulated gradient is applied, which would be lost."""
         is_requested = trainer.should_stop or self.stop_after_step
         trainer.should_stop = is_requested and not is_accumulating(trainer)
         self.stop_after_step = is_requested and is_accumulating(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save last.ckpt every `every_n_epochs` epochs, and if an earlier hook has left it to this.
-
-        The same holds for the checkpoint of a validation after the last batch of the epoch.
-        """
+        """Save last.ckpt every `every_n_epochs` epochs, and what earlier hooks have left."""
         if not is_resumable(trainer, "epoch"):
             return
         if self.best_is_due:
@@ -189,10 +159,9 @@ class RunCheckpoints(Checkpoint):
     # best.ckpt
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save step=N.ckpt if its score is among the best, and perhaps last.ckpt.
+        """Save step=N.ckpt if its score is among the best, and last.ckpt if it is due.
 
-        last.ckpt is saved if `on_train_batch_end` has left it to this hook, or if the run stops
-        early. After the last batch of an epoch, `on_train_epoch_end` saves both.
+        After the last batch of an epoch, `on_train_epoch_end` saves both.
 
         Raises:
             InputError: The metric `monitor` was not logged in this validation.
@@ -251,14 +220,7 @@ class RunCheckpoints(Checkpoint):
     # State of the callback in a checkpoint.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this callback for a checkpoint.
-
-        Returns:
-            A dict with four keys. `saved_step` is the step of last.ckpt. `scores` is a dict from
-            the file name of each best checkpoint to its score. `mid_accumulation` is True if the
-            checkpoint lacks an accumulated gradient. `stopped` is True if a callback, such as
-            EarlyStopping, ended the run.
-        """
+        """Return the state of this callback, with the score of each best file by its name."""
         return {
             "saved_step": self.saved_step,
             "scores": dict(self.scores),
@@ -267,11 +229,7 @@ class RunCheckpoints(Checkpoint):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of this callback, except for the scores of files that were deleted.
-
-        Args:
-            state_dict: Result of `state_dict` that a checkpoint holds.
-        """
+        """Restore the state of this callback, except for the scores of files that were deleted."""
         self.saved_step = state_dict["saved_step"]
         self.stopped = state_dict["stopped"]
         scores = state_dict["scores"]
@@ -289,24 +247,6 @@ def is_resumable(trainer: Trainer, hook: Literal["batch", "validation", "epoch"]
     Args:
         trainer: The Trainer.
         hook: Name of the current hook, without "on_", "train_" and "end".
-
-    Example:
-        >>> from lightning import Callback
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> class Print(Callback):
-        ...     def on_train_batch_end(self, trainer, *_):
-        ...         print(is_resumable(trainer, "batch"))
-        ...     def on_train_epoch_end(self, trainer, *_):
-        ...         print(is_resumable(trainer, "epoch"))
-        >>> Trainer(fast_dev_run=2, callbacks=[Print()], **quiet).fit(task, data)
-        True
-        False
-        True
     """
     ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     if hook == "epoch":
@@ -318,23 +258,7 @@ def is_resumable(trainer: Trainer, hook: Literal["batch", "validation", "epoch"]
 def validation_follows(trainer: Trainer) -> bool:
     """Return True if a validation follows the current training batch.
 
-    The result is False if the data has no validation split, although Lightning then starts a
-    validation without batches.
-
-    Example:
-        >>> from lightning import Callback
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> class Print(Callback):
-        ...     def on_train_batch_end(self, trainer, *_):
-        ...         print(validation_follows(trainer))
-        >>> Trainer(fast_dev_run=2, callbacks=[Print()], **quiet).fit(task, data)
-        False
-        True
+    Without a validation split, Lightning starts a validation without batches, which does not count.
     """
     data = resumable_data(trainer)
     return (data is None or "val" in data.splits) and will_validate(trainer)
@@ -344,43 +268,12 @@ def stops_early(trainer: Trainer) -> bool:
     """Return True if a callback such as EarlyStopping ends the run before its maximum length.
 
     A callback has then requested the end, and `min_steps` and `min_epochs` are reached.
-
-    Example:
-        >>> from lightning import Callback
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> class Stop(Callback):
-        ...     def on_train_batch_end(self, trainer, *_):
-        ...         trainer.should_stop = True
-        ...         print(trainer.global_step, stops_early(trainer))
-        >>> Trainer(fast_dev_run=5, callbacks=[Stop()], **quiet).fit(task, data)
-        1 True
     """
     return trainer.should_stop and can_stop_early(trainer)
 
 
 def is_last_batch_of_run(trainer: Trainer) -> bool:
-    """Return True if `max_steps` or `max_epochs` ends the run after the current training batch.
-
-    Example:
-        >>> from lightning import Callback
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> class Print(Callback):
-        ...     def on_train_batch_end(self, trainer, *_):
-        ...         print(is_last_batch_of_run(trainer))
-        >>> Trainer(fast_dev_run=2, callbacks=[Print()], **quiet).fit(task, data)
-        False
-        True
-    """
+    """Return True if `max_steps` or `max_epochs` ends the run after the current training batch."""
     last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
     return trainer.global_step == trainer.max_steps or (last_batch and last_epoch)

@@ -20,31 +20,16 @@ from fourfold.lightning_internals import (
 class CheckpointAveraging(Checkpoint):
     """Callback that writes the mean weights of the last checkpoints to average.ckpt.
 
-    See Vaswani et al. 2017, section 6.1.
-
-    During training, the callback saves snapshots: files with the weights alone. When training ends,
-    it writes average.ckpt. A resumed run also averages the snapshots of the interrupted run. The
-    class derives from `Checkpoint` because Lightning calls `Checkpoint` callbacks last.
+    See Vaswani et al. 2017, section 6.1. During training, the callback saves snapshots: files with
+    the weights alone. When training ends, it writes average.ckpt. A resumed run also averages the
+    snapshots of the interrupted run. The class derives from `Checkpoint` because Lightning calls
+    `Checkpoint` callbacks last.
 
     Args:
         n: Number of snapshots to average, the last n of the run (the paper: 5 for the base model,
             20 for the big model).
         every_n_steps: Optimizer steps between two snapshots; None saves one after every epoch.
         folder: Folder to which average.ckpt and a folder snapshots/ are written.
-
-    Example:
-        >>> import tempfile
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     callback = CheckpointAveraging(2, every_n_steps=1, folder=Path(folder))
-        ...     Trainer(fast_dev_run=3, callbacks=[callback], **quiet).fit(task, data)
-        ...     read_file(Path(folder, "average.ckpt"))["averaged"]
-        ['step=00000002.pt', 'step=00000003.pt']
     """
 
     def __init__(self, n: int, every_n_steps: int | None, folder: Path) -> None:
@@ -55,17 +40,16 @@ class CheckpointAveraging(Checkpoint):
         self._last_step = 0  # step of the newest snapshot of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Delete saved weights (snapshots) of steps after the step from which the run resumes."""
+        """Delete snapshots of steps after the step from which the run resumes."""
         if trainer.is_global_zero:
             for file in self._snapshot_files():
                 if int(file.stem.removeprefix("step=")) > trainer.global_step:
                     file.unlink()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save the weights every `every_n_steps` steps, or after each epoch if that number is None.
+        """Save a snapshot if it is due, also at the end of an epoch.
 
-        The end of an epoch is also handled here, since Lightning does not call `on_train_epoch_end`
-        if a callback stops the run after this batch.
+        Lightning does not call `on_train_epoch_end` if a callback stops the run after this batch.
         """
         step = trainer.global_step
         if is_accumulating(trainer) or not step:
@@ -76,10 +60,6 @@ class CheckpointAveraging(Checkpoint):
             self._save_snapshot(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the weights if `every_n_steps` is None.
-
-        Nothing is done if `on_train_batch_end` has already saved the weights of this step.
-        """
         if not self.every_n_steps and self._last_step != trainer.global_step:
             self._save_snapshot(trainer)
 
@@ -93,9 +73,7 @@ class CheckpointAveraging(Checkpoint):
                 old.unlink()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the mean of the saved weights (snapshots) to average.ckpt.
-
-        Nothing is done if average.ckpt is newer than all snapshots.
+        """Write the mean of the snapshots to average.ckpt, unless it is newer than all of them.
 
         If a run was killed between its last step and this hook, the file is written when the run
         is started again.
@@ -128,16 +106,6 @@ def average_state_dicts(files: list[Path]) -> dict[str, Tensor]:
 
     Args:
         files: Paths of the snapshots, each of which holds a state dict under the key `state_dict`.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from fourfold.checkpoints.files import write_file
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     files = [Path(folder, f"step={i}.pt") for i in (1, 2)]
-        ...     for file, value in zip(files, (1.0, 4.0)):
-        ...         write_file({"state_dict": {"weight": torch.tensor([value])}}, file)
-        ...     average_state_dicts(files)
-        {'weight': tensor([2.5000])}
     """
     mean: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
@@ -158,18 +126,6 @@ class ExponentialMovingAverage(EMAWeightAveraging):
     Args:
         decay: Factor d of the average, which after each optimizer step becomes
             d * average + (1 - d) * weights.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> callback = ExponentialMovingAverage(0.999)
-        >>> Trainer(fast_dev_run=2, callbacks=[callback], **quiet).fit(task, data)
-        >>> task.model.embed.tokens.weight.isfinite().all()  # the averaged weights
-        tensor(True)
     """
 
     def __init__(self, decay: float) -> None:

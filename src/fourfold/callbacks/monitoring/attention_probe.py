@@ -50,30 +50,12 @@ class AttentionProbe(Callback):
     a validation split. The training itself does not change.
 
     The first measurement writes a page. A later one writes a page only if all measurements and
-    pages together then take at most 1 % of the time since the beginning of the training, so that
-    frequent validations do not slow a training down.
+    pages together then take at most 1 % of the time since the beginning of the training.
 
     Args:
         every_n_validations: Number of validations from one measurement to the next.
         n_rows: Number of examples. Each example is a batch of its own, without padding.
         page: Write the page of attention maps.
-
-    Raises:
-        InputError: A number is below 1.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> probe = AttentionProbe(n_rows=2, page=False)
-        >>> trainer = Trainer(fast_dev_run=True, callbacks=[probe], **quiet)
-        >>> trainer.fit(task, data)
-        >>> sorted(probe.measure(trainer, task, data.split("val")))[:3]
-        ['attention/self.0/distance', 'attention/self.0/entropy', 'attention/self.0/entropy_share']
     """
 
     def __init__(self, every_n_validations: int = 1, n_rows: int = 4, page: bool = True) -> None:
@@ -91,11 +73,9 @@ class AttentionProbe(Callback):
         self.n_validations, self.n_low = state_dict["n_validations"], dict(state_dict["n_low"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the time at which the training begins."""
         self._begin = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure and log the statistics of attention after every N-th validation of a training."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.n_validations += 1
@@ -121,7 +101,6 @@ class AttentionProbe(Callback):
             self._seconds += self._page_seconds
 
     def _write_page(self, trainer: Trainer, module: Any) -> None:
-        """Write the page of the first rows of the validation split, and log it."""
         try:
             page = module.look("val", self.n_rows, f"step {trainer.global_step}")
         except InputError as error:
@@ -138,16 +117,7 @@ class AttentionProbe(Callback):
                 logger.experiment.add_text("val/look", str(file), trainer.global_step)
 
     def measure(self, trainer: Trainer, module: Any, dataset: Any) -> dict[str, float]:
-        """Return the statistics of attention for the first `n_rows` examples of a dataset.
-
-        Args:
-            trainer: Trainer, which moves batches to the device.
-            module: Task with the attribute `model` and the method `step(batch)`.
-            dataset: Dataset of a split of a `ResumableDataModule`.
-
-        Returns:
-            Values by name, such as `attention/self.0/entropy`.
-        """
+        """Return the statistics of attention for the first rows of a dataset, by name."""
         found: dict[str, list[float]] = defaultdict(list)
         labels: Counter[str] = Counter()
 

@@ -20,24 +20,6 @@ class GradientNorms(Callback):
     Args:
         distances: Distances in tokens.
         n_sequences: Number of sequences, taken from the beginning of the test split.
-
-    Raises:
-        InputError: In the test, if the model is not a causal LM, or if a distance is not below the
-            number of tokens of the sequences.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> callback = GradientNorms(distances=(1, 3), n_sequences=2)
-        >>> trainer = Trainer(fast_dev_run=True, callbacks=[callback], **quiet)
-        >>> _ = trainer.test(task, data, verbose=False)
-        >>> [name for name in task.summary if "gradient" in name]
-        ['test/gradient_norm_1', 'test/gradient_norm_3']
     """
 
     def __init__(self, distances: Sequence[int] = (1, 5, 10, 20, 50), n_sequences: int = 4) -> None:
@@ -45,19 +27,15 @@ class GradientNorms(Callback):
         self.n_sequences = n_sequences
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the model is a causal LM, and discard the sequences of an earlier test."""
         self._ids: list[Tensor] = []
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Keep the token ids of the first `n_sequences` sequences of the test split."""
         self._ids += batch.ids[: self.n_sequences - len(self._ids)]
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compute the gradient norms, and add them to the metrics in the task's dict `summary`.
-
-        All sequences are truncated to the length of the shortest sequence.
+        """Add the gradient norms to the task's `summary`; sequences are truncated to the shortest.
 
         Raises:
             InputError: A distance is not below the number of tokens of the sequences.

@@ -26,43 +26,25 @@ class PredictionWriter(Callback):
     - predictions.json: result of the method `merge_predictions`, if the task has this method.
     - predictions.txt: one text per line in the order of the split, if each output is a list of
       pairs (index of the example in the split, text).
-    - predictions.csv: one class or value per line in the order of the split, if outputs are tensors
-      of class probabilities (B, K) or values of a regression (B, 1) for B examples, and batches
-      have a field `rows` (B,) with the indices of the examples in the split. For images and texts,
-      each line also has the file and the true class or value, and for texts the text.
+    - predictions.csv: one class or value per line in the order of the split, if outputs are class
+      probabilities (B, K) or values of a regression (B, 1), and batches have a field `rows`. For
+      images and texts, each line also has the file, the true class or value, and the text.
     - predictions.pt: in all other cases, a list with the output of each batch.
 
     Args:
         folder: Folder of the file.
-
-    Example:
-        >>> import tempfile
-        >>> from fourfold.data import ImageData
-        >>> from fourfold.models import ViTConfig
-        >>> from fourfold.tasks import ImageClassification
-        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "image_size": 8, "patch_size": 4}
-        >>> task = ImageClassification(ViTConfig(**shape, n_channels=1, n_classes=None))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     callback = PredictionWriter(Path(folder))
-        ...     trainer = Trainer(callbacks=[callback], enable_progress_bar=False, logger=False)
-        ...     _ = trainer.predict(task, ImageData("digits"))  # doctest: +ELLIPSIS
-        ...     print(Path(folder, "predictions.csv").read_text().splitlines()[0])
-        wrote ...predictions.csv
-        row,class,name,probability,file,true
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Discard the outputs of an earlier prediction."""
         self.outputs: list[Any] = []
         self.rows: list[list[int]] = []
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Keep the output of a batch, and the indices of its examples (`batch.rows`), if any."""
         self.outputs.append(outputs.cpu() if isinstance(outputs, Tensor) else outputs)
         rows = getattr(batch, "rows", None)
         if isinstance(outputs, Tensor) and isinstance(rows, Tensor):
@@ -100,24 +82,10 @@ class PredictionWriter(Callback):
 
 
 def describe_example(dataset: Any, row: int, names: list[str] | None) -> dict[str, str]:
-    """Return the columns file, true and text of an example in predictions.csv.
+    """Return the columns file, true and, for texts, text of an example in predictions.csv.
 
-    Args:
-        dataset: Dataset of the split. A dataset of images has a method `location`. A dataset of
-            texts has an attribute `table` with the texts.
-        row: Index of the example in the split.
-        names: Names of the classes; empty or None for a regression.
-
-    Returns:
-        A dict with the keys "file", "true" (class or value) and, for texts, "text". The dict is
-        empty for other datasets.
-
-    Example:
-        >>> from fourfold.data import ImageData
-        >>> data = ImageData("digits")
-        >>> data.setup()
-        >>> describe_example(data.split("test"), 0, data.class_names)
-        {'file': 'digits, row 5', 'true': '5'}
+    A dataset of images has a method `location`, and a dataset of texts an attribute `table`; other
+    datasets have no columns. `names` are those of the classes; empty or None for a regression.
     """
     table = getattr(dataset, "table", None)
     if table is None and not (names and hasattr(dataset, "location")):
@@ -131,12 +99,7 @@ def describe_example(dataset: Any, row: int, names: list[str] | None) -> dict[st
 
 
 def interleave(by_rank: list[list[Any]]) -> list[Any]:
-    """Concatenate the outputs of all ranks in the order of the batches in the split.
-
-    Batches are given to the ranks in turn, one batch to each rank in each step.
-
-    Args:
-        by_rank: For each rank, the outputs of its batches. Some ranks may have one output less.
+    """Concatenate the outputs of all ranks in the order of the batches, which ranks take in turn.
 
     Example:
         >>> interleave([["batch 0", "batch 2"], ["batch 1"]])
@@ -146,12 +109,7 @@ def interleave(by_rank: list[list[Any]]) -> list[Any]:
 
 
 def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
-    """Return the texts of all examples in the order of the split.
-
-    Args:
-        pairs: Pairs (index of the example in the split, text) in any order. An example that was
-            divided into chunks has several pairs ((index of the example, index of the chunk),
-            text). The texts of its chunks are joined by spaces.
+    """Return the texts of pairs (row, text) in the order of rows; chunks of a row are joined.
 
     Example:
         >>> texts_in_row_order([((1, 1), "mat"), ((0, 0), "one"), ((1, 0), "on the")])
@@ -168,15 +126,14 @@ def format_csv(
 ) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
-    The columns are row, class, name and probability of the most probable class. For a regression
-    the columns are row and value. A row is the index of an example in the split.
+    The columns are row, class, name and probability of the most probable class, or row and value of
+    a regression.
 
     Args:
         rows: Row of each of the N examples.
         values: Class probabilities (N, K) or values of a regression (N, 1).
         names: Names of the K classes; None writes the indices of the classes as names.
-        origins: Names and values of the further columns of each example, in the order of the rows;
-            empty for no further columns.
+        origins: Further columns of each example, in the order of the rows.
 
     Example:
         >>> probabilities = torch.tensor([[0.25, 0.75], [0.5, 0.5]])

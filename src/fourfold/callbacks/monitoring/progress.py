@@ -18,29 +18,12 @@ class Progress(Callback):
     """Callback that prints the start and end of training, lines of progress and validation metrics.
 
     A line of progress has the step, epoch, loss, learning rate, throughput and remaining time. On a
-    terminal, no lines of progress are printed, since Lightning shows a progress bar. The output is
-    flushed after each line.
+    terminal, no lines of progress are printed, since Lightning shows a progress bar. Only the first
+    rank prints, and the output is flushed after each line.
 
     Args:
         seconds: Seconds between two lines of progress.
         step_metrics: Callback that measures the throughput of training.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> metrics = StepMetrics()
-        >>> callbacks = [metrics, Progress(10.0, metrics)]
-        >>> trainer = Trainer(fast_dev_run=1, callbacks=callbacks, accelerator="cpu", **quiet)
-        >>> trainer.fit(task, data)  # doctest: +ELLIPSIS
-        CausalLanguageModeling: 119,168 parameters on cpu, 32-true
-        examples of the splits: train 8,192, val 512, test 512
-        step 1/1  epoch 1  loss ...
-        step 1  val/loss ...
-        trained to step 1 in ...
     """
 
     def __init__(self, seconds: float, step_metrics: StepMetrics) -> None:
@@ -50,28 +33,15 @@ class Progress(Callback):
         self._trained = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Determine the lines that this process prints.
-
-        Only the first rank prints, so that each line appears once. On a terminal, it prints no
-        lines of progress, because Lightning shows a progress bar there.
-        """
         self._prints = trainer.is_global_zero
         self._prints_progress = self._prints and not sys.stdout.isatty()
 
     def print(self, *parts: str) -> None:
-        """Print one line on the first rank: the parts, joined by two spaces."""
         if self._prints:
             print("  ".join(parts), flush=True)
 
     def _is_due(self, always: bool = False) -> bool:
-        """Return True if a line of progress has to be printed now.
-
-        In this case, the current time is stored as the time of the newest line.
-
-        Args:
-            always: True if the line has to be printed although less than `seconds` seconds have
-                passed since the previous line.
-        """
+        """Return True if a line of progress has to be printed now, and keep its time."""
         now = time.monotonic()
         is_due = self._prints_progress and (always or now - self._updated_at >= self.seconds)
         if is_due:
@@ -130,7 +100,6 @@ class Progress(Callback):
         return str(timedelta(seconds=round(seconds)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the duration of the training."""
         duration = timedelta(seconds=round(time.monotonic() - self._started_at))
         self.print(f"trained to step {trainer.global_step:,} in {duration}")
 
@@ -147,7 +116,6 @@ class Progress(Callback):
     # Evaluation.
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the validation metrics, except in the sanity check before training."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = trainer.callback_metrics.items()
@@ -155,13 +123,11 @@ class Progress(Callback):
         self.print(f"step {trainer.global_step:,}", *values)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the number of examples of the test split."""
         data = resumable_data(trainer)
         if data is not None:
             self.print(f"the test split has {len(data.split('test')):,} examples")
 
     def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Print the number of tested batches every `seconds` seconds."""
         if self._is_due():
             _, _, batch_idx, *_ = args
             self.print(f"test batch {batch_idx + 1:,}/{int(sum(trainer.num_test_batches)):,}")
@@ -170,21 +136,8 @@ class Progress(Callback):
 def describe_step_size(trainer: Trainer) -> str:
     """Describe the size of an optimizer step, as in "8 devices x 2 micro-batches x 512 rows".
 
-    Rows are the examples of a batch. If the DataModule fills batches up to a number of tokens, the
-    last factor is that number, such as "4,096 tokens". If neither number is known, the last factor
-    is "1 batch".
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=2, accumulate_grad_batches=2, **quiet)
-        >>> trainer.fit(task, data)
-        >>> describe_step_size(trainer)
-        '2 micro-batches x 32 rows'
+    The last factor is the number of tokens of a batch if the DataModule limits it, such as
+    "4,096 tokens", and "1 batch" if no size is known.
     """
     counts = {"devices": trainer.world_size, "micro-batches": trainer.accumulate_grad_batches}
     factors = [f"{count} {name}" for name, count in counts.items() if count > 1]

@@ -9,32 +9,18 @@ from fourfold.atomic_files import write_atomically
 
 
 class RunFiles(Callback):
-    r"""Callback that writes config.yaml and tokenizer.json to the run directory.
+    """Callback that writes config.yaml and tokenizer.json to the run directory.
 
     config.yaml has the options of the last start. If a resumed training has other options, the
     earlier config.yaml is renamed to config_until_step=N.yaml, where N is the number of optimizer
-    steps before the resumption. The file tokenizer.json is written if the task has a tokenizer.
-    Files are written only when training starts, so that invalid input leaves no files behind.
+    steps before the resumption. Files are written only when training starts, so that invalid input
+    leaves no files behind.
 
     Args:
         folder: The run directory.
         config: The complete config as YAML.
         changes: Lines to print when training starts, about options that have changed since the
             training that is resumed.
-
-    Example:
-        >>> import tempfile
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     callback = RunFiles(Path(folder), "trainer: {fast_dev_run: 1}\n")
-        ...     Trainer(fast_dev_run=1, callbacks=[callback], **quiet).fit(task, data)
-        ...     sorted(file.name for file in Path(folder).iterdir())
-        ['config.yaml', 'tokenizer.json']
     """
 
     def __init__(self, folder: Path, config: str, changes: Sequence[str] = ()) -> None:
@@ -43,7 +29,6 @@ class RunFiles(Callback):
         self.changes = changes
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """On the first rank, write config.yaml and tokenizer.json and print the changed options."""
         if not trainer.is_global_zero:
             return
         for line in self.changes:

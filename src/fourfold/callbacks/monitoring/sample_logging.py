@@ -33,33 +33,17 @@ class LogSamples(Callback):
 
     Args:
         folder: The run directory.
-
-    Example:
-        >>> import tempfile
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     callback = LogSamples(Path(folder))
-        ...     Trainer(fast_dev_run=1, callbacks=[callback], **quiet).fit(task, data)
-        ...     sorted(file.name for file in Path(folder, "val").iterdir())
-        ['attention.png', 'samples.csv']
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save sample outputs of the model with its final weights for the validation split."""
         data = resumable_data(trainer)
         if data is not None and "val" in data.splits:
             self._save(trainer, pl_module, "val")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save sample outputs of the model for the test split."""
         self._save(trainer, pl_module, "test")
 
     def _save(self, trainer: Trainer, module: LightningModule, split: str) -> None:
@@ -81,29 +65,9 @@ class LogSamples(Callback):
 def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict[str, Media]:
     """Return the confusion matrix and the sample outputs of a split, by name.
 
-    Args:
-        trainer: The Trainer, which has the DataModule.
-        module: The task.
-        split: "val" or "test".
-
-    Returns:
-        A dict from names to media. The confusion matrix is left out if the task has counted none,
-        and attention maps if the model has none. Sample outputs are left out if the task has no
-        method `sample_outputs`, if the weights are sharded, or if the DataModule is not a
-        `ResumableDataModule`.
-
-    Example:
-        >>> from fourfold.data import RecallData
-        >>> from fourfold.models import CausalLMConfig
-        >>> from fourfold.tasks import CausalLanguageModeling
-        >>> config = CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task, data = CausalLanguageModeling(config), RecallData(distance=4)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, data)
-        >>> media = collect_media(trainer, task, "val")
-        >>> {name: type(value).__name__ for name, value in media.items()}
-        {'samples': 'Table', 'attention': 'AttentionMaps'}
+    Left out are a confusion matrix that was not counted, and attention maps of a model without
+    attention. Sample outputs are left out without a method `sample_outputs`, for sharded weights,
+    and without a `ResumableDataModule`.
     """
     collected: dict[str, Media] = {}
     counts = getattr(module, "summary", {}).get(f"{split}/confusion")
@@ -127,23 +91,15 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
 
 
 def sample_rows(labels: Any, n_rows: int) -> np.ndarray:
-    """Return the indices of the examples of a split whose outputs are logged.
+    """Return the rows of a split whose outputs are logged: examples of all classes in turn.
 
-    Args:
-        labels: Class index of each example, (n_rows,), as an array or a tensor. None, and labels
-            that are no integers, such as those of a regression, select the first N_SAMPLES rows.
-        n_rows: Number of examples.
-
-    Returns:
-        Indices of the first example of each class, then of the second example, and so on. There are
-        N_SAMPLES indices, or one for each class up to MAX_SAMPLES. With more classes, the classes
-        are spaced evenly.
+    There are N_SAMPLES rows, or one for each class up to MAX_SAMPLES. With more classes, the
+    classes are spaced evenly. Labels that are no integers, and None, select the first N_SAMPLES
+    rows.
 
     Example:
         >>> sample_rows(np.array([0, 0, 0, 1, 1]), n_rows=5)  # classes in turn
         array([0, 3, 1, 4, 2])
-        >>> sample_rows(None, n_rows=100)
-        array([0, 1, 2, 3, 4, 5, 6, 7])
     """
     classes = np.asarray(labels) if isinstance(labels, np.ndarray | Tensor) else None
     if classes is None or classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):

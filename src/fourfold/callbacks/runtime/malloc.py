@@ -11,21 +11,11 @@ M_MMAP_MAX = -4
 
 
 def disable_malloc_trim() -> bool:
-    """Keep freed memory in the process instead of returning it to the operating system.
+    """Keep freed memory in the process; return False if the C library is not glibc.
 
     By default, glibc requests each block above 32 MiB from the operating system, which fills the
     block with zeros. These requests take a fifth of the time of a training step (results/LOG.md).
     The settings do not change the peak memory use. They are in effect until the process ends.
-
-    Returns:
-        True if the settings were changed, False if the C library is not glibc.
-
-    Example:
-        >>> import multiprocessing
-        >>> with multiprocessing.get_context("fork").Pool(1) as pool:  # settings of another process
-        ...     changed = pool.apply(disable_malloc_trim)
-        >>> changed in (True, False)
-        True
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -36,13 +26,9 @@ def disable_malloc_trim() -> bool:
 
 
 class DisableMallocTrim(Callback):
-    """Callback that calls `disable_malloc_trim` if the model runs on a CPU.
-
-    Example:
-        >>> trainer = Trainer(callbacks=[DisableMallocTrim()], logger=False)  # for its fit
-    """
+    """Callback that calls `disable_malloc_trim` if the model runs on a CPU."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Call `disable_malloc_trim` before large tensors are allocated, if the device is a CPU."""
+        """Call `disable_malloc_trim` before large tensors are allocated."""
         if trainer.strategy.root_device.type == "cpu":
             disable_malloc_trim()

@@ -13,12 +13,6 @@ def add_required_callbacks(trainer: Trainer) -> None:
     `ExactResume` comes before all other callbacks, because a checkpoint that one of them saves
     after a batch holds the position of this batch. All loggers receive the number of completed
     optimizer steps.
-
-    Example:
-        >>> trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False)
-        >>> add_required_callbacks(trainer)
-        >>> [type(callback).__name__ for callback in trainer.callbacks]
-        ['ExactResume', 'DDPUnevenEvaluation', 'ModelCheckpoint']
     """
     log_completed_steps(trainer)
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

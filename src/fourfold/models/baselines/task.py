@@ -30,21 +30,9 @@ from fourfold.models.vit.task import ImageClassification
 
 @dataclass(eq=False, repr=False)
 class RecurrentLanguageModeling(CausalLanguageModeling):
-    """Causal language modelling with recurrent layers in place of blocks (GPT-1, Table 5).
+    """Causal language modelling with recurrent layers in place of blocks.
 
     Source: Radford et al. 2018, Table 5.
-
-    The arguments that are not described here are those of `CausalLanguageModeling`.
-
-    Args:
-        config: Config of the model.
-
-    Example:
-        >>> config = RecurrentLMConfig(d_model=16, hidden_size=32, cell="gru", vocab_size=100)
-        >>> task = RecurrentLanguageModeling(config)
-        >>> task.configure_model()
-        >>> task.model.stack.layers
-        GRU(16, 32, batch_first=True)
     """
 
     model_class = RecurrentLM  # type: ignore[assignment]
@@ -56,20 +44,8 @@ class RecurrentLanguageModeling(CausalLanguageModeling):
 class ConvolutionalLanguageModeling(CausalLanguageModeling):
     """Causal language modelling with the convolutions of ConvS2S or ByteNet in place of attention.
 
-    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
-
-    `fourfold plan` does not support this task. The arguments that are not described here are those
-    of `CausalLanguageModeling`.
-
-    Args:
-        config: Config of the model.
-
-    Example:
-        >>> config = ConvolutionalLMConfig(d_model=16, n_layers=2, kernel_size=3, vocab_size=100)
-        >>> task = ConvolutionalLanguageModeling(config)
-        >>> task.configure_model()
-        >>> task.config.reach  # tokens before the last input token
-        4
+    Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet). `fourfold plan` does
+    not support this task.
     """
 
     model_class = ConvolutionalLM  # type: ignore[assignment]
@@ -83,21 +59,9 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
 
 @dataclass(eq=False, repr=False)
 class RecurrentSequenceClassification(CausalSequenceClassification):
-    """Classification or regression with recurrent layers in place of blocks (GPT-1, Table 5).
+    """Classification or regression with recurrent layers in place of blocks.
 
     Source: Radford et al. 2018, Table 5.
-
-    The arguments that are not described here are those of `CausalSequenceClassification`.
-
-    Args:
-        config: Config of the model.
-
-    Example:
-        >>> config = RecurrentClassifierConfig(hidden_size=32, vocab_size=100, n_classes=2)
-        >>> task = RecurrentSequenceClassification(config, lm_weight=0.5)
-        >>> task.configure_model()
-        >>> task.model.classifier
-        Linear(in_features=768, out_features=2, bias=True)
     """
 
     model_class = RecurrentClassifier  # type: ignore[assignment]
@@ -107,13 +71,7 @@ class RecurrentSequenceClassification(CausalSequenceClassification):
 
 @dataclass(eq=False, repr=False)
 class LadderLanguageModeling(CausalLanguageModeling):
-    """Causal language modelling with only some components of a transformer block, as an ablation.
-
-    The field `config.rung` selects the components. The arguments that are not described here are
-    those of `CausalLanguageModeling`.
-
-    Args:
-        config: Config of the model.
+    """Causal language modelling with the components of a block that `config.rung` selects.
 
     Example:
         >>> shape = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 100}
@@ -133,21 +91,7 @@ class LadderLanguageModeling(CausalLanguageModeling):
 
 @dataclass(eq=False, repr=False)
 class LadderSequenceClassification(SequenceClassification):
-    """Classification or regression with only some components of a transformer block.
-
-    The field `config.rung` selects the components. The arguments that are not described here are
-    those of `SequenceClassification`.
-
-    Args:
-        config: Config of the model.
-
-    Example:
-        >>> shape = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 100, "n_classes": 2}
-        >>> task = LadderSequenceClassification(LadderClassifierConfig(**shape, rung="residual"))
-        >>> task.configure_model()
-        >>> sum(weight.numel() for weight in task.model.stack.parameters())
-        2176
-    """
+    """Classification or regression with the components of a block that `config.rung` selects."""
 
     model_class = LadderClassifier
 
@@ -156,27 +100,10 @@ class LadderSequenceClassification(SequenceClassification):
 
 @dataclass(eq=False, repr=False)
 class ConvolutionalClassification(ImageClassification):
-    """Image classification with a ResNet, the baseline of Vision Transformers.
-
-    Source: He et al. 2015.
+    """Image classification with a ResNet, the baseline of Vision Transformers (He et al. 2015).
 
     `fourfold plan` and `fourfold export` do not support this task. The batch norms of a ResNet make
-    an optimizer step depend on the division of a batch into micro-batches and devices. The
-    arguments that are not described here are those of `ImageClassification`.
-
-    Args:
-        config: Config of the model.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import ImageData
-        >>> config = ResNetConfig(stem="cifar", image_size=8, n_channels=1, n_classes=None)
-        >>> task = ConvolutionalClassification(config)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, ImageData("digits", batch_size=8))
-        >>> "val/top1" in trainer.callback_metrics
-        True
+    an optimizer step depend on the division of a batch into micro-batches and devices.
     """
 
     model_class = ResNet  # type: ignore[assignment]
@@ -184,9 +111,4 @@ class ConvolutionalClassification(ImageClassification):
     config: ResNetConfig = ResNetConfig()  # type: ignore[assignment]
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
-        """Compute the logits of images (B, C, side, side).
-
-        Returns:
-            List of one tensor (B, K), because the model has one head.
-        """
         return [self.model(images)]

@@ -28,10 +28,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     Source: Radford et al. 2018, section 3.1.
 
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is nanoGPT's AdamW.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to a
             tenth of the learning rate.
@@ -63,24 +60,17 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.exact = BatchSums()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Run the model without its output matrix.
-
-        Returns:
-            A tuple of four values, which are arguments of `linear_cross_entropy`: hidden states
-            (B * T, D), output matrix and bias (or None) of the head, and target tokens (B * T,).
-        """
+        """Return hidden states (B * T, D), output matrix, bias or None, and targets (B * T,)."""
         h = self.model.hidden(batch.ids, documents=batch.documents)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
     def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
-        """Return the loss, summed over the target tokens, and the number of targets."""
         output = self._output(batch)
         limit = self.model.head.logit_cap
         loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0, logit_cap=limit)
         return loss, (output[-1] != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
-        """Update the perplexity with the targets of a batch and their number of words and bytes."""
         output = self._output(batch)
         scores = token_scores(*output, logit_cap=self.model.head.logit_cap)
         self.ppl.update(*scores, output[-1], batch.n_words, batch.n_bytes)
@@ -91,23 +81,18 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the metrics loss, accuracy, ppl_token, ppl_word and ppl_byte by name.
 
-        The last three are perplexities per token, word and byte. If the data does not count words
-        or bytes, ppl_word or ppl_byte is missing. For `SyntheticSequenceData`, there is also
-        exact_match, the share of sequences in which every target is the most likely token. Greedy
-        search generates the targets of these sequences.
+        If the data does not count words or bytes, ppl_word or ppl_byte is missing. For
+        `SyntheticSequenceData`, there is also exact_match, the share of sequences in which every
+        target is the most likely token. Greedy search generates the targets of these sequences.
         """
         exact = self.exact.compute() if getattr(self.datamodule, "has_answers", False) else []
         return self.ppl.compute() | ({"exact_match": exact[0] / exact[1]} if exact else {})
 
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
+        """Build "samples", a table of continuations, and "attention", maps of the shortest example.
 
         The prompt of an example is its first half, but at most MAX_PROMPT_TOKENS tokens. True and
         generated continuation have as many tokens as the prompt.
-
-        Returns:
-            Dictionary with "samples", a table of prompts with true and generated continuations, and
-            "attention", the self-attention maps of the shortest example.
         """
         from fourfold.generation import generate
 
@@ -125,9 +110,6 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         return {"samples": table, "attention": attention}
 
     def predict_step(self, batch: CausalBatch, batch_idx: int) -> Tensor:
-        """Compute the negative log-likelihood (B, T) of each target in nats.
-
-        The value is 0 at positions without a target.
-        """
+        """Compute the negative log-likelihood (B, T) of each target in nats, 0 without a target."""
         scores = token_scores(*self._output(batch), logit_cap=self.model.head.logit_cap)
         return scores[0].view_as(batch.targets)

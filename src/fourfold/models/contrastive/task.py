@@ -34,36 +34,20 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
 
     Source: Radford et al. 2021.
 
-    The loss of a pair is the mean of two cross-entropies. The first is that of the pair's text
-    among all texts of the batch, given the image. The second is that of the pair's image among all
-    images of the batch, given the text. The loss of a batch is the mean over its pairs, and depends
-    on the batch size. Embeddings are gathered over all devices, so training on N devices with b
-    pairs each equals training on one device with N x b pairs. With gradient accumulation, a pair is
-    compared with the pairs of its micro-batch only.
+    The loss of a pair is the mean of two cross-entropies: of the pair's text among all texts of the
+    batch, given the image, and of the pair's image among all images, given the text. The loss of a
+    batch is the mean over its pairs, and depends on the batch size. Embeddings are gathered over
+    all devices, so training on N devices with b pairs each equals training on one device with N x b
+    pairs. With gradient accumulation, a pair is compared with the pairs of its micro-batch only.
 
-    Evaluation compares every image with every text of the split, for any batch size. The loss of an
-    evaluation is computed with the complete split as one batch, so the loss grows with the
-    logarithm of the number of pairs.
-
-    The arguments `init_from` and `tuning` are those of `Task`.
+    Evaluation compares every image with every text of the split, for any batch size. Its loss is
+    that of the complete split as one batch, so it grows with the logarithm of the number of pairs.
 
     Args:
         config: Config of the model. If the field `eos_id` is None, it is taken from the tokenizer.
         optimizer: Options of the optimizer; the default is that of the paper's Vision Transformers
             (Tables 18 and 20).
         schedule: Options of the schedule; the default is the paper's warm-up and cosine decay.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import CaptionData
-        >>> text = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": None, "d_embed": 8}
-        >>> image = {"image_d_model": 16, "image_n_layers": 1, "image_n_heads": 2, "image_size": 8}
-        >>> task = ContrastiveLearning(CLIPConfig(**text, **image, patch_size=4, n_channels=1))
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, CaptionData())  # digits, described in words
-        >>> "val/image_to_text_recall_at_1" in trainer.callback_metrics
-        True
     """
 
     model_class = CLIP
@@ -85,9 +69,6 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         """Take missing sizes of the config from the data, and `eos_id` from the tokenizer.
 
         The model takes the embedding of a text from the position of the end token.
-
-        Raises:
-            InputError: The config has another end token than the tokenizer.
         """
         super()._complete_config()
         tokenizer = getattr(self.datamodule, "tokenizer", None)
@@ -115,13 +96,9 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         return (losses[0] + losses[1]) / 2, len(images)
 
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Compute the embeddings of images and texts, which are not normalized.
+        """Compute the embeddings of images and texts, (b, E) each, which are not normalized.
 
-        The texts need no padding mask. The embedding of a text is computed at its end token, and
-        the causal mask hides the padding after this token.
-
-        Returns:
-            A tuple of image embeddings (b, E) and text embeddings (b, E).
+        The causal mask hides the padding after the end token, so the texts need no padding mask.
         """
         return self.model.encode_image(batch.images), self.model.encode_text(batch.ids)
 
@@ -148,21 +125,14 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         return scale * images, texts
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics of the whole split by name.
+        """Return the loss, and the recall at 1, 5 and 10 of both directions of search, by name.
 
-        The metrics are the loss, and the recall at 1, 5 and 10 of image-to-text and text-to-image
-        search. The name of a recall is, for example, image_to_text_recall_at_5, for images as
-        queries and texts as results.
+        In image_to_text_recall_at_5, images are the queries and texts the results.
         """
         return self.retrieval.compute()
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the embeddings of the images and captions of a batch.
-
-        Returns:
-            A tuple of tensors on the CPU: indices of the pairs in the split (b,), image embeddings
-            (b, E) and text embeddings (b, E). The embeddings are fp32 and not normalized.
-        """
+        """Return the rows (b,) and the fp32 embeddings (b, E) of images and texts, on the CPU."""
         images, texts = self._encode(batch)
         return batch.rows.cpu(), images.float().cpu(), texts.float().cpu()
 
@@ -178,24 +148,9 @@ class SigmoidContrastiveLearning(ContrastiveLearning):
     images. Batches, gradient accumulation and evaluation are those of `ContrastiveLearning`. The
     learned scale has no limit.
 
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
         config: Config of the model. The field `pad_id` is taken from the tokenizer.
         optimizer: Options of the optimizer; the default is that of the paper.
-        schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import CaptionData
-        >>> text = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": None, "d_embed": 16}
-        >>> image = {"image_d_model": 16, "image_n_layers": 1, "image_n_heads": 2, "image_size": 8}
-        >>> config = SigLIPConfig(**text, **image, patch_size=4, n_channels=1)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(SigmoidContrastiveLearning(config), CaptionData())
-        >>> "val/text_to_image_recall_at_5" in trainer.callback_metrics
-        True
     """
 
     model_class = SigLIP  # type: ignore[assignment]
@@ -216,7 +171,6 @@ class SigmoidContrastiveLearning(ContrastiveLearning):
             self.config = replace(self.config, pad_id=tokenizer.pad_id)
 
     def step(self, batch: CaptionBatch) -> tuple[Tensor, int]:
-        """Return the loss, summed over the images of this process, and the number of images."""
         images, texts = self._encode(batch)
         all_texts, offset = gather(texts)
         logits = self.model.similarity(images, all_texts)  # (b, B)
@@ -224,7 +178,6 @@ class SigmoidContrastiveLearning(ContrastiveLearning):
         return F.softplus(logits).sum() - own.sum(), len(images)
 
     def _encode(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Compute the embeddings of images and texts, (b, E) each, which are not normalized."""
         return self.model.encode_image(batch.images), self.model.encode_text(batch.ids, batch.mask)
 
     def _vectors(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:

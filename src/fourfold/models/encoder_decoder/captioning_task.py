@@ -32,36 +32,18 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     """Image captioning, evaluated by BLEU-1 to BLEU-4 of captions from beam search.
 
     The metrics bleu1 to bleu4 are the corpus BLEU of the COCO evaluation. The metrics bleu and chrf
-    are the metrics of translation, BLEU and chrF of sacreBLEU.
-
-    The loss and the perplexity use one caption of each image: a random caption in training, and the
-    first caption in evaluation. A generated caption is compared with all captions of the image.
+    are the metrics of translation, BLEU and chrF of sacreBLEU. The loss and the perplexity use one
+    caption of each image: a random caption in training, and the first caption in evaluation. A
+    generated caption is compared with all captions of the image.
 
     The encoder is a ViT. With the option `data.features`, the inputs are feature maps of a frozen
-    convolutional network instead of images. The patches are then the locations of the feature map.
-    `image_size` is the side of the map, `patch_size` is 1, and `n_channels` is the number of
-    channels of the features.
-
-    The arguments that are not described here are those of `Seq2SeqTask`.
+    convolutional network instead of images, whose locations are the patches: `image_size` is the
+    side of the map, `patch_size` is 1, and `n_channels` is the number of channels of the features.
 
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is AdamW with a learning rate low enough
             for pre-trained weights.
         schedule: Options of the schedule; the default is warm-up and cosine decay.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import CaptionData
-        >>> from fourfold.models import ViTConfig
-        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2}
-        >>> encoder = ViTConfig(**shape, image_size=8, patch_size=4, n_channels=1)
-        >>> task = Captioning(ImageToTextConfig(**shape, vocab_size=None, encoder=encoder))
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, CaptionData())  # digits, described in words
-        >>> "val/bleu4" in trainer.callback_metrics
-        True
     """
 
     model_class = CompositeEncoderDecoder
@@ -83,20 +65,11 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         return min(longest, self.config.max_len or longest)
 
     def as_pairs(self, batch: CaptionBatch) -> PairBatch:
-        """Convert a batch to a `PairBatch` whose sources are the images.
-
-        The source mask is None.
-        """
+        """Convert a batch to a `PairBatch` whose sources are the images, without a source mask."""
         return PairBatch(batch.images, batch.ids, None, batch.mask, batch.rows)  # type: ignore[arg-type]
 
     def sample_outputs(self, batch: CaptionBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table of true and generated captions, and "attention", the
-            attention of each generated word to the first image. A model without attention has no
-            entry "attention".
-        """
+        """Build "samples", a table of captions, and "attention", the maps of one caption."""
         media = super().sample_outputs(batch, split)
         attention = media.pop("attention")
         assert isinstance(attention, AttentionMaps)
@@ -109,13 +82,9 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         return media
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
-        """Compute the cross-attention of each generated word to the first image, in the last layer.
+        """Compute the maps of each generated word for the first image, in the last layer.
 
         The map of a word is the mean over its tokens. A caption is truncated to MAX_TOKENS words.
-
-        Args:
-            batch: Images, or their features.
-            generated: The generated caption of each image.
         """
         words = generated[0].split()[:MAX_TOKENS]
         (pieces,) = self.tokenizer.encode_words([words]) if words else ([],)
@@ -144,10 +113,7 @@ class RecurrentCaptioning(HardAttention, Captioning):
     word. The random locations of hard attention depend only on the seed of the data, the epoch and
     the image.
 
-    The arguments that are not described here are those of `Seq2SeqTask`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is Adam with the learning rate of the
             released code.
         schedule: Options of the schedule; the default is a constant learning rate.
@@ -159,18 +125,7 @@ class RecurrentCaptioning(HardAttention, Captioning):
         entropy_weight: Factor on the entropy of the weights in the objective of hard_sample.
 
     Raises:
-        InputError: A value is outside its range, or `label_smoothing` is not 0 for the attention
-            hard_sample.
-
-    Example:
-        >>> shape = {"d_model": 16, "hidden_size": 12, "vocab_size": 100}
-        >>> config = RecurrentCaptionerConfig(**shape, attention="hard_sample")
-        >>> RecurrentCaptioning(config, reward_weight=0.1).optimizer.name
-        'adam'
-        >>> RecurrentCaptioning(config, label_smoothing=0.1)
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: label_smoothing must be 0 for hard_sample, got 0.1
+        InputError: `label_smoothing` is not 0 for the attention hard_sample.
     """
 
     model_class = RecurrentCaptioner  # type: ignore[assignment]
@@ -197,7 +152,6 @@ class RecurrentCaptioning(HardAttention, Captioning):
         return height * width if encoder is None else (height // encoder.patch_size) ** 2
 
     def update_metrics(self, batch: CaptionBatch, split: str) -> None:
-        """Update the metrics of captioning and of the attention to true captions."""
         super().update_metrics(batch, split)
         if self.attention is None:
             return
@@ -210,10 +164,6 @@ class RecurrentCaptioning(HardAttention, Captioning):
         self.change.update((change * counts[:, 1:]).sum(), counts[:, 1:].sum())
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics of captioning by name.
-
-        With attention, the metrics attention_entropy and attention_change are added.
-        """
         metrics = super().compute_metrics(split)
         if self.attention is not None:
             metrics["attention_entropy"] = self.entropy.compute()

@@ -1,5 +1,8 @@
 """Base class of sequence-to-sequence tasks: smoothed loss, perplexity, beam search and BLEU.
 
+An "output" is a tuple of arguments of `linear_cross_entropy`: hidden states (B * T, D), output
+matrix, bias or None, and target tokens (B * T,).
+
 Shapes: B examples, S source tokens, T target tokens, C channels, D width of the model.
 """
 
@@ -26,17 +29,11 @@ from fourfold.training.task import BatchT, Task
 class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     """Base class of tasks that generate a text from a source, evaluated by sacreBLEU and chrF.
 
-    The DataModule must have a method `references(split)`. The method returns, for each example of
-    the split, a reference text or a list of reference texts. A subclass sets `model_class` and the
-    other class variables of `Task`. A subclass whose batches are not a `PairBatch` also overrides
-    `as_pairs`.
-
-    The arguments `init_from` and `tuning` are those of `Task`.
+    The DataModule must have a method `references(split)`, which returns, for each example of the
+    split, a reference text or a list of reference texts. A subclass whose batches are not a
+    `PairBatch` overrides `as_pairs`.
 
     Args:
-        config: Config of the model.
-        optimizer: Options of the optimizer.
-        schedule: Options of the schedule.
         label_smoothing: Probability mass taken from the target (Vaswani et al. 2017, section 5.4).
         label_smoothing_type: Distribution of the mass of `label_smoothing` over the vocabulary:
             uniform (over all tokens), off_target (over all tokens but the target) or off_target_pad
@@ -66,7 +63,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         self.scores = TranslationScores()
 
     def setup(self, stage: str) -> None:
-        """Store the artifacts of the DataModule, as `Task.setup` does.
+        """Store the artifacts of the DataModule.
 
         Raises:
             InputError: BLEU will be computed, and the target language is unknown.
@@ -77,11 +74,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     @property
     def start_id(self) -> int:
-        """Token id that is the first input of the decoder.
-
-        It is `decoder_start_token_id` of the config. If the config has no such field, or the field
-        is None, it is BOS of the tokenizer.
-        """
+        """First input of the decoder: `decoder_start_token_id` of the config, or else BOS."""
         given = getattr(self.config, "decoder_start_token_id", None)
         return self.tokenizer.bos_id if given is None else given
 
@@ -100,12 +93,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return self._loss(output), (output[-1] != IGNORE_INDEX).sum()
 
     def _loss(self, output: tuple[Any, ...]) -> Tensor:
-        """Compute the label-smoothed cross-entropy, summed over the target tokens.
-
-        Args:
-            output: Hidden states (B * T, D), output matrix, bias or None, and targets (B * T,), as
-                returned by `_teacher_forced`.
-        """
+        """Compute the label-smoothed cross-entropy of an output, summed over the target tokens."""
         return linear_cross_entropy(
             *output,
             label_smoothing=self.label_smoothing,
@@ -114,35 +102,16 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         )
 
     def _token_scores(self, output: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """Compute the loss and the most likely token of each target, without label smoothing.
-
-        Args:
-            output: Hidden states (B * T, D), output matrix, bias or None, and targets (B * T,), as
-                returned by `_teacher_forced`.
-
-        Returns:
-            A tuple of losses (B * T,) in nats and most likely token ids (B * T,). The loss is 0
-            where the target is `IGNORE_INDEX`.
-        """
+        """Compute loss (B * T,) in nats and most likely token of each target, without smoothing."""
         return token_scores(*output)
 
     def _teacher_forced(self, batch: PairBatch) -> tuple[Any, ...]:
-        """Run the model with the true previous tokens as the decoder's input (teacher forcing).
-
-        Returns:
-            A tuple of four values, which are arguments of `linear_cross_entropy`: hidden states
-            (B * T, D), output matrix and bias (or None) of the head, and target tokens (B * T,).
-        """
+        """Return the output of the model, whose inputs are the true previous tokens."""
         memory, inputs, targets = self._encode(batch)
         return self._decode(batch, memory, inputs, targets)
 
     def _encode(self, batch: PairBatch) -> tuple[Any, Tensor, Tensor]:
-        """Run the encoder, and divide the target texts into inputs and targets of the decoder.
-
-        Returns:
-            A tuple of the output of the encoder, the input tokens (B, T) of the decoder, and the
-            target tokens (B, T), which are `IGNORE_INDEX` at padding.
-        """
+        """Run the encoder, and divide the targets into inputs and targets (B, T) of the decoder."""
         memory = self.model.encode(batch.src, batch.src_mask)
         inputs = batch.tgt
         targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
@@ -155,17 +124,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def _decode(
         self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
     ) -> tuple[Any, ...]:
-        """Run the decoder.
-
-        Args:
-            batch: Sentence pairs, of which the source mask is used.
-            memory: Output of the encoder.
-            inputs: Input tokens (B, T) of the decoder.
-            targets: Target tokens (B, T).
-
-        Returns:
-            A tuple of hidden states (B * T, D), output matrix, bias or None, and targets (B * T,).
-        """
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
         h = self.model.decode(inputs, memory, batch.src_mask)
         return *self.model.head.output(h.flatten(0, 1)), targets.flatten()
@@ -198,33 +156,17 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return metrics
 
     def length_groups(self, split: str) -> dict[str, set[int]]:
-        """Return groups of examples whose BLEU a test reports separately. There is none by default.
-
-        Args:
-            split: Name of the split.
-
-        Returns:
-            Dictionary from the name of a group to the indices of its examples in the split.
-        """
+        """Return the rows of groups of examples whose BLEU a test reports separately, by name."""
         return {}
 
     def predict_step(self, batch: BatchT, batch_idx: int) -> list[tuple[int, str]]:
-        """Generate the best text for each source of a batch by beam search.
-
-        Returns:
-            List of pairs of the index of the example in the split and the generated text.
-        """
+        """Return the row and the best text of beam search for each source of a batch."""
         pairs = self.as_pairs(batch)
         texts = self.generate_texts(pairs.src, pairs.src_mask, self.num_beams)
         return list(zip(pairs.rows.tolist(), texts, strict=True))
 
     def sample_outputs(self, batch: BatchT, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table of sources with reference texts and generated texts,
-            and "attention", the cross-attention maps of one example.
-        """
+        """Build "samples", a table of generated texts, and "attention", the maps of one text."""
         pairs = self.as_pairs(batch)
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
@@ -239,14 +181,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return {"samples": table, "attention": self._cross_attention(pairs, generated)}
 
     def _cross_attention(self, batch: PairBatch, generated: list[str]) -> AttentionMaps:
-        """Compute the cross-attention maps between one source and its generated text.
-
-        The source is the shortest text, or the first image, of the batch.
-
-        Args:
-            batch: Sources, which are texts or images.
-            generated: The generated text of each source.
-        """
+        """Compute the cross-attention maps between the shortest source and its generated text."""
         tokenizer = self.tokenizer
         row = int(batch.src_mask.sum(1).argmin())
         src = batch.src[row][batch.src_mask[row]][:MAX_TOKENS]
@@ -271,9 +206,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     def generate_texts(self, src: Tensor, src_mask: Tensor | None, num_beams: int) -> list[str]:
         """Generate the best text for each source by beam search.
 
-        A text has at most 50 tokens more than its source. It has at most as many tokens as the
-        field `max_len` of the model's config. A caption is not longer than the longest caption of
-        the data.
+        A text has at most 50 tokens more than its source, and at most `max_len` of the config.
 
         Args:
             src: Token ids (B, S), or images (B, C, height, width).

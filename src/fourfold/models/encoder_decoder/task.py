@@ -40,29 +40,11 @@ _LUONG_2015 = RecurrentEncoderDecoderConfig()
 class Translation(Seq2SeqTask[PairBatch]):
     """Translation with an encoder-decoder (Vaswani et al. 2017).
 
-    The arguments that are not described here are those of `Seq2SeqTask`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is the paper's Adam (section 5.3).
         schedule: Options of the schedule; the default is the paper's (eq. 3).
-        label_smoothing: Probability mass taken from the target; the default is the paper's.
         source_lengths: Ranges of source lengths in words, such as [[1, 15], [16, 60]]. A test also
             reports the BLEU of the pairs of each range, such as bleu_1_15.
-
-    Raises:
-        InputError: A range of `source_lengths` does not consist of two numbers in ascending order.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import TranslationData
-        >>> config = EncoderDecoderConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task = Translation(config, num_beams=2)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, TranslationData(rows=100))  # built-in pairs
-        >>> "val/bleu" in trainer.callback_metrics
-        True
     """
 
     model_class: ClassVar[type[Seq2Seq]] = EncoderDecoder
@@ -77,14 +59,7 @@ class Translation(Seq2SeqTask[PairBatch]):
     source_lengths: list[list[int]] | None = None
 
     def length_groups(self, split: str) -> dict[str, set[int]]:
-        """Group the sentence pairs of a split by the ranges in `source_lengths`.
-
-        Args:
-            split: Name of the split.
-
-        Returns:
-            Dictionary from the name of a range, such as "1_15", to the indices of its pairs.
-        """
+        """Return the rows of each range in `source_lengths`, by a name such as "1_15"."""
         lengths = [len(text.split()) for text in self.datamodule.sources(split)]
         return {
             f"{first}_{last}": {row for row, n in enumerate(lengths) if first <= n <= last}
@@ -101,24 +76,16 @@ class TextToText(Translation):
     """Text-to-text tasks with T5 (Raffel et al. 2019).
 
     The decoder's input begins with the begin token of the tokenizer. If the tokenizer has no begin
-    token, the input begins with the padding token, as the released weights expect. The arguments
-    that are not described here are those of `Seq2SeqTask` and `Translation`.
+    token, the input begins with the padding token, as the released weights expect. The paper does
+    not smooth labels. Its beam search has 4 beams and the length-penalty exponent 0.6 (section
+    3.7).
 
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is Adam, since the paper's AdaFactor is not
             implemented.
         schedule: Options of the schedule; the default is 0.1 / sqrt(step) after 10,000 steps, a
             tenth of the paper's rate for AdaFactor (section 3.1.2). The rate of the first 10,000
             steps, which is constant in the paper, grows linearly here.
-        label_smoothing: Probability mass taken from the target. The paper does not smooth labels.
-            Its beam search has 4 beams and the length-penalty exponent 0.6 (section 3.7).
-
-    Example:
-        >>> task = TextToText(T5Config(d_model=16, n_layers=1, n_heads=2, d_head=8, vocab_size=100))
-        >>> task.configure_model()
-        >>> type(task.model).__name__, task.schedule.name
-        ('T5', 'inverse_sqrt')
     """
 
     model_class = T5
@@ -133,25 +100,14 @@ class TextToText(Translation):
 class CompositeTranslation(Translation):
     """Translation with separately pre-trained encoder and decoder (Rothe et al. 2020).
 
-    The option `init_from: {encoder: PATH, decoder: PATH}` names the two pre-trained models. The
-    arguments that are not described here are those of `Seq2SeqTask` and `Translation`.
+    The option `init_from: {encoder: PATH, decoder: PATH}` names the two pre-trained models.
 
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is Adam. Its `lr` of 0.05 is a factor of
             the learning rates of the schedule.
         schedule: Options of the schedule; the default is that of Vaswani et al. 2017 with a longer
             warm-up. The largest learning rate is 9e-6 at width 768, which preserves pre-trained
             weights.
-        label_smoothing: Probability mass taken from the target.
-
-    Example:
-        >>> from fourfold.models import MaskedLMConfig
-        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 100}
-        >>> task = CompositeTranslation(TextToTextConfig(**shape, encoder=MaskedLMConfig(**shape)))
-        >>> task.configure_model()
-        >>> type(task.model).__name__
-        'CompositeEncoderDecoder'
     """
 
     model_class = CompositeEncoderDecoder
@@ -162,11 +118,6 @@ class CompositeTranslation(Translation):
     label_smoothing: float = 0.0
 
     def _complete_config(self) -> None:
-        """Complete the sizes of the config from the data, and check the encoder's `vocab_size`.
-
-        Raises:
-            InputError: A size is unknown, or does not agree with the data.
-        """
         super()._complete_config()
         if self.config.encoder.vocab_size is not None:  # one tokenizer serves both sides
             self._size("vocab_size", self.config.encoder, "model.config.encoder")
@@ -185,18 +136,14 @@ class RecurrentTranslation(HardAttention, Translation):
     hard_sample and hard_gumbel depend only on the seed of the data, the epoch and the sentence
     pair. An evaluation uses the position with the largest weight instead of a random position.
 
-    The arguments that are not described here are those of `Seq2SeqTask` and `Translation`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
             that is summed over the tokens of a sentence, or Adadelta.
         schedule: Options of the schedule; the default is a constant learning rate.
         label_smoothing: Probability mass taken from the target. Must be 0 with `mix_outputs`.
         scheduled_sampling: Probability that an input token of the decoder is replaced in training
             by the most likely token of the model (Bengio et al. 2015). The replacement needs a
-            second, sequential pass of the decoder. The probability is constant. The replaced tokens
-            depend only on the seed of the data, the epoch and the sentence pair.
+            second, sequential pass of the decoder.
         reward_weight: Factor on the REINFORCE term of `attn_weights: hard_sample`; see
             `fourfold.models.recurrent.hard_attention.reinforce_term`. The baseline of the term is a
             moving average of the loss of a token, which checkpoints store.
@@ -206,15 +153,6 @@ class RecurrentTranslation(HardAttention, Translation):
     Raises:
         InputError: A value is outside its range, or the scores of the attention would get no
             gradient.
-
-    Example:
-        >>> shape = {"d_model": 16, "hidden_size": 12, "n_layers": 1, "vocab_size": 100}
-        >>> config = RecurrentEncoderDecoderConfig(**shape)
-        >>> task = RecurrentTranslation(config, scheduled_sampling=0.5)
-        >>> RecurrentTranslation(config, scheduled_sampling=2.0)
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: scheduled_sampling must be at least 0 and at most 1, got 2.0
     """
 
     model_class = RecurrentEncoderDecoder
@@ -270,18 +208,10 @@ class RecurrentTranslation(HardAttention, Translation):
 
     @torch.no_grad()
     def _with_predictions(self, memory: Any, inputs: Tensor, replaced: Tensor) -> Tensor:
-        """Replace input tokens of the decoder by the most likely tokens of the model.
+        """Replace input tokens (B, T), where `replaced` is True, by the model's most likely tokens.
 
         The decoder runs from left to right. A prediction is computed from the tokens before it,
         some of which may be predictions themselves.
-
-        Args:
-            memory: Output of the encoder.
-            inputs: True input tokens (B, T), beginning with the start token, which is not replaced.
-            replaced: (B, T) bool, True = replace this token.
-
-        Returns:
-            Input tokens (B, T) int64.
         """
         cache, columns = self.model.new_cache(), [inputs[:, 0]]
         for t in range(1, inputs.shape[1]):
@@ -299,10 +229,6 @@ class RecurrentTranslation(HardAttention, Translation):
             self.free_running.update(*self._token_scores(output), targets=output[-1])
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics of `Seq2SeqTask` by name, and the metrics of the free-running decoder.
-
-        The added names are loss_free_running and ppl_free_running.
-        """
         metrics = super().compute_metrics(split)
         if split == "test" or self.val_num_beams:
             free = self.free_running.compute()

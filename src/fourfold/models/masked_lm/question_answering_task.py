@@ -30,26 +30,12 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     The DataModule must have a method `questions(split)`, like `fourfold.data.QuestionData`. The
     method returns a dataset with the attributes `questions` and `windows` (parts of contexts).
 
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default learning rate, 3e-5, is that of the README
             of BERT's code for SQuAD. The paper has 5e-5 (Devlin et al. 2018, section 4.2).
         schedule: Options of the schedule; the default is linear decay to 0.
         max_answer_length: Largest number of tokens in an answer.
         n_best_size: Largest number of answers that `predict` writes for each question.
-
-    Raises:
-        InputError: A number is below 1.
-
-    Example:
-        >>> import torch
-        >>> config = SpanExtractorConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
-        >>> task = QuestionAnswering(config, max_answer_length=8)
-        >>> task.configure_model()
-        >>> task.model(torch.tensor([[1, 5, 7, 2]])).shape
-        torch.Size([1, 4, 2])
     """
 
     model_class = SpanExtractor
@@ -67,7 +53,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:
-        """Store the artifacts of the DataModule, as `Task.setup` does.
+        """Store the artifacts of the DataModule.
 
         The artifact `allow_no_answer` is True if questions may have no answer, as in SQuAD 2.0.
         """
@@ -75,11 +61,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         self.scores.allow_no_answer = self.artifacts["allow_no_answer"]
 
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
-        """Compute the logits of each token as the first and as the last token of the answer.
-
-        Returns:
-            A tuple of start logits (B, T) and end logits (B, T) in fp32, -inf at padding.
-        """
+        """Return the start and end logits (B, T) of each token in fp32, -inf at padding."""
         segments = batch.segments if self.config.n_segments > 1 else None
         logits = upcast_fp32(self.model(batch.ids, segments, batch.mask))
         start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
@@ -91,20 +73,11 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return losses.sum(), len(losses)
 
     def _losses(self, batch: SpanBatch, start: Tensor, end: Tensor) -> Tensor:
-        """Compute the loss (B,) of each window.
-
-        The loss is the mean of the cross-entropies of the start logits and the end logits.
-
-        Args:
-            batch: The batch.
-            start: Start logits (B, T).
-            end: End logits (B, T).
-        """
+        """Return the mean (B,) of the cross-entropies of start and end logits of each window."""
         start_loss = F.cross_entropy(start, batch.starts, reduction="none")
         return (start_loss + F.cross_entropy(end, batch.ends, reduction="none")) / 2
 
     def update_metrics(self, batch: SpanBatch, split: str) -> None:
-        """Update the loss, and add the best answer in each window to the scores."""
         start, end = self.logits(batch)
         # Windows without the answer are no targets, unless a question may have no answer.
         kept = batch.starts >= (0 if self.scores.allow_no_answer else 1)
@@ -124,8 +97,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             batch: The batch.
             start: Logits (B, T) of each token as the first token of the answer.
             end: Logits (B, T) of each token as the last token of the answer.
-            data: Dataset of the split of the batch, as returned by the DataModule's method
-                `questions`.
+            data: Dataset of the split, as returned by the DataModule's method `questions`.
             n_best: Largest number of answers for each window.
 
         Returns:
@@ -154,21 +126,13 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         return answers
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics loss, exact_match and f1 by name.
-
-        The metrics exact_match and f1 are means over questions, from 0 to 1.
-        """
+        """Return loss, exact_match and f1 by name; the last two are means over questions."""
         data = self.datamodule.questions(split)
         scores = self.scores.compute([question.answers for question in data.questions])
         return {"loss": self.loss.compute(), **scores}
 
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, Answer]]:
-        """Find the best answers in all windows of a batch.
-
-        Returns:
-            List of pairs of the index of the question in the split and an answer, with up to
-            `n_best_size` pairs per window.
-        """
+        """Return up to `n_best_size` pairs of question index and answer for each window."""
         data = self.datamodule.questions("test")
         answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
         return [
@@ -178,12 +142,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         ]
 
     def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table with the question, the true answers and the predicted
-            answer of each window.
-        """
+        """Build "samples", a table of questions with true and predicted answers."""
         data = self.datamodule.questions(split)
         answers = self.best_answers(batch, *self.logits(batch), data, 1)
         rows: list[list[Any]] = []

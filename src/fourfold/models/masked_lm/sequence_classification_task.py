@@ -33,33 +33,16 @@ from fourfold.training.task import Task
 class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     """Classification or regression of sentences or sentence pairs with an encoder.
 
-    The encoder is usually pre-trained. A model with one class is a regression model, which predicts
-    one value. Classification is evaluated by accuracy, F1 and Matthews correlation. Regression is
-    evaluated by Pearson and Spearman correlation.
-
-    The arguments `init_from` and `tuning` are those of `Task`.
+    A model with one class is a regression model, which predicts one value. Classification is
+    evaluated by accuracy, F1 and Matthews correlation, regression by Pearson and Spearman
+    correlation.
 
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
             2018, appendix A.3).
         schedule: Options of the schedule; the default is linear decay to 0.
         label_smoothing: Probability mass that is spread evenly over all classes; ignored in
             regression.
-
-    Raises:
-        InputError: `label_smoothing` is outside its range.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import SequenceData
-        >>> config = SequenceClassifierConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task = SequenceClassification(config)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, SequenceData())  # built-in sentences in two languages
-        >>> task.artifacts["class_names"], "val/mcc" in trainer.callback_metrics
-        (['de', 'en'], True)
     """
 
     model_class = SequenceClassifier
@@ -78,12 +61,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         self.loss = Mean()
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics for its number of classes.
-
-        Raises:
-            InputError: `Task.configure_model` raises an error, for example because the config has
-                fewer classes than the data.
-        """
+        """Build the model, and the metrics for its number of classes."""
         if self.model is None:
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
@@ -96,59 +74,36 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         return upcast_fp32(self.model(batch.ids, segments, batch.mask))
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the loss, summed over the batch, and the number of examples.
-
-        The loss is the cross-entropy, or the squared error if the model has one class.
-        """
+        """Return the loss, cross-entropy or squared error, and the number of examples."""
         loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
         return loss, len(batch.labels)
 
     def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Compute the loss, summed over the batch: cross-entropy or squared error.
-
-        Args:
-            logits: Logits (B, K); K = 1 for regression.
-            labels: Class indices (B,) int64, or values (B,) for regression.
-            label_smoothing: Probability mass that is spread evenly over all classes.
-        """
+        """Compute the loss of logits (B, K) and labels (B,), summed over the batch."""
         if self.config.n_classes == 1:
             return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
         return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
 
     def update_metrics(self, batch: SequenceBatch, split: str) -> None:
-        """Update the scores, and the loss, which is computed without label smoothing."""
         logits = self.logits(batch)
         self.loss.update(self._loss(logits, batch.labels), len(logits))
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the loss and the scores, such as accuracy, by name.
-
-        For a classifier, a test adds the confusion matrix under the name confusion.
-        """
+        """Return the loss and the scores by name; a test of a classifier adds confusion."""
         metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassificationScores):
             metrics["confusion"] = self.scores.counts()
         return metrics
 
     def sample_outputs(self, batch: SequenceBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table of texts with true and predicted labels, and
-            "attention", the self-attention maps of the shortest text.
-        """
+        """Build "samples", a table of labels, and "attention", the maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         attention = self_attention(self, batch, self.logits)
         return {"samples": self._table(texts, batch), "attention": attention}
 
     def _table(self, texts: list[str], batch: Any) -> Table:
-        """Build a table of texts with true and predicted labels, or values for regression.
-
-        Args:
-            texts: Text of each example.
-            batch: Batch of the same B examples.
-        """
+        """Build a table of texts with true and predicted labels, or values for regression."""
         outputs = self.predict_step(batch, 0)
         columns = ["text", "true", "predicted"]
         if self.config.n_classes == 1:
@@ -172,27 +127,10 @@ class CausalSequenceClassification(SequenceClassification):
     The classifier reads the hidden state of the last token. The language-model loss of the same
     text is added to the loss of the classifier (Radford et al. 2018, section 3.2).
 
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
-        schedule: Options of the schedule; the default is linear decay to 0.
-        label_smoothing: Probability mass that is spread evenly over all classes; ignored in
-            regression.
         lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
             text is the mean over the tokens of the text, as in the paper's code.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import SyntheticSequenceData
-        >>> config = CausalClassifierConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=None)
-        >>> task = CausalSequenceClassification(config, lm_weight=0.0)
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, SyntheticSequenceData("adding", length=4))
-        >>> task.config.n_classes  # a regression
-        1
     """
 
     model_class = CausalClassifier  # type: ignore[assignment]
@@ -230,23 +168,10 @@ class CausalSequenceClassification(SequenceClassification):
 class DocumentClassification(SequenceClassification):
     """Classification or regression of documents with a hierarchical model (Yang et al. 2016).
 
-    The arguments that are not described here are those of `SequenceClassification`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer. The paper trains by SGD with momentum, with a learning
             rate from a grid search. The default is Adam.
         schedule: Options of the schedule; the default is constant.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import DocumentData
-        >>> task = DocumentClassification(HierarchicalClassifierConfig(d_model=16, d_embed=8))
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, DocumentData())
-        >>> "val/accuracy" in trainer.callback_metrics
-        True
     """
 
     model_class = HierarchicalClassifier  # type: ignore[assignment]
@@ -257,7 +182,6 @@ class DocumentClassification(SequenceClassification):
     schedule: ScheduleConfig = ScheduleConfig(name="constant")
 
     def logits(self, batch: DocumentBatch) -> Tensor:  # type: ignore[override]
-        """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
         return upcast_fp32(self.model(batch.ids, batch.n_words, batch.n_sentences))
 
     def sample_outputs(self, batch: DocumentBatch, split: str) -> dict[str, Media]:  # type: ignore[override]

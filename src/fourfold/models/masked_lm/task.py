@@ -27,27 +27,12 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
 
     Source: Devlin et al. 2018, section 3.1.
 
-    Vocabulary logits are computed at masked positions only.
-
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is BERT's (appendix A.2).
         schedule: Options of the schedule; the default is BERT's: 10,000 steps of warm-up, then
             linear decay to 0.
         z_loss: Factor of the z-loss in training, see `linear_cross_entropy`. train/loss includes
             the z-loss; the metrics of evaluation do not.
-
-    Example:
-        >>> import torch
-        >>> config = MaskedLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=10)
-        >>> task = MaskedLanguageModeling(config)
-        >>> task.configure_model()
-        >>> ids, targets = torch.tensor([[1, 4, 7, 2]]), torch.tensor([[-100, 5, -100, -100]])
-        >>> loss, n_targets = task.step(MaskedBatch(ids, targets))  # 4 is the mask token
-        >>> loss.shape, int(n_targets)
-        (torch.Size([]), 1)
     """
 
     model_class = MaskedLM
@@ -64,13 +49,10 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         self.next_correct = Mean()
 
     def _encode(self, batch: MaskedBatch) -> tuple[Tensor, tuple[Any, ...]]:
-        """Run the encoder, and prepare the arguments of the loss at the masked positions.
+        """Return the hidden states (B, T, D), and arguments of the loss at the N masked positions.
 
-        Returns:
-            A tuple of two values. The first is the hidden states (B, T, D) of the encoder. The
-            second is a tuple of arguments of `linear_cross_entropy` for the N masked positions: the
-            input (N, D) of the output matrix, the matrix (V, D), its bias (V,) or None, and the
-            original tokens (N,).
+        The arguments are the input (N, D) of the output matrix, the matrix (V, D), its bias or
+        None, and the original tokens (N,).
         """
         h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
         positions = _masked_positions(batch)
@@ -80,13 +62,11 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
     def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the masked tokens, and the number of masked tokens.
 
-        The loss is the cross-entropy of the masked tokens. If the model has a next-sentence head
-        and the batch has sentence pairs, the next-sentence loss is added.
-
-        BERT adds the mean cross-entropy of the masked tokens and the mean next-sentence loss of the
-        pairs. Here the next-sentence loss of a pair is weighted by the number of masked tokens in
-        the pair, so that the number of masked tokens normalizes both losses. The result equals
-        BERT's if all pairs have the same number of masked tokens.
+        If the model has a next-sentence head and the batch has sentence pairs, the next-sentence
+        loss is added. BERT adds the mean cross-entropy of the masked tokens and the mean next-
+        sentence loss of the pairs. Here the next-sentence loss of a pair is weighted by the number
+        of masked tokens in the pair, so that the number of masked tokens normalizes both losses.
+        The result equals BERT's if all pairs have the same number of masked tokens.
         """
         h, output = self._encode(batch)
         loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0)
@@ -97,10 +77,6 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return loss, len(output[-1])
 
     def update_metrics(self, batch: MaskedBatch, split: str) -> None:
-        """Update the perplexity and the accuracy of masked tokens, and the next-sentence accuracy.
-
-        The next-sentence accuracy is updated for batches of sentence pairs only.
-        """
         h, output = self._encode(batch)
         if len(output[-1]):
             self.ppl.update(*token_scores(*output), output[-1])
@@ -109,10 +85,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             self.next_correct.update((logits.argmax(-1) == batch.is_next).sum(), len(logits))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics loss, accuracy and ppl_token by name.
-
-        For sentence pairs, the metric next_sentence_accuracy is added.
-        """
+        """Return loss, accuracy, ppl_token and, for pairs, next_sentence_accuracy by name."""
         metrics: dict[str, Any] = self.ppl.compute()
         # The condition depends on the model only, so that all ranks take part in `compute`.
         if self.model.next_sentence is not None:
@@ -122,12 +95,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return metrics
 
     def sample_outputs(self, batch: MaskedBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table of masked texts with the original and the predicted
-            tokens, and "attention", the self-attention maps of the shortest text.
-        """
+        """Build "samples", a table of masked texts, and "attention" of the shortest text."""
         tokenizer = self.tokenizer
         masked = batch.targets != IGNORE_INDEX
         predicted = self.predict_step(batch, 0)
@@ -151,12 +119,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         return {"samples": Table(["text", "masked", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
-        """Predict the masked tokens.
-
-        Returns:
-            Token ids (B, T): the `ids` of the batch with the most probable token at each masked
-            position.
-        """
+        """Return the ids (B, T) with the most probable token at each masked position."""
         _, output = self._encode(batch)
         predicted = batch.ids.flatten().clone()
         predicted[_masked_positions(batch)] = token_scores(*output)[1]
@@ -166,7 +129,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
 def _masked_positions(batch: MaskedBatch) -> Tensor:
     """Return the indices (N,) of the masked tokens in the flattened batch of B * T tokens.
 
-    Usually the DataModule has computed the indices on the CPU, since `nonzero` waits for a GPU.
+    Usually the DataModule has computed them on the CPU, since `nonzero` waits for a GPU.
     """
     if batch.target_positions is not None:
         return batch.target_positions

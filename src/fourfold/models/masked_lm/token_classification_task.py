@@ -31,22 +31,10 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
     which returns the `ChunkId` of each row: the index of the sentence in the split, and the index
     of the chunk in the sentence.
 
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
             2018, appendix A.3).
         schedule: Options of the schedule; the default is linear decay to 0.
-
-    Example:
-        >>> import torch
-        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 10}
-        >>> config = TokenClassifierConfig(**shape, n_classes=3)
-        >>> task = TokenClassification(config)
-        >>> task.configure_model()
-        >>> task.model(torch.tensor([[1, 5, 7, 2]])).shape
-        torch.Size([1, 4, 3])
     """
 
     model_class = TokenClassifier
@@ -75,7 +63,6 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return loss, (labels != IGNORE_INDEX).sum()
 
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
-        """Update the loss, and add the true and predicted tags of each row to the scores."""
         logits = self.logits(batch)
         is_word = batch.labels != IGNORE_INDEX
         losses = F.cross_entropy(logits[is_word], batch.labels[is_word], reduction="sum")
@@ -86,15 +73,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
 
     def _tags(self, batch: TokenBatch, classes: Tensor) -> list[list[str]]:
-        """Convert the classes of tokens to the tags of the words in each row of a batch.
-
-        Args:
-            batch: The batch, which has a label at the first token of each word.
-            classes: True or predicted class index of each token (B, T).
-
-        Returns:
-            For each row, the list of the names of the classes of its words.
-        """
+        """Return the names of classes (B, T) at the words of each row of a batch."""
         names = self.artifacts["class_names"]
         # The batch is copied to the CPU at once, rather than row by row.
         is_word = (batch.labels != IGNORE_INDEX).cpu()
@@ -104,10 +83,9 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         ]
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return the metrics by name.
+        """Return the loss, precision, recall and f1 of entities, and the accuracy of words by name.
 
-        The metrics are the loss, precision, recall and f1 of entities, and the accuracy of words. A
-        test adds the F1 of each entity type and the confusion matrix of words. If the tags are
+        A test adds the F1 of each entity type and the confusion matrix of words. If the tags are
         parts of speech, there are no metrics of entities.
         """
         metrics = {"loss": self.loss.compute(), **self.scores.compute()}
@@ -116,12 +94,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {name: x for name, x in metrics.items() if not name.startswith("f1_")}
 
     def sample_outputs(self, batch: TokenBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table of texts with true and predicted tags, and
-            "attention", the self-attention maps of the shortest text.
-        """
+        """Build "samples", a table of tags, and "attention", the maps of the shortest text."""
         texts = self.tokenizer.decode_batch(batch.ids.tolist())
         true = map(" ".join, self._tags(batch, batch.labels))
         predicted = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
@@ -130,12 +103,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return {"samples": Table(["text", "true", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
-        """Predict the tag of each word.
-
-        Returns:
-            List of one pair for each row: the `ChunkId`, and the tags of the words as one text,
-            separated by spaces.
-        """
+        """Return, for each row, its `ChunkId` and the predicted tags of its words, one text."""
         chunks = self.datamodule.chunk_keys("test")
         texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
         return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]

@@ -30,27 +30,12 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
     The option `--model.init_from` of `ImageClassification`, `Captioning` and this task accepts a
     checkpoint of this task.
 
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is the paper's for a batch of 4,096 (Table
             8), whose learning rate is 1.5e-4 for each 256 images.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay to 0.
         normalize_pixels: Predict pixels that are normalized by the mean and the standard deviation
             of their patch (section 4.1), instead of the pixels of the transformed image.
-
-    Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import MaskedImageData
-        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "image_size": 8, "patch_size": 2}
-        >>> decoder = {"decoder_d_model": 16, "n_decoder_layers": 1, "decoder_n_heads": 2}
-        >>> task = MaskedImageModeling(MaskedAutoencoderConfig(**shape, **decoder, n_channels=1))
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, MaskedImageData("digits", patch_size=2))
-        >>> "val/loss" in trainer.callback_metrics
-        True
     """
 
     model_class = MaskedAutoencoder
@@ -79,15 +64,9 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         return errors.sum(), errors.numel() - batch.visible.numel()
 
     def _targets(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the pixels that the model is trained to predict.
+        """Return the target pixels (B, N, P), and mean and standard deviation (B, N, 1) of a patch.
 
-        Args:
-            images: Images (B, C, side, side).
-
-        Returns:
-            A tuple of the targets (B, N, P), and the mean and the standard deviation (B, N, 1) of
-            each patch, by which its pixels were normalized. Without `normalize_pixels`, the mean is
-            0 and the standard deviation is 1.
+        Without `normalize_pixels`, the mean is 0 and the standard deviation is 1.
         """
         patches = self.model.patchify(images)
         mean, variance = patches.mean(-1, keepdim=True), patches.var(-1, keepdim=True)
@@ -97,18 +76,15 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         return (patches - mean) / std, mean, std
 
     def update_metrics(self, batch: MaskedImageBatch, split: str) -> None:
-        """Update the loss with a batch."""
         self.loss.update(*self.step(batch))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        """Return a dictionary with the loss, the mean squared error of pixels in masked patches."""
         return {"loss": self.loss.compute()}
 
     def predict_step(self, batch: MaskedImageBatch, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Reconstruct images from their visible patches.
+        """Reconstruct images from their visible patches, which are kept as they are.
 
-        The result has the visible patches of the given images, and predicted pixels elsewhere. With
-        `normalize_pixels`, predictions are converted to pixels by the mean and the standard
+        With `normalize_pixels`, predictions are converted to pixels by the mean and the standard
         deviation of each patch of the given images, as in the authors' pictures.
 
         Returns:
@@ -121,26 +97,13 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         return batch.rows.cpu(), images.float().cpu()
 
     def _keep_visible(self, batch: MaskedImageBatch, others: Tensor) -> Tensor:
-        """Combine the visible patches of a batch with the masked patches of other images.
-
-        Args:
-            batch: Images and the indices of their visible patches.
-            others: Images (B, C, side, side), from which the masked patches are taken.
-
-        Returns:
-            Images (B, C, side, side).
-        """
+        """Combine the visible patches of a batch with the masked patches of other images."""
         own, patches = self.model.patchify(batch.images), self.model.patchify(others)
         index = batch.visible[..., None].expand(-1, -1, own.shape[-1])
         return self.model.unpatchify(patches.scatter(1, index, own.gather(1, index)))
 
     def sample_outputs(self, batch: MaskedImageBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "images", a grid of three rows: the first images of the batch, their
-            visible patches, and their reconstructions.
-        """
+        """Build "images", a grid of the first images, their visible patches and reconstructions."""
         first = batch._replace(
             images=batch.images[:MAX_IMAGES_IN_ROW],
             visible=batch.visible[:MAX_IMAGES_IN_ROW],

@@ -69,10 +69,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
     Source: Dosovitskiy et al. 2020; Touvron et al. 2020 (DeiT).
 
-    The arguments `init_from` and `tuning` are those of `Task`.
-
     Args:
-        config: Config of the model.
         optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
         label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
@@ -86,19 +83,12 @@ class ImageClassification(Task[ViT, ImageBatch]):
             loss against the labels is 1 - w. DeiT has w = 0.5 for hard and 0.1 for soft.
         temperature: Temperature of soft distillation (DeiT: 3).
 
-    Raises:
-        InputError: A value is outside its choices or its range.
-
     Example:
-        >>> from lightning import Trainer
-        >>> from fourfold.data import ImageData
-        >>> shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "image_size": 8, "patch_size": 4}
-        >>> task = ImageClassification(ViTConfig(**shape, n_channels=1, n_classes=None))
-        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = Trainer(fast_dev_run=True, **quiet)
-        >>> trainer.fit(task, ImageData("digits"))
-        >>> "val/top1" in trainer.callback_metrics, task.config.n_classes
-        (True, 10)
+        >>> config = ViTConfig(d_model=16, n_layers=1, n_heads=2, image_size=8, n_classes=3)
+        >>> task = ImageClassification(config, distillation="warm")
+        Traceback (most recent call last):
+            ...
+        fourfold.errors.InputError: distillation must be one of hard, soft, got 'warm'
     """
 
     model_class = ViT
@@ -127,12 +117,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         self.teacher_model: Callable[[Tensor], Tensor] | None = None
 
     def configure_model(self) -> None:
-        """Build the model, and the metrics for its number of classes.
-
-        Raises:
-            InputError: The images of the data have another size or number of channels than the
-                config, or `Task.configure_model` raises an error.
-        """
+        """Build the model, and the metrics for its number of classes."""
         if self.model is None:
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
@@ -143,12 +128,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
                 self.scores[name] = MulticlassAccuracy(n_classes, top_k=k, average="micro")
 
     def on_fit_start(self) -> None:
-        """Load the teacher, which only training uses.
-
-        Raises:
-            InputError: There is no such checkpoint; it does not hold an image classifier; or the
-                teacher has other classes or another preprocessing than the data.
-        """
+        """Load the teacher, which only training uses."""
         if self.teacher is not None:
             self.teacher_model = read_teacher(self.teacher, self.artifacts)
 
@@ -163,12 +143,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
         self.scores = nn.ModuleDict({k: x for k, x in self.scores.items() if k != "confusion"})
 
     def head_logits(self, images: Tensor) -> list[Tensor]:
-        """Compute the logits of each classification head for images (B, C, side, side).
-
-        Returns:
-            List of one tensor (B, K) for each head. The mean of the tensors is the prediction of
-            the model.
-        """
+        """Compute the logits (B, K) of each head, whose mean is the prediction of the model."""
         return self.model.logits_per_head(self.model.hidden(images))
 
     def step(self, batch: ImageBatch) -> tuple[Tensor, int]:
@@ -189,10 +164,6 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return loss, len(batch.images)
 
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
-        """Update the loss (without label smoothing) and the accuracies.
-
-        The confusion matrix that `on_test_start` creates is updated, too.
-        """
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
         self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
@@ -205,20 +176,13 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
         top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
         with a distillation token also has the top-1 accuracies of its two heads, top1_class and
-        top1_distillation. The rows of the confusion matrix are the true classes. There is no
-        matrix with more than MAX_CONFUSION_CLASSES classes.
+        top1_distillation. The rows of the confusion matrix are the true classes.
         """
         scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
         return {"loss": self.loss.compute(), **scores}
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
-        """Build the examples of a batch that a run logs.
-
-        Returns:
-            Dictionary with "samples", a table of files with true and predicted classes, "images",
-            the images with these classes, and "attention", the maps of the first image. A model
-            without self-attention has no entry "attention".
-        """
+        """Build "samples", a table of predictions, "images", and "attention" of the first image."""
         from fourfold.analysis.attention_maps import attention_maps
 
         names = self.artifacts["class_names"]
