@@ -1,20 +1,14 @@
 """Alignment error rate of hand-computed cases, its baselines, and links from attention weights."""
 
-import random
-from pathlib import Path
-
 import pytest
 import torch
 
-from fourfold.errors import InputError
 from fourfold.metrics.alignment import (
     AlignmentErrorRate,
     ReferenceLinks,
     count_links,
-    count_uniform_links,
     diagonal_links,
     links_from_weights,
-    read_links,
 )
 
 
@@ -44,18 +38,6 @@ def test_diagonal_covers_the_source() -> None:
     assert diagonal_links(2, 4) == {(0, 0), (0, 1), (1, 2), (1, 3)}
 
 
-def test_uniform_baseline_is_the_mean_over_random_links() -> None:
-    reference = ReferenceLinks(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (2, 1), (1, 2)}))
-    uniform, drawn = AlignmentErrorRate(), AlignmentErrorRate()
-    uniform.update(0, count_uniform_links(3, 4, reference))
-    random.seed(0)
-    for row in range(5000):
-        links = [(random.randrange(3), t) for t in range(4)]
-        drawn.update(row, count_links(links, reference))
-    for name, value in uniform.compute().items():
-        assert drawn.compute()[name] == pytest.approx(value, abs=0.02)
-
-
 def test_weights_of_pieces_are_summed_to_words() -> None:
     weights = torch.tensor(
         [
@@ -69,22 +51,3 @@ def test_weights_of_pieces_are_summed_to_words() -> None:
     assert links_from_weights(weights, source, target) == {(1, 0), (0, 1)}
     weights[0] = 0.0
     assert links_from_weights(weights, source, target) == {(0, 1)}
-
-
-def test_links_are_read_and_reversed(tmp_path: Path) -> None:
-    path = tmp_path / "links"
-    path.write_text("1-2 3p1 \n\n2-2\n")
-    assert read_links(str(path), first_index=1) == [
-        ReferenceLinks(frozenset({(0, 1)}), frozenset({(0, 1), (2, 0)})),
-        ReferenceLinks(frozenset(), frozenset()),
-        ReferenceLinks(frozenset({(1, 1)}), frozenset({(1, 1)})),
-    ]
-    assert read_links(str(path), reverse=True)[0].possible == {(2, 1), (1, 3)}
-
-
-@pytest.mark.parametrize("line", ["1-2 3:4", "0-1"])
-def test_bad_links_name_the_line(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "links"
-    path.write_text(f"1-1\n{line}\n")
-    with pytest.raises(InputError, match="links:2: the line must hold links such as 3-4"):
-        read_links(str(path), first_index=1)

@@ -4,19 +4,15 @@ A link is a pair (index of the source word, index of the target word), both from
 Shapes: T target tokens, S source tokens.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourfold.errors import InputError
 from fourfold.metrics.base import RowMetric
-from fourfold.text_files import read_lines
 
 Link = tuple[int, int]
-_LINK = re.compile(r"(\d+)([-p])(\d+)")
 
 
 class ReferenceLinks(NamedTuple):
@@ -24,33 +20,6 @@ class ReferenceLinks(NamedTuple):
 
     sure: frozenset[Link]
     possible: frozenset[Link]
-
-
-def read_links(path: str, *, reverse: bool = False, first_index: int = 0) -> list[ReferenceLinks]:
-    """Read reference links from a text file, perhaps compressed, with one line per sentence pair.
-
-    A line holds links separated by spaces, a sure one as "3-4" for source word 3 and target word 4,
-    a possible one as "3p4".
-
-    Args:
-        path: Path of the file.
-        reverse: Swap source and target of each link, for a model of the other direction.
-        first_index: Index of the first word in the file, 1 for the gold links of RWTH Aachen.
-    """
-    result = []
-    for number, line in enumerate(read_lines(path), 1):
-        links: dict[str, set[Link]] = {"-": set(), "p": set()}
-        for text in line.split():
-            match = _LINK.fullmatch(text)
-            pair = [int(index) - first_index for index in match.group(1, 3)] if match else [-1]
-            if match is None or min(pair) < 0:
-                message = f"must hold links such as 3-4 (sure) or 3p4 (possible), got {text[:80]!r}"
-                raise InputError(f"the line {message}", file=path, line=number)
-            source, target = reversed(pair) if reverse else pair
-            links[match[2]].add((source, target))
-        sure = frozenset(links["-"])
-        result.append(ReferenceLinks(sure, sure | links["p"]))
-    return result
 
 
 def links_from_weights(
@@ -93,12 +62,6 @@ def count_links(links: Iterable[Link], reference: ReferenceLinks) -> LinkCounts:
     """Count the links of an aligner in a sentence pair, and those that are reference links."""
     found, (sure, possible) = set(links), reference
     return LinkCounts(len(found & sure), len(found & possible), len(found), len(sure))
-
-
-def count_uniform_links(n_source: int, n_target: int, reference: ReferenceLinks) -> LinkCounts:
-    """Return the expected counts of links of each target word to a random source word."""
-    sure, possible = (len(links) / n_source for links in reference)
-    return LinkCounts(sure, possible, n_target, len(reference.sure))
 
 
 class AlignmentErrorRate(RowMetric):

@@ -25,8 +25,8 @@ def bleu_tokenizer(language: str) -> str:
     language.
 
     Args:
-        language: Code of ISO 639, perhaps with a script and a region, such as de, zho_Hans or pt-BR;
-            "" means an unknown language.
+        language: Code of ISO 639, perhaps with a script and a region, such as de, zho_Hans or
+            pt-BR; "" means an unknown language.
 
     Example:
         >>> [bleu_tokenizer(code) for code in ("", "de", "zho_Hans", "th")]

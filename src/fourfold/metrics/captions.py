@@ -74,7 +74,7 @@ def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
 def ngram_counts(
     pairs: Sequence[tuple[str, Sequence[str]]], tokenize: str | None = None
 ) -> np.ndarray:
-    """Return the counts (examples, 10) of `bleu_of_counts`; without `tokenize`, the tokenizer is 13a."""
+    """Return the counts (examples, 10) of `bleu_of_counts`, by default with the tokenizer 13a."""
     bleu = BLEU(tokenize=tokenize, effective_order=True)  # only to count n-grams and lengths
     scores = [bleu.sentence_score(hypothesis, references) for hypothesis, references in pairs]
     rows = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]

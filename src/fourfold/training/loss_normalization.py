@@ -5,7 +5,7 @@ over all micro-batches and processes, divided by the number of all targets. The 
 not depend on the division of the examples into micro-batches and processes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from lightning import Trainer
@@ -62,11 +62,14 @@ class LossNormalizer:
         self._sums = sums if self._sums is None else self._sums + sums
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
-    def finalize_gradients(self, parameters: Iterable[nn.Parameter], trainer: Trainer) -> None:
+    def finalize_gradients(
+        self, parameters: Iterable[nn.Parameter], trainer: Trainer, explain: Callable[[], str]
+    ) -> None:
         """Divide the gradients by the number of targets of the step, after its last micro-batch.
 
         Without gradient accumulation, `scale_loss` has already done so. If a later step than the
-        first has no targets, its gradients are 0.
+        first has no targets, its gradients are 0. `explain` describes the cause of a nonfinite loss
+        and runs on all ranks.
 
         Raises:
             InputError: The first step of the training has no targets.
@@ -85,7 +88,8 @@ class LossNormalizer:
             learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
             raise TrainingStopped(
                 f"the loss of step {trainer.global_step + 1:,} is not a finite number (learning"
-                f" rate {learning_rate:.3g}); the weights were not changed by this step"
+                f" rate {learning_rate:.3g}); the weights were not changed by this step;"
+                f" {explain()}"
             )
         if not count and not trainer.global_step:
             raise InputError(

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -27,12 +27,7 @@ from torchmetrics import Metric
 from fourfold.callbacks.runtime.required import add_required_callbacks
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
-from fourfold.checkpoints.load import (
-    build_model,
-    check_fits,
-    generation_defaults,
-    set_attributes,
-)
+from fourfold.checkpoints.load import build_model, check_fits
 from fourfold.checkpoints.schema import (
     TASK_SECTIONS,
     VERSION,
@@ -43,7 +38,7 @@ from fourfold.checkpoints.schema import (
 )
 from fourfold.core.config import ModelConfig
 from fourfold.core.validation import check_kinds
-from fourfold.errors import InputError, TrainingStopped, errors_in
+from fourfold.errors import InputError, errors_in
 from fourfold.families import members
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
@@ -183,11 +178,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         """
         made = getattr(self.datamodule, "batch_class", self.batch_class)
         if not issubclass(made, self.batch_class):
-            raise InputError(
-                f"must make a {self.batch_class.__name__} for {type(self).__name__}, but"
-                f" {type(self.datamodule).__name__} makes a {made.__name__}",
-                option="--data",
-            )
+            needed = f"must make a {self.batch_class.__name__} for {type(self).__name__}"
+            found = f"{type(self.datamodule).__name__} makes a {made.__name__}"
+            raise InputError(f"{needed}, but {found}", option="--data")
         self.artifacts = artifacts_of(self.datamodule)
         check_equal_tables(self.trainer, self.artifacts, self.datamodule)
         self.save_hyperparameters({"config": asdict(self.config), **self.init_args()})
@@ -260,11 +253,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         limit = min(getattr(config, "max_len", None) or math.inf for config in configs)
         for name, split in getattr(self.datamodule, "splits", {}).items():
             if split.max_length > limit:
-                raise InputError(
-                    f"is {limit}, but the longest row of the {name} split has {split.max_length}"
-                    " tokens: raise it, or shorten the rows",
-                    option="model.config.max_len",
-                )
+                found = f"the longest row of the {name} split has {split.max_length} tokens"
+                problem = f"is {limit}, but {found}: raise it, or shorten the rows"
+                raise InputError(problem, option="model.config.max_len")
 
     # Training.
 
@@ -282,8 +273,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         mean = total.detach() / (count.clamp(min=1) if isinstance(count, Tensor) else count or 1)
         loss = self.loss_normalizer.scale_loss(total, count, self.trainer)
         # Examined only if the step fails, because examining each loss would wait for the GPU.
-        record = (batch, torch.initial_seed(), self.loss_normalizer.nonfinite)
-        self._micro_batches.append(record)
+        self._micro_batches.append((batch, torch.initial_seed(), self.loss_normalizer.nonfinite))
         return {"loss": loss, "mean_loss": mean}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -304,10 +294,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         for parameter in frozen_at_epoch(self.model, self.tuning, self.current_epoch):
             parameter.grad = None
         micro_batches, self._micro_batches = self._micro_batches, []
-        try:
-            self.loss_normalizer.finalize_gradients(self.parameters(), self.trainer)
-        except TrainingStopped as error:
-            raise TrainingStopped(f"{error}; {find_nonfinite(self, micro_batches)}") from error
+        explain = partial(find_nonfinite, self, micro_batches)
+        self.loss_normalizer.finalize_gradients(self.parameters(), self.trainer, explain)
         self.log("train/loss", self.loss_normalizer.mean, prog_bar=True)
         if is_logged(self.trainer):  # before clipping, and after unscaling under fp16
             self.log("train/grad_norm", gradient_norm(self.parameters()))
@@ -324,12 +312,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         # A fused optimizer would unscale the gradients of fp16 itself, after Lightning has clipped
         # them. Lightning therefore rejects clipping, even for bf16, unless this flag is False.
         optimizer._step_supports_amp_scaling = False
-        steps = self.total_steps()
-        if steps is not None and self.schedule.warmup_steps >= max(2, steps):
-            rank_zero_warn(
-                f"schedule.warmup_steps is {self.schedule.warmup_steps:,}, but training has"
-                f" {steps:,} steps: the learning rate will grow until the end"
-            )
+        steps, warmup = self.total_steps(), self.schedule.warmup_steps
+        if steps is not None and warmup >= max(2, steps):
+            message = f"schedule.warmup_steps is {warmup:,}, but training has {steps:,} steps"
+            rank_zero_warn(f"{message}: the learning rate will grow until the end")
         d_model = self.config.d_model  # type: ignore[attr-defined]  # every config has one
         factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, d_model)
         return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
@@ -384,6 +370,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Raises:
             InputError: The model has no attention, or there is no page for its family.
         """
+        from fourfold.checkpoints.load import generation_defaults, set_attributes
         from fourfold.explorer.document import Settings, make_view
         from fourfold.explorer.write import first_examples, make_page
         from fourfold.generation.step import eval_copy

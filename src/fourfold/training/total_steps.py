@@ -14,15 +14,9 @@ def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | N
     LightningDataModule has no restored position, so its number comes from the Trainer.
 
     Raises:
-        InputError: `trainer.max_steps` is 0; or the schedule needs the number of steps, but the
-            training has no end.
+        InputError: The schedule needs the number of steps, but the training has no end.
     """
-    max_steps = int(trainer.max_steps)
-    epochs = trainer.max_epochs or 0
-    if max_steps == 0:
-        raise InputError(
-            "must be positive, or -1 for no limit, got 0", option="--trainer.max_steps"
-        )
+    max_steps, epochs = int(trainer.max_steps), trainer.max_epochs or 0
     if epochs <= 0:
         if max_steps < 0 and schedule.total_steps is None and schedule.name in FINITE_SCHEDULES:
             raise InputError(

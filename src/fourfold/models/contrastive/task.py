@@ -25,8 +25,6 @@ from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.training.task import Task
 
-MAX_LOG_SCALE = math.log(100)  # of the learned scale (section 2.5), or training becomes unstable
-
 
 @dataclass(eq=False, repr=False)
 class ContrastiveLearning(Task[CLIP, CaptionBatch]):
@@ -53,7 +51,8 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     model_class = CLIP
     batch_class = CaptionBatch
     unit = "images"
-    max_log_scale: ClassVar[float] = MAX_LOG_SCALE
+    # Of the learned scale (section 2.5), or training becomes unstable.
+    max_log_scale: ClassVar[float] = math.log(100)
 
     config: CLIPConfig = CLIPConfig()
     optimizer: OptimizerConfig = OptimizerConfig(

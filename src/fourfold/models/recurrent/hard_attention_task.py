@@ -60,7 +60,7 @@ class HardAttention:
         stochastic loss.
         """
         if self.attention is None or not (self.attention.draws or self.doubly_stochastic):
-            return super().step(batch)  # type: ignore[misc,no-any-return]
+            return super().step(batch)  # type: ignore[misc]
         noise = self._attention_noise(batch) if self.attention.draws else None
         with self.attention.recording(noise) as calls:
             output = self._teacher_forced(self.as_pairs(batch))
