@@ -138,16 +138,6 @@ def test_more_graphs_than_torch_expects_are_compiled_all(monkeypatch: pytest.Mon
     assert len(calls) == sum(calls) == 12
 
 
-def test_no_compiler(
-    run: Any, configs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    fit = ("fit", "--config", configs["vit"], "--trainer.accelerator=cpu")
-    result = run(*fit, "--compile=true", f"--run_dir={tmp_path / 'r'}")
-    assert result.code == 2
-    assert "without a C++ compiler" in result.err
-
-
 @pytest.mark.slow
 def test_really(run: Any, configs: dict[str, Path], tmp_path: Path) -> None:
     fit = ("fit", "--config", configs["mt"], *STEPS, *PLAIN, CHARACTERS)

@@ -116,19 +116,6 @@ def is_model(member: object) -> bool:
     return inspect.isclass(member) and issubclass(member, Model | ModelConfig)
 
 
-def test_every_entry_has_an_example_that_runs() -> None:
-    parser = doctest.DocTestParser()
-    assert not {
-        name
-        for name, member in described().items()
-        if callable(member)
-        and all(
-            doctest.SKIP in example.options
-            for example in parser.get_examples(inspect.getdoc(member) or "")
-        )
-    }
-
-
 @pytest.mark.parametrize("page", ["fourfold", "generation"])  # with entries of data
 def test_the_examples_of_a_page_run(page: str) -> None:
     file = ROOT / "docs" / "api" / f"{page}.rst"
