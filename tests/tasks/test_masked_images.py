@@ -108,7 +108,7 @@ def test_impossible_masks_are_rejected(options: dict[str, Any], message: str) ->
 
 def test_other_patches_than_those_of_the_model_are_rejected(tmp_path: Path) -> None:
     task, _ = masked_images(tmp_path)
-    with pytest.raises(InputError, match="patch_size must be at least 4, as in the data, got 2"):
+    with pytest.raises(InputError, match="patch_size must be 4, as in the data, got 2"):
         trainer(tmp_path).fit(task, MaskedImageData(patch_size=4))
 
 

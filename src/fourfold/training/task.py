@@ -242,7 +242,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         if needed is None or size is None:
             return size or needed or 0
         if size < needed or (size > needed and name in self.must_equal_data):
-            limit = f"at least {needed}" if size < needed else needed
+            limit = needed if name in self.must_equal_data else f"at least {needed}"
             problem = f"must be {limit}, as in the data, got {size}"
             raise InputError(problem, option=f"{section}.{name}")
         return size

@@ -707,7 +707,7 @@ def test_size_of_images_that_differs_from_the_config_is_named(
 ) -> None:
     result = run("fit", "--config", configs["vit"], "--data.transform.size=16")
     assert result.code == 2
-    assert "model.config.image_size must be at least 16, as in the data, got 8" in result.err
+    assert "model.config.image_size must be 16, as in the data, got 8" in result.err
 
 
 def test_model_that_cannot_be_exported_is_named_before_training(

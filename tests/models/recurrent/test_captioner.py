@@ -11,7 +11,7 @@ from fourfold import beam_search, generate
 from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
 from fourfold.models import RecurrentCaptioner, RecurrentCaptionerConfig, ViTConfig
-from fourfold.models.encoder_decoder.captioning_task import doubly_stochastic_loss
+from fourfold.models.recurrent.hard_attention_task import doubly_stochastic_loss
 
 V, B, T = 17, 3, 6
 SMALL = RecurrentCaptionerConfig(
