@@ -86,11 +86,9 @@ def set_signal_handlers(trainer: Trainer, handlers: dict[int, Callable[..., None
 
 
 class _ExactDataConnector(_DataConnector):
-    """Connector that divides the rows of an evaluation among the ranks without repetition.
+    """Connector that divides the rows of an evaluation among the ranks without repetition."""
 
-    A DataLoader that divides its rows itself keeps its sampler in every stage.
-    """
-
+    # A DataLoader that divides its rows itself keeps its sampler in every stage.
     def _is_divided(self, dataloader: Any) -> bool:
         return hasattr(getattr(dataloader, "batch_sampler", None), "world_size")
 
@@ -189,10 +187,7 @@ def remove_wandb_init_argument(logger: Any, name: str) -> None:
 
 
 class EpochProgressBar(RichProgressBar):
-    """Lightning's progress bar without the version of the logger and the number of epochs.
-
-    Lightning's own bar shows "Epoch 0/-2" if `max_epochs` is -1.
-    """
+    """Lightning's progress bar without a version and the number of epochs, "Epoch 0/-2" for -1."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
         metrics = super().get_metrics(trainer, pl_module)

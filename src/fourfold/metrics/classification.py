@@ -39,11 +39,10 @@ class ClassificationScores(MulticlassConfusionMatrix):
         variances = (total**2 - predicted.square().sum()) * (total**2 - true.square().sum())
         covariance = correct * total - true @ predicted
         is_binary = len(table) == 2
+        mean_f1 = f1[1] if is_binary else f1.sum() / n_occurring
         return {
             "accuracy": float(correct / total.clamp(min=1)),
-            "f1" if is_binary else "macro_f1": float(
-                f1[1] if is_binary else f1.sum() / n_occurring
-            ),
+            "f1" if is_binary else "macro_f1": float(mean_f1),
             "mcc": float(covariance / variances.sqrt()) if variances > 0 else 0.0,
         }
 

@@ -12,10 +12,9 @@ from fourfold.metrics.base import RowMetric
 class RetrievalScores(RowMetric):
     """Recall at 1, 5 and 10 of image-to-text and text-to-image retrieval in a split of pairs.
 
-    In image-to-text retrieval, each image of the split is a query that ranks all texts of the
-    split. In text-to-image retrieval, each text is a query that ranks all images. If several images
-    have the same text, the text counts once, and each of these images is a correct result for the
-    text.
+    Each image is a query that ranks all texts of the split, and each text one that ranks all
+    images. If several images have the same text, the text counts once, and each of these images is
+    a correct result for the text.
     """
 
     chunk_size: ClassVar[int] = 1024

@@ -75,8 +75,8 @@ class SquadScores(RowMetric):
     def compute(self, references: Sequence[Sequence[str]] = ()) -> dict[str, float]:
         """Return exact_match and f1 by name, means over all questions, from 0 to 1.
 
-        The score of a question is the highest over its accepted answers, which `references` lists
-        for each question of the split; none for a question without an answer.
+        `references` has the accepted answers of each question of the split, of which the best
+        counts.
         """
         found = [
             answer_scores(text, references[question], self.allow_no_answer)

@@ -27,10 +27,8 @@ class TranslationScores(RowMetric):
         With several references, a generated text may match any of them, as in sacreBLEU.
 
         Args:
-            language: Code of the target language, such as "de" or "zho_Hans", which selects the
-                tokenizer of BLEU; "" if it is unknown.
-            groups: Indices of examples by the name of a group. The entry bleu_NAME is the BLEU of
-                the examples of a group. A group without an example in the split has no entry.
+            language: Code of the target language, such as "de" or "zho_Hans"; "" if it is unknown.
+            groups: Rows by the name of a group that has an entry bleu_NAME, if it has a row.
         """
         scored = sorted(self.gather().items())
         hypotheses, references, columns = _columns([pair for _, pair in scored])
