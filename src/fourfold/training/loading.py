@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fourfold.checkpoints.classes import (
     Classes,
-    class_path,
     find_user_class,
     is_shipped,
     public_path,
