@@ -1,8 +1,7 @@
-"""Checkpoint files on disk: search in a run directory, writing, safe reading, integrity."""
+"""Checkpoint files on disk: search in a run directory, writing, safe reading."""
 
 import os
 import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import torch
 
 from fourfold.atomic_files import atomic_path
-from fourfold.checkpoints.digests import KEY, compute_digests, find_mismatch
 from fourfold.errors import InputError
+from fourfold.hub.directory import load_archive
 
 # Names of the checkpoints in a run directory, without suffix, in order of preference.
 CHECKPOINT_NAMES = ("best", "average", "last")
-ZIP_START = b"PK\x03\x04"  # first bytes of a file for which torch reads a zip archive
-DOS_DIRECTORY = 0x10  # bit of an entry's external attributes that marks a directory
+DIGESTS = "fourfold_digests"  # key in files of version 0.2.0, whose value is not read
 
 
 class DamagedFile(InputError):
@@ -28,9 +26,6 @@ def find_checkpoint(run: Path) -> Path:
 
     The checkpoint is best.ckpt if this file exists, otherwise average.ckpt (averaged weights),
     otherwise last.ckpt.
-
-    Args:
-        run: Run directory, which holds the config, the logs and the checkpoints of one training.
 
     Raises:
         InputError: The run directory has no checkpoint.
@@ -47,31 +42,25 @@ def find_checkpoint(run: Path) -> Path:
 
 
 def write_file(content: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint with its digests, completely or not at all, and flush it to the disk.
+    """Write a checkpoint with `torch.save`, completely or not at all, and flush it to the disk.
 
-    `torch.save` writes the file. The key `fourfold_digests` is added and holds the digests.
-
-    Args:
-        content: The checkpoint.
-        path: Path of the file, whose folder exists.
+    The folder of the file must exist.
     """
-    values = {name: value for name, value in content.items() if name != KEY}
     with atomic_path(path) as part, part.open("wb") as file:
-        torch.save({**values, KEY: compute_digests(values)}, file)
+        torch.save({**content}, file)
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
+def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     """Read the dictionary that `torch.save` wrote to a file, without running code in the file.
 
-    The checksums of the zip archive are verified before the file is loaded. The digests of tensors
-    and values are verified afterwards. Files of other programs, and those of earlier versions of
-    fourfold, have no digests.
+    The checksums of the zip archive are verified before the file is loaded.
 
     Args:
         path: Path of the file.
+        mmap: The tensors share the memory of the file, so that only those that are used are read.
 
     Returns:
-        The dictionary without the digests. All tensors are on the CPU.
+        The dictionary. All tensors are on the CPU.
 
     Raises:
         DamagedFile: The file is truncated or corrupted, or does not hold a dictionary.
@@ -83,13 +72,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise DamagedFile("a checkpoint must be a regular file", file=path)
     try:
-        _check_archive(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        mismatch = ""
-        if isinstance(content, dict) and (digests := content.pop(KEY, None)) is not None:
-            mismatch = find_mismatch(content, digests)
-    except InputError:
-        raise
+        content = load_archive(path, mmap=mmap)
+    except InputError as error:
+        raise DamagedFile(f"the checkpoint is corrupted: {error.message}", file=path) from error
     except pickle.UnpicklingError as error:
         raise DamagedFile("not a checkpoint, or a file with code in it", file=path) from error
     except Exception as error:  # torch and zipfile raise many classes for a corrupted file
@@ -99,56 +84,14 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise DamagedFile(message, file=path) from error
     if not isinstance(content, dict):
         raise DamagedFile("not a checkpoint written by fourfold", file=path)
-    if mismatch:
-        message = f"the checkpoint is corrupted: digest of {mismatch[:80]} is wrong"
-        hint = f"a program that changes a checkpoint must remove the key {KEY}"
-        raise DamagedFile(f"{message} ({hint})", file=path)
+    content.pop(DIGESTS, None)
     return content
 
 
-def _check_archive(path: Path) -> None:
-    """Check the entries of the zip archive of a checkpoint, and their checksums.
-
-    `torch.load` does not verify checksums. Nothing is checked if the file does not begin like a zip
-    archive; `torch.load` then reads its own older format.
-
-    Raises:
-        DamagedFile: An entry is compressed, is marked as a directory, overlaps another entry or has
-            a wrong checksum.
-    """
-    with path.open("rb") as file:
-        if file.read(len(ZIP_START)) != ZIP_START:
-            return
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            # torch does not compress. A small compressed entry could unpack to a very large one.
-            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-                message = f"the checkpoint is corrupted: {entry.filename[:80]} is compressed"
-                raise DamagedFile(message, file=path)
-            if entry.is_dir() or entry.external_attr & DOS_DIRECTORY:
-                message = f"the checkpoint is corrupted: {entry.filename[:80]} is a directory"
-                raise DamagedFile(message, file=path)
-        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-            raise DamagedFile("the checkpoint is corrupted: its entries overlap", file=path)
-        if member := archive.testzip():
-            message = f"the checkpoint is corrupted: checksum of {member[:80]} is wrong"
-            raise DamagedFile(message, file=path)
-
-
 def _problem_of_machine(error: Exception) -> str:
-    """Return the cause of a read error if the cause is the machine and not the file.
-
-    The possible causes are missing permission and lack of memory. For lack of memory, torch raises
-    a RuntimeError, which is recognized by the text of its message.
-
-    Args:
-        error: Error that was raised while a checkpoint was read.
-
-    Returns:
-        The cause, such as "permission denied"; "" if the file itself may be corrupted.
-    """
+    """Return the cause of a read error that is not in the file; "" if the file may be damaged."""
     if isinstance(error, PermissionError):
         return "permission denied"
-    texts = ("allocate memory", "not enough memory")
+    texts = ("allocate memory", "not enough memory")  # of a RuntimeError of torch
     is_memory = isinstance(error, MemoryError) or any(text in str(error) for text in texts)
     return "the machine has too little memory" if is_memory else ""

@@ -13,7 +13,6 @@ from fourfold.checkpoints.load import read_model
 from fourfold.checkpoints.word_vectors import copy_vectors, is_vector_file
 from fourfold.errors import InputError, errors_in
 from fourfold.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
-from fourfold.hub.directory import SourceModel
 from fourfold.layers.base_model import Model
 from fourfold.models.contrastive.siglip import SigLIP
 from fourfold.models.vit.model import ViT
@@ -26,7 +25,7 @@ InitFrom = str | dict[str, str] | None
 @lru_cache(maxsize=1)  # several callers read the same model one after another
 def read_source(
     path: str | Path, classes: tuple[type[Any] | str, ...] = (), images_only: bool = False
-) -> SourceModel:
+) -> Model:
     """Read the model whose weights initialize another model.
 
     An image model of another library may lack its classification heads. The last result is
@@ -45,9 +44,7 @@ def read_source(
             the checkpoint names a class that is neither part of fourfold nor in `classes`.
     """
     source = read_model(path, classes=classes, allow_missing_heads=True)
-    if images_only and isinstance(source.model, SigLIP):
-        source = replace(source, model=source.model.image_classifier())
-    return source
+    return source.image_classifier() if images_only and isinstance(source, SigLIP) else source
 
 
 def initialize_from(
@@ -95,15 +92,16 @@ def initialize_from(
             continue
         source = read_source(path, classes, isinstance(model, ViT))
         lines += _describe(path, source, tokenizer)
-        role = role or ("model" if hasattr(source.model, "tgt_embed") else "encoder")
+        role = role or ("model" if hasattr(source, "tgt_embed") else "encoder")
         _check_role(role)
+        old = source.tokenizer.to_str() if source.tokenizer else None
         with errors_in(path):
             report = transfer(
                 model,
-                source.model,
+                source,
                 role,
-                more=unmapped_tensors_for(source.model, model),
-                tokens=shared_vocabulary(source.tokenizer, tokenizer),
+                more=unmapped_tensors_for(source, model),
+                tokens=shared_vocabulary(old, tokenizer),
                 interpolation=interpolation,
             )
         reports.append(report)
@@ -151,11 +149,11 @@ def _check_role(role: str) -> None:
         raise InputError(message, option="init_from")
 
 
-def _describe(path: str, source: SourceModel, tokenizer: str | None) -> list[str]:
-    n_parameters = sum(p.numel() for p in source.model.parameters())
-    lines = [f"init_from {path}: {type(source.model).__name__}, {n_parameters:,} parameters"]
+def _describe(path: str, source: Model, tokenizer: str | None) -> list[str]:
+    n_parameters = sum(p.numel() for p in source.parameters())
+    lines = [f"init_from {path}: {type(source).__name__}, {n_parameters:,} parameters"]
     lines += [f"  {note}" for note in source.notes]
-    if tokenizer and not source.tokenizer and hasattr(source.model.config, "vocab_size"):
+    if tokenizer and not source.tokenizer and hasattr(source.config, "vocab_size"):
         lines.append("  the source has no tokenizer: token ids are assumed to be those of the data")
     return lines
 

@@ -1,10 +1,9 @@
 """Loading of models from checkpoints, run directories and Hugging Face directories."""
 
-import math
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +25,12 @@ from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.lora import add_lora, merge_lora
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub import directory
-from fourfold.hub.directory import SourceModel
 from fourfold.layers.base_model import Model
 from fourfold.layers.quantization import quantize as quantize_model
-from fourfold.tokenization.tokenizer import Tokenizer
 
 ModelT = TypeVar("ModelT", bound=Model)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+_MISMATCH = "the weights do not match the model's config"
 
 
 def load(
@@ -43,6 +41,8 @@ def load(
     quantize: str | None = None,
 ) -> Model:
     """Load a model in eval mode, with its weights, config and tokenizer.
+
+    The weights are read in `dtype`, without a copy in fp32.
 
     Args:
         path: One of the following:
@@ -62,13 +62,8 @@ def load(
             CPU. None keeps the weights in `dtype`.
 
     Returns:
-        The model, with the following attributes:
-
-        - `config`
-        - `tokenizer`: None if none is stored
-        - `generation_defaults`: Special token ids, and options of beam search. The command line
-          uses both; `fourfold.generate` and `fourfold.beam_search` use only the token ids.
-        - `artifacts`: Dictionary of other values that inference needs, such as `class_names`.
+        The model. Its attributes `tokenizer`, `generation_defaults` and `artifacts` (other values
+        that inference needs, such as `class_names`) are described in `fourfold.models.Model`.
 
     Raises:
         InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
@@ -81,31 +76,13 @@ def load(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     fourfold.save(model, folder)
         ...     loaded = fourfold.load(folder, dtype="bfloat16")
-        >>> fourfold.generate(loaded, torch.tensor([[5, 6]]), max_new=3).shape
-        torch.Size([1, 5])
+        >>> next(loaded.parameters()).dtype
+        torch.bfloat16
     """
-    if dtype is not None:
-        name = str(dtype).removeprefix("torch.")
-        check_choice("dtype", name, DTYPES)
-        dtype = getattr(torch, name)
-    model: Any = set_attributes(read_model(path, classes=classes))
-    loaded: Model = model.to(device=device, dtype=dtype)
-    quantize_model(loaded, quantize)
-    return loaded
-
-
-def set_attributes(source: SourceModel) -> Model:
-    """Set `tokenizer`, `generation_defaults` and `artifacts` of a model, and return the model.
-
-    Args:
-        source: The model, and the values that were stored with it. Special tokens that are missing
-            in its defaults of generation are taken from the tokenizer.
-    """
-    model = source.model
-    model.tokenizer = Tokenizer.from_str(source.tokenizer) if source.tokenizer else None
-    defaults = within_vocabulary(source.defaults, model, source.path)
-    model.generation_defaults = _with_special_tokens(defaults, model)
-    model.artifacts = dict(source.artifacts)
+    name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+    check_choice("dtype", name, DTYPES)
+    model = read_model(path, classes=classes, dtype=getattr(torch, name)).to(device=device)
+    quantize_model(model, quantize)
     return model
 
 
@@ -123,46 +100,25 @@ def stored_defaults(content: Mapping[str, Any], path: Path) -> GenerationDefault
         path: The file, for error messages.
     """
     defaults = generation_defaults(content["fourfold"]["task"]["init_args"])
-    if "source" not in content:
+    with reading(path):
+        source = _source_record(content)
+    if source is None:
         return defaults
     from fourfold.hub.preprocessing import parse_generation_defaults
-    from fourfold.hub.transformers_format import SourceCheckpoint
 
-    with reading(path):
-        source = dataclass_from_dict(SourceCheckpoint, content["source"])
     stored = asdict(parse_generation_defaults([source.generation_config, source.config]))
     return replace(defaults, **{x: y for x, y in stored.items() if getattr(defaults, x) is None})
 
 
-def within_vocabulary(
-    defaults: GenerationDefaults, model: Any, path: str | Path
-) -> GenerationDefaults:
-    """Return generation defaults without end tokens outside the vocabulary, which a warning lists.
+def _source_record(content: Mapping[str, Any]) -> Any:
+    """Return the `SourceCheckpoint` of an imported model in a checkpoint; None if it has none."""
+    if "source" not in content:
+        return None
+    from fourfold.hub.transformers_format import SourceCheckpoint
 
-    Args:
-        defaults: The stored defaults.
-        model: The model; its defaults are returned unchanged if it does not generate tokens.
-        path: The checkpoint, for the warning.
-    """
-    size = model.config.vocab_size if getattr(model, "can_generate", False) else math.inf
-    kept = [token for token in defaults.end_ids if 0 <= token < size]
-    if unknown := [str(token) for token in defaults.end_ids if token not in kept]:
-        message = f"end tokens outside the vocabulary of {size}, ignored: {', '.join(unknown)}"
-        warnings.warn(f"{path}: {message}", stacklevel=1)
-    return replace(defaults, eos_id=kept[0] if kept else None, stop_ids=kept[1:] or None)
-
-
-def _with_special_tokens(defaults: GenerationDefaults, model: Any) -> GenerationDefaults:
-    """Return a copy of generation defaults in which missing special token ids are filled in.
-
-    A missing id (None) is taken from the model's tokenizer. If the model's config has a
-    `decoder_start_token_id`, this id becomes `bos_id`, even if `bos_id` was not missing.
-    """
-    names = ("bos_id", "eos_id", "pad_id")
-    missing = [name for name in names if getattr(defaults, name) is None]
-    values = {name: getattr(model.tokenizer, name, None) for name in missing}
-    start = getattr(model.config, "decoder_start_token_id", None)
-    return replace(defaults, **(values if start is None else {**values, "bos_id": start}))
+    source: SourceCheckpoint = dataclass_from_dict(SourceCheckpoint, content["source"])
+    tensors = {name: x.clone() for name, x in source.unmapped_tensors.items()}
+    return replace(source, unmapped_tensors=tensors)
 
 
 def is_model_directory(path: Path) -> bool:
@@ -173,23 +129,23 @@ def is_model_directory(path: Path) -> bool:
 
 
 def read_model(
-    path: str | Path, *, classes: Classes = (), allow_missing_heads: bool = False
-) -> SourceModel:
-    """Read a model in any format that `load` accepts.
+    path: str | Path,
+    *,
+    classes: Classes = (),
+    allow_missing_heads: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Model:
+    """Read a model in any format that `load` accepts, on the CPU and in eval mode.
+
+    The arguments and errors are those of `load`.
 
     Args:
-        path: A path, or `hf://owner/name`, that `load` accepts.
+        path: A path, or `hf://owner/name`.
         classes: The user's model classes that the checkpoint may name, or their import paths.
         allow_missing_heads: If False, an image model of another library without classification
             heads raises InputError. If True, it is read without heads.
-
-    Returns:
-        The model, in fp32 and eval mode on the CPU, with the tokenizer, the artifacts and the
-        generation defaults that are stored with it.
-
-    Raises:
-        InputError: There is no such model; the file is corrupted; the architecture is unknown; or
-            the checkpoint names a class that the user does not allow.
+        dtype: Data type of the weights; None means fp32. With None, the random numbers of an
+            initialization are drawn, as trainings that read a source always did.
     """
     located = directory.resolve_path(path)
     description = located / native_directory.DESCRIPTION
@@ -200,27 +156,30 @@ def read_model(
         if located.is_dir():
             located = find_checkpoint(located)
         is_safetensors = located.suffix == ".safetensors"
-        content = directory.read_safetensors(located) if is_safetensors else read_file(located)
+        read = directory.read_safetensors if is_safetensors else partial(read_file, mmap=True)
+        content = read(located)
     if content is not None and "fourfold" in content:
-        return model_from_checkpoint(content, located, classes)
+        return model_from_checkpoint(content, located, classes, dtype)
     from fourfold.hub import detect_format  # imports all architectures
 
-    return detect_format.read_model(located, content, allow_missing_heads=allow_missing_heads)
+    return detect_format.read_model(
+        located, content, allow_missing_heads=allow_missing_heads, dtype=dtype
+    )
 
 
 def model_from_checkpoint(
-    content: Mapping[str, Any], path: Path, classes: Classes = ()
-) -> SourceModel:
+    content: Mapping[str, Any],
+    path: Path,
+    classes: Classes = (),
+    dtype: torch.dtype | None = None,
+) -> Model:
     """Build the model of a checkpoint, with its low-rank updates (LoRA) merged into the weights.
 
     Args:
         content: Content of the checkpoint file (see `checkpoints/schema.py`).
         path: The file, for error messages.
         classes: The user's model classes that the checkpoint may name, or their import paths.
-
-    Returns:
-        The model, in eval mode, with the tokenizer, the artifacts and the generation defaults that
-        are stored with it.
+        dtype: Data type of the weights, as in `read_model`.
 
     Raises:
         InputError: The content or the config is not valid; the class of the model is unknown or not
@@ -230,55 +189,61 @@ def model_from_checkpoint(
     saved = content["fourfold"]
     name, values = saved["model"]["class"], saved["model"]["config"]
     model_class, config_class = find_model_class(name, values, classes, path)
+    # The errors of the user's own code keep their class.
     with (reading if is_shipped(model_class) else errors_in)(path):
-        return _build_source(content, path, model_class, config_class)
+        artifacts = saved["data"]
+        model = _build_model(content, path, model_class, config_class, dtype)
+        check_classes(model.config, artifacts, path)
+        model.source = _source_record(content)
+        defaults = stored_defaults(content, path)
+        return directory.set_attributes(
+            model, path, artifacts.get("tokenizer"), artifacts, defaults
+        )
 
 
-def _build_source(
-    content: Mapping[str, Any], path: Path, model_class: type[Model], config_class: Any
-) -> SourceModel:
+def _build_model(
+    content: Mapping[str, Any],
+    path: Path,
+    model_class: type[Model],
+    config_class: Any,
+    dtype: torch.dtype | None,
+) -> Model:
     saved = content["fourfold"]
-    init_args, artifacts = saved["task"]["init_args"], saved["data"]
     config = config_from_dict(config_class, saved["model"]["config"])
-    check_fits(model_class, config, content["state_dict"])
-    model = build_model(model_class, config)
-    tuning = dataclass_from_dict(TuningConfig, init_args.get("tuning", {}))
-    if tuning.lora_rank:
-        add_lora(model, tuning)
+    tuning = dataclass_from_dict(TuningConfig, saved["task"]["init_args"].get("tuning", {}))
     state = {
         name.removeprefix(WEIGHT_PREFIX): tensor
         for name, tensor in content["state_dict"].items()
         if name.startswith(WEIGHT_PREFIX)
     }
-    load_weights(model, state, path)
-    check_classes(model.config, artifacts, path)
-    if "source" in content:
-        from fourfold.hub.transformers_format import SourceCheckpoint
 
-        model.source = dataclass_from_dict(SourceCheckpoint, content["source"])
+    def build() -> Model:
+        model = build_model(model_class, config)
+        if tuning.lora_rank:
+            add_lora(model, tuning)
+        return model
+
+    if not is_shipped(model_class):  # its constructor may need real tensors, or share weights
+        model = build()
+        load_weights(model, state, path)
+        merge_lora(model)
+        return model.to(dtype).eval()
+    read_as = None if tuning.lora_rank else dtype  # updates are merged in fp32
+    meta = directory.build_on_meta(build, config, content["state_dict"])
+    check_kinds(state, meta.state_dict())
+    tensors = {name: directory.copy_tensor(x, read_as) for name, x in state.items()}
+    try:
+        model = directory.build_with(build, meta, tensors, read_as)
+    except RuntimeError as error:
+        raise InputError(_MISMATCH, file=path) from error
     merge_lora(model)
-    return SourceModel(
-        path,
-        model.eval(),
-        tokenizer=artifacts.get("tokenizer"),
-        artifacts=artifacts,
-        defaults=stored_defaults(content, path),
-    )
+    return model.to(dtype)
 
 
 def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor]) -> None:
-    """Check that a state dict has enough tensors and elements for the model of a config.
+    """Check that a state dict is large enough for the model of a config (see `build_on_meta`).
 
-    The model is built on the meta device, so a wrong config cannot exhaust the memory. The user's
-    own model classes are not checked, because their constructors may need real tensors.
-
-    Args:
-        model_class: Class of the model.
-        config: Config of the model.
-        state: State dict of the model or of its task. The state dict may hold further tensors.
-
-    Raises:
-        InputError: The config describes a larger model than `state` (see `build_on_meta`).
+    The user's own model classes are not checked, because their constructors may need real tensors.
     """
     if is_shipped(model_class):
         directory.build_on_meta(lambda: model_class(config), config, state)
@@ -286,10 +251,6 @@ def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor
 
 def build_model(model_class: type[ModelT], config: Any) -> ModelT:
     """Build a model with newly initialized weights.
-
-    Args:
-        model_class: Class of the model.
-        config: Config of the model, an instance of the config class of `model_class`.
 
     Raises:
         InputError: The machine has too little memory for the weights.
@@ -307,13 +268,9 @@ def build_model(model_class: type[ModelT], config: Any) -> ModelT:
 def load_weights(
     module: nn.Module, state: Mapping[str, Any], path: Path, strict: bool = True
 ) -> None:
-    """Load a state dict into a module.
+    """Load the state dict of the file `path` into a module.
 
-    Args:
-        module: The module whose weights are overwritten.
-        state: The state dict, whose names must be exactly those of the module if `strict` is True.
-        path: File of the state dict, for the error message.
-        strict: False ignores names that only the state dict or only the module has.
+    If `strict` is False, names that only the state dict or only the module has are ignored.
 
     Raises:
         InputError: Names, shapes or kinds of numbers in the state dict do not match the module.
@@ -323,23 +280,11 @@ def load_weights(
     try:
         module.load_state_dict(state, strict=strict)
     except RuntimeError as error:
-        raise InputError("the weights do not match the model's config", file=path) from error
+        raise InputError(_MISMATCH, file=path) from error
 
 
 def check_classes(config: Any, artifacts: Mapping[str, Any], path: Path) -> None:
-    """Check that a checkpoint contains as many class names as its model has classes.
-
-    Nothing is checked if the config has no field `n_classes`, or if the checkpoint has no class
-    names.
-
-    Args:
-        config: Config of the model.
-        artifacts: Values in the checkpoint that inference needs, by name, such as `class_names`.
-        path: The checkpoint, for the error message.
-
-    Raises:
-        InputError: The numbers differ.
-    """
+    """Check that a checkpoint has no class names, or one for each class of its model."""
     names = artifacts.get("class_names")
     n_classes = getattr(config, "n_classes", None)
     if names and n_classes not in (None, len(names)):

@@ -6,13 +6,15 @@ dictionary for one example. It holds the tokens, the predictions, the curves and
 attention map. The weights of all maps are stored outside the document, as one bytes object.
 """
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import torch
+
 from fourfold.analysis.attention_maps import attention_layers, select_layers
-from fourfold.checkpoints.digests import compute_digests
 from fourfold.environment import commit
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import Example
@@ -215,6 +217,8 @@ def _few_layers(model: Model) -> tuple[int, ...]:
 
 def weights_digest(model: Model) -> str:
     """Return a digest of the state dict of a model as 16 hexadecimal digits."""
-    tensors = compute_digests({"weights": dict(model.state_dict())})
-    total = zlib.crc32(repr(tensors["values"]).encode())
-    return f"{total:08x}{sum(tensors['tensors'].values()) % 2**32:08x}"
+    digest = hashlib.sha256()
+    for name, x in model.state_dict().items():
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        digest.update(x.cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

@@ -1,22 +1,19 @@
-"""Import of a model after detection of its format: transformers, timm or nanoGPT.
-
-`read_model` imports a model of any of these formats.
-"""
+"""Import of a model after detection of its format: transformers, timm or nanoGPT."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fourfold.errors import InputError, reading
-from fourfold.hub import directory, preprocessing, transformers_format
-from fourfold.hub.directory import SourceModel
+from fourfold.generation.defaults import GenerationDefaults
+from fourfold.hub import directory, nanogpt, preprocessing, timm, transformers_format
+from fourfold.hub.directory import set_attributes
 from fourfold.json_files import read_json
+from fourfold.layers.base_model import Model
 from fourfold.models import CLIP, CausalLM, ViT
-from fourfold.models.causal_lm import hub_nanogpt as nanogpt
-from fourfold.models.vit import hub_timm as timm
 from fourfold.tokenization import pretrained
 from fourfold.tokenization.chat import read_chat_template
 
@@ -29,87 +26,70 @@ _SENTENCEPIECE = (
 
 
 def read_model(
-    path: Path, content: Mapping[str, Any] | None, *, allow_missing_heads: bool = False
-) -> SourceModel:
+    path: Path,
+    content: Mapping[str, Any] | None,
+    *,
+    allow_missing_heads: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Model:
     """Import a model of another library, with its tokenizer, from a directory or a file of weights.
-
-    The weights are converted to fp32.
 
     Args:
         path: Directory or file.
         content: Content of the file, as `torch.load` returns it; None for a directory.
         allow_missing_heads: Allow an image model that lacks classification heads, for example
             because new heads will be trained.
+        dtype: Data type of the weights; None means fp32.
 
     Raises:
         InputError: The files are corrupted, or contain a model that is not supported.
     """
     with reading(path):
-        return _read_source(path, content, allow_missing_heads)
+        model, artifacts = _read_weights(path, content, dtype)
+        # DINOv2, which pools in this way, is published without a head, for its hidden states.
+        if isinstance(model, ViT) and not (allow_missing_heads or model.config.pool == "cls_mean"):
+            n_heads = 1 + model.config.distillation
+            if missing := n_heads - len(model.heads):
+                message = f"{missing} of {n_heads} classification heads are missing; use init_from"
+                raise InputError(f"{message} to train a model with new heads", file=path)
+        tokenizer, defaults = None, GenerationDefaults()
+        if hasattr(model.config, "vocab_size"):
+            tokenizer = pretrained.read_tokenizer(path if content is None else path.parent)
+        if model.source is not None:
+            artifacts = preprocessing.read_class_artifacts(model, tokenizer)
+            if isinstance(model, CausalLM) and (template := read_chat_template(path)):
+                artifacts["chat_template"] = template
+            if isinstance(model, ViT | CLIP) and not allow_missing_heads:
+                artifacts |= preprocessing.read_image_preprocessing(path, model.config)
+        if content is None:
+            defaults = preprocessing.read_generation_defaults(path)
+        return set_attributes(model, path, tokenizer, artifacts, defaults)
 
 
-def _read_source(
-    path: Path, content: Mapping[str, Any] | None, allow_missing_heads: bool
-) -> SourceModel:
-    source = _read_weights(path, content)
-    model = source.model
-    # DINOv2, which pools in this way, is published without a head, for its hidden states.
-    if isinstance(model, ViT) and not (allow_missing_heads or model.config.pool == "cls_mean"):
-        n_heads = 1 + model.config.distillation
-        if missing := n_heads - len(model.heads):
-            message = f"{missing} of {n_heads} classification heads are missing; use init_from"
-            raise InputError(f"{message} to train a model with new heads", file=path)
-    if hasattr(model.config, "vocab_size"):
-        folder = path if content is None else path.parent
-        source = replace(source, tokenizer=pretrained.read_tokenizer(folder))
-    if model.source is not None:
-        artifacts = preprocessing.read_class_artifacts(model, source.tokenizer)
-        if isinstance(model, CausalLM) and (template := read_chat_template(path)):
-            artifacts["chat_template"] = template
-        if isinstance(model, ViT | CLIP) and not allow_missing_heads:
-            artifacts |= preprocessing.read_image_preprocessing(path, model.config)
-        source = replace(source, artifacts=artifacts)
-    if content is None:
-        source = replace(source, defaults=preprocessing.read_generation_defaults(path))
-    return source
-
-
-def _read_weights(path: Path, content: Mapping[str, Any] | None) -> SourceModel:
-    """Read the config and the weights of a model.
-
-    The caller reads the tokenizer and checks that no classification head is missing.
-
-    Args:
-        path: Directory or file.
-        content: Content of the file, as `torch.load` returns it; None for a directory.
-
-    Raises:
-        InputError: The files are corrupted, or contain a model that is not supported.
-    """
+def _read_weights(
+    path: Path, content: Mapping[str, Any] | None, dtype: torch.dtype | None
+) -> tuple[Model, dict[str, Any]]:
+    """Read the config and the weights of a model, and the artifacts in the config of timm."""
     if content is not None and nanogpt.is_nanogpt(content):
-        return SourceModel(path, nanogpt.read_nanogpt_model(content), "nanoGPT")
+        return nanogpt.read_nanogpt_model(content, dtype), {}
     folder = path if content is None else path.parent
     settings = read_json(folder / directory.CONFIG_FILE, optional=True)
     if content is None and "model_type" not in settings and "architecture" in settings:
         content = directory.read_tensors(path)
     if content is None:
-        model = transformers_format.read_model(path)
-        has_tokenizer = pretrained.tokenizer_files(path) is not None
-        unread = [] if has_tokenizer else sorted(file.name for file in path.glob("*.spm"))
-        notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
-        return SourceModel(path, model, settings["model_type"], notes=notes)
+        model = transformers_format.read_model(path, dtype)
+        if pretrained.tokenizer_files(path) is None:
+            unread = sorted(file.name for file in path.glob("*.spm"))
+            model.notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
+        return model, {}
     state = timm.find_tensors(content) or (content if path == folder else None)
     if state is None:
         message = "not a checkpoint written by fourfold, transformers, timm or nanoGPT"
         raise InputError(message, file=path)
-    vit, notes = timm.read_model(_check_tensors(state), settings)
-    artifacts, image_notes = timm.read_image_preprocessing(settings, vit.config)
-    return SourceModel(path, vit, "timm", notes + image_notes, artifacts=artifacts)
-
-
-def _check_tensors(content: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Return `content` unchanged; raise InputError if a value is not a tensor."""
-    for name, value in content.items():
+    for name, value in state.items():
         if not isinstance(value, Tensor):
             raise InputError(f"must be a tensor, got {type(value).__name__}", option=name)
-    return content
+    vit, notes = timm.read_model(state, settings, dtype)
+    artifacts, image_notes = timm.read_image_preprocessing(settings, vit.config)
+    vit.format_name, vit.notes = "timm", notes + image_notes
+    return vit, artifacts

@@ -1,11 +1,14 @@
-"""Model directories of transformers and timm: files, `SourceModel`, and bounds of model sizes."""
+"""Files of weights and model directories: safe reading, bounds of model sizes, writing."""
 
 import json
+import math
 import os
 import re
+import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +21,8 @@ from fourfold.core.validation import check_stored, count_stored
 from fourfold.errors import InputError, errors_in
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.json_files import read_json
-from fourfold.layers.base_model import Model, on_meta
+from fourfold.layers.base_model import Model, SkipRandomFills, on_meta
+from fourfold.tokenization.tokenizer import Tokenizer
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -33,41 +37,58 @@ MIN_TABLE_LIMIT = 1 << 26
 _LAYER_COUNTS = ("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers")
 # The second slash is absent in the text of a `Path`.
 HUB_NAME = re.compile(r"(hf://?)?([\w.-]+/[\w.-]+)")
+ZIP_START = b"PK\x03\x04"  # first bytes of a file for which torch reads a zip archive
+DOS_DIRECTORY = 0x10  # bit of an entry's external attributes that marks a directory
 ModelT = TypeVar("ModelT", bound=Model)
 
 
-@dataclass(frozen=True)
-class SourceModel:
-    """Model that was read from a path, with the tokenizer and the other values stored there.
+def set_attributes(
+    model: ModelT,
+    path: str | Path,
+    tokenizer: str | None,
+    artifacts: Mapping[str, Any],
+    defaults: GenerationDefaults,
+) -> ModelT:
+    """Set the attributes of a model that come with its weights, and return the model.
 
     Args:
-        path: The file or directory that was read.
-        model: The model on the CPU, in fp32 and eval mode. `model.source` is a `SourceCheckpoint`
-            if the model was imported from a transformers directory.
-        format_name: Name of the format of another library, for messages: timm, nanoGPT, or
-            the `model_type` of a transformers directory. "" for a checkpoint of fourfold.
-        notes: Sentences for the user about assumptions of the import and about ignored files.
+        model: The model.
+        path: File or directory of the weights, for a warning.
         tokenizer: The tokenizer as JSON; None if none is stored.
-        artifacts: Values that inference needs, such as class names and image preprocessing, by
-            name. For transformers, only those of `read_class_artifacts`.
-        defaults: Special tokens and options of beam search that are stored with the model.
+        artifacts: Values that inference needs, such as class names, by name.
+        defaults: Stored defaults of generation. Special tokens that are None are taken from the
+            tokenizer, and the first token of a decoder from the config of the model.
     """
+    model.tokenizer = Tokenizer.from_str(tokenizer) if tokenizer else None
+    model.artifacts = dict(artifacts)
+    defaults = within_vocabulary(defaults, model, path)
+    names = ("bos_id", "eos_id", "pad_id")
+    values = {x: getattr(model.tokenizer, x, None) for x in names if getattr(defaults, x) is None}
+    start = getattr(model.config, "decoder_start_token_id", None)
+    values |= {} if start is None else {"bos_id": start}
+    model.generation_defaults = replace(defaults, **values)
+    return model
 
-    path: Path
-    model: Model
-    format_name: str = ""
-    notes: Sequence[str] = ()
-    tokenizer: str | None = None
-    artifacts: Mapping[str, Any] = field(default_factory=dict)
-    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+def within_vocabulary(
+    defaults: GenerationDefaults, model: Any, path: str | Path
+) -> GenerationDefaults:
+    """Return generation defaults without end tokens outside the vocabulary, which a warning lists.
+
+    The defaults of a model that does not generate tokens are returned unchanged.
+    """
+    size = model.config.vocab_size if getattr(model, "can_generate", False) else math.inf
+    kept = [token for token in defaults.end_ids if 0 <= token < size]
+    if unknown := [str(token) for token in defaults.end_ids if token not in kept]:
+        message = f"end tokens outside the vocabulary of {size}, ignored: {', '.join(unknown)}"
+        warnings.warn(f"{path}: {message}", stacklevel=1)
+    return replace(defaults, eos_id=kept[0] if kept else None, stop_ids=kept[1:] or None)
 
 
 def resolve_path(path: str | Path) -> Path:
-    """Return the local path of a model; download the model first if it is on the Hugging Face hub.
+    """Return the local path of a model, which is downloaded first if `path` is `hf://owner/name`.
 
-    Args:
-        path: A local path, or the name of a model on the Hugging Face hub after `hf://`, such as
-            `hf://openai-community/gpt2`.
+    Nothing is requested from the Hugging Face hub for any other path.
 
     Raises:
         InputError: There is no such path, or the model cannot be downloaded.
@@ -112,28 +133,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     shards = read_json(path / INDEX_FILE, optional=True).get("weight_map")
     if shards is None:
         raise InputError(f"contains neither {WEIGHTS_FILE} nor {PICKLE_FILE}", file=path)
-    for shard in set(shards.values()):
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(shards.values())):
         if Path(shard).name != shard:  # an index could name any file of the machine
             message = f"must name files in the directory of the index, got {shard[:80]!r}"
             raise InputError(message, option="weight_map", file=path / INDEX_FILE)
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(shards.values())):
         tensors |= read_safetensors(path / shard)
     return tensors
 
 
 def check_layers(config: Any, tensors: Mapping[str, Any]) -> None:
-    """Check that a config has at most as many layers as the weights have tensors.
+    """Check that a config, and each config in it, has at most as many layers as there are tensors.
 
-    The check precedes the construction of the model, whose duration grows with the number of
-    layers.
-
-    Args:
-        config: Config of a model, a dataclass. Configs of its parts are checked, too.
-        tensors: Tensors of the weights by name.
-
-    Raises:
-        InputError: There are too few tensors.
+    The check precedes the construction of the model, which takes time for each layer.
     """
     for name, value in vars(config).items():
         if is_dataclass(value):
@@ -179,13 +191,42 @@ def build_on_meta(
     return model
 
 
-def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
-    """Return the shape of a tensor that must exist and have `ndim` dimensions.
+def copy_tensor(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a contiguous copy of a tensor of a file in memory; None means fp32.
+
+    Integers keep their type.
+    """
+    # Without a copy, the weights would be lost if somebody changes the file that holds them.
+    kind = (dtype or torch.float32) if x.is_floating_point() else x.dtype
+    return x.detach().to(kind, copy=True, memory_format=torch.contiguous_format)
+
+
+def build_with(
+    build: Callable[[], ModelT],
+    meta: ModelT,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+) -> ModelT:
+    """Build a model in eval mode whose parameters are the given tensors, which are not copied.
 
     Args:
-        tensors: Tensors by name.
-        name: Name of the tensor.
-        ndim: Required number of dimensions.
+        build: Function without arguments that builds the model.
+        meta: The same model on the meta device, from `build_on_meta`.
+        tensors: State dict, in the data type of the model (see `copy_tensor`).
+        dtype: Data type of the computed tables; None means fp32.
+    """
+    # A training reads its sources without a data type. It initializes its own model afterwards, so
+    # the random numbers that were drawn for a source are drawn still, for equal results.
+    model = meta
+    if dtype is None or next(meta.buffers(), None) is not None:
+        with torch.device("cpu"), SkipRandomFills() if dtype else nullcontext():
+            model = build()  # computes tables, such as sinusoidal positions
+    model.load_state_dict(tensors, assign=True)
+    return model.to(dtype=dtype or torch.float32).eval()
+
+
+def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
+    """Return the shape of a tensor that must exist and have `ndim` dimensions.
 
     Raises:
         InputError: There is no such tensor, or it has another number of dimensions.
@@ -196,13 +237,7 @@ def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int) -> tuple[i
 
 
 def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors to a directory, which is created if necessary.
-
-    Args:
-        path: Directory to write.
-        config: Content of config.json.
-        tensors: Tensors by their names in the library that will read the directory.
-    """
+    """Write config.json and model.safetensors to a directory, which is created if necessary."""
     path.mkdir(parents=True, exist_ok=True)
     # transformers requires this entry of the metadata.
     save_file(dict(tensors), path / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -216,7 +251,7 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of one safetensors file to the CPU, by name.
+    """Read all tensors of one safetensors file by name; they share the memory of the file.
 
     Raises:
         InputError: The file is missing or corrupted.
@@ -237,14 +272,9 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             could run code.
     """
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                n_unpacked = sum(member.file_size for member in archive.infolist())
-            if n_unpacked > path.stat().st_size:  # torch stores without compression
-                raise InputError("must not be compressed", option="its archive", file=path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except InputError:
-        raise
+        content = load_archive(path, mmap=True)
+    except InputError as error:
+        raise InputError(f"corrupted: {error.message}", file=path) from error
     except Exception as error:  # torch raises many classes for corrupted or malicious files
         message = "corrupted, or a pickle with objects other than tensors, which could run code"
         raise InputError(message, file=path) from error
@@ -253,3 +283,40 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     with errors_in(path):
         check_stored(content)
     return content
+
+
+def load_archive(path: Path, *, mmap: bool) -> Any:
+    """Read a file of `torch.save` with `weights_only=True`, after a check of its zip archive.
+
+    `torch.load` verifies neither checksums nor the sizes of compressed entries, and of an entry
+    that is marked as a directory it returns arbitrary numbers. Files in torch's older format, which
+    is no zip archive, are not checked.
+
+    Args:
+        path: The file.
+        mmap: The tensors share the memory of the file, so that only those that are used are read.
+
+    Raises:
+        InputError: An entry is compressed, is marked as a directory, overlaps another entry or has
+            a wrong checksum.
+    """
+    with path.open("rb") as file:
+        is_zip = file.read(len(ZIP_START)) == ZIP_START
+    if is_zip:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            packed = (x for x in entries if x.compress_type or x.file_size != x.compress_size)
+            folders = (x for x in entries if x.is_dir() or x.external_attr & DOS_DIRECTORY)
+            # torch does not compress. A small compressed entry could unpack to a very large one.
+            if entry := next(packed, None):
+                problem = f"{entry.filename[:80]} is compressed"
+            elif entry := next(folders, None):
+                problem = f"{entry.filename[:80]} is a directory"
+            elif sum(x.file_size for x in entries) > path.stat().st_size:
+                problem = "entries overlap"
+            else:
+                member = archive.testzip()
+                problem = f"checksum of {member[:80]} is wrong" if member else ""
+        if problem:
+            raise InputError(problem, option="the archive")
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip and mmap)

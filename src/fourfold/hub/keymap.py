@@ -17,12 +17,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_kinds
+from fourfold.core.validation import check_kinds, check_stored
 from fourfold.errors import InputError
+from fourfold.hub.directory import ModelT, build_on_meta, build_with, copy_tensor
 
 _MAX_LISTED = 8  # names in an error message
 Names = str | tuple[str, ...]
@@ -54,15 +56,15 @@ class TensorOp:
 
 
 def _transpose(x: Tensor) -> Tensor:
-    """Return the transpose of a matrix as a contiguous tensor; return a vector unchanged."""
-    return x.mT.contiguous() if x.ndim == 2 else x
+    """Return the transpose of a matrix; return a vector unchanged."""
+    return x.mT if x.ndim == 2 else x
 
 
 def _split_in_three(x: Tensor) -> tuple[Tensor, ...]:
     """Split a tensor (3 * n, ...) into three tensors (n, ...) along the first dimension."""
     if len(x) % 3:
         raise ValueError(f"the first dimension must be divisible by 3, got {len(x)}")
-    return tuple(chunk.clone() for chunk in x.chunk(3))
+    return x.chunk(3)
 
 
 # Tensors that have the same layout in both libraries.
@@ -76,9 +78,7 @@ SPLIT_QKV_T = TensorOp(
     lambda x: _split_in_three(_transpose(x)), lambda *qkv: (_transpose(torch.cat(qkv)),)
 )
 # The matrices `up` and `gate` of a gated layer in one matrix (2 * d_ff, in).
-SPLIT_GATED = TensorOp(
-    lambda x: tuple(half.clone() for half in x.chunk(2)), lambda up, gate: (torch.cat([up, gate]),)
-)
+SPLIT_GATED = TensorOp(lambda x: x.chunk(2), lambda up, gate: (torch.cat([up, gate]),))
 # Classes in reverse order.
 FLIP_CLASSES = TensorOp(lambda x: (x.flip(0),), lambda x: (x.flip(0),))
 # The external tensor has one more leading dimension of size 1.
@@ -103,7 +103,7 @@ ADD_ONE = TensorOp(
 )
 # fairseq numbers positions from 2; rows 0 and 1 of the table belong to padding or are unused.
 OFFSET_2 = TensorOp(
-    lambda x: (x[2:].clone(),),
+    lambda x: (x[2:],),
     lambda x: (torch.cat([x.new_zeros(2, x.shape[1]), x]),),
     n_unmapped=2,
 )
@@ -160,18 +160,23 @@ class KeyMap:
         self.extras = [entry for entry in entries if isinstance(entry, Extra)]
 
     def to_native(
-        self, external: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+        self,
+        external: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        dtype: torch.dtype | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Convert the tensors of another library (external) to a state dict of fourfold (native).
 
         Args:
             external: Tensors by external name.
             expected: State dict of the model, for the required names and shapes.
+            dtype: Data type of the native state dict; None means fp32.
 
         Returns:
             Two dictionaries: the native state dict; and the unmapped tensors by external name,
             which an export writes again. Unmapped tensors are those of an `Extra` with `is_kept`,
-            the rows that a `TensorOp` drops, and tensors whose conversion rounds.
+            the rows that a `TensorOp` drops, and tensors whose conversion rounds. All tensors are
+            copies.
 
         Raises:
             InputError: A name is unknown or missing, a shape does not match, or a tied tensor
@@ -179,7 +184,7 @@ class KeyMap:
         """
         native: dict[str, Tensor] = {}
         unmapped: dict[str, Tensor] = {}
-        unknown = dict(external)
+        used = set[str]()
         for op, names, keys in self._rules_for(expected, external):
             check_kinds(external, dict.fromkeys(keys, expected[names[0]]))
             try:
@@ -187,23 +192,40 @@ class KeyMap:
             except (ValueError, IndexError, RuntimeError) as error:
                 message = f"of shape {tuple(external[keys[0]].shape)} cannot be converted: {error}"
                 raise InputError(message, option=keys[0]) from error
-            native.update(zip(names, outputs, strict=True))
+            copies = (copy_tensor(tensor, dtype) for tensor in outputs)
+            native.update(zip(names, copies, strict=True))
             if op.n_unmapped:
                 unmapped[keys[0]] = external[keys[0]][: op.n_unmapped].clone()
             if op.rounds:
-                unmapped |= {key: external[key] for key in keys}
-            for key in keys:
-                unknown.pop(key, None)
+                unmapped |= {key: external[key].clone() for key in keys}
+            used.update(keys)
+        unknown = {name: x for name, x in external.items() if name not in used}
         for extra in self.extras:
             for name in [name for name in unknown if _pattern(extra.name).fullmatch(name)]:
                 tensor = unknown.pop(name)
                 if extra.is_kept:
-                    unmapped[name] = tensor
+                    unmapped[name] = tensor.clone()
                 if extra.tied_to in external and not tensor.equal(external[extra.tied_to]):
                     message = f"differs from {extra.tied_to}, although config.json ties them"
                     raise InputError(message, option=name)
         _check_complete(native, expected, unknown)
         return native, unmapped
+
+    def build_model(
+        self,
+        build: Callable[[], ModelT],
+        config: Any,
+        external: Mapping[str, Tensor],
+        dtype: torch.dtype | None,
+    ) -> ModelT:
+        """Build a model in eval mode with the tensors of another library.
+
+        The arguments are those of `build_on_meta` and `to_native`, and so are the errors.
+        """
+        check_stored(external)
+        meta = build_on_meta(build, config, external)
+        native, _ = self.to_native(external, meta.state_dict(), dtype)
+        return build_with(build, meta, native, dtype)
 
     def to_native_subset(
         self, external: Mapping[str, Tensor], expected: Collection[str]

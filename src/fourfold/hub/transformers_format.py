@@ -18,6 +18,7 @@ from fourfold.hub.directory import (
     CONFIG_FILE,
     GENERATION_FILE,
     build_on_meta,
+    build_with,
     read_tensors,
     write_directory,
     write_json,
@@ -102,8 +103,8 @@ class SourceCheckpoint:
         check_stored(self.unmapped_tensors)
 
 
-def read_model(path: Path) -> Model:
-    """Read the model of a transformers directory, in fp32 on the CPU and in eval mode.
+def read_model(path: Path, dtype: torch.dtype | None = None) -> Model:
+    """Read the model of a transformers directory, on the CPU and in eval mode.
 
     A warning lists the keys of config.json that are ignored although they may be relevant.
     `model.source` is set to a `SourceCheckpoint`. For an image model, `model.heads` contains only
@@ -111,10 +112,12 @@ def read_model(path: Path) -> Model:
 
     Args:
         path: Directory with config.json and weights.
+        dtype: Data type of the weights; None means fp32.
 
     Raises:
         InputError: The files are corrupted, or contain a model that is not supported.
     """
+    dtype = dtype or torch.float32
     config = read_json(path / CONFIG_FILE)
     with errors_in(path / CONFIG_FILE):
         candidates = _architectures_of(config)
@@ -131,24 +134,18 @@ def read_model(path: Path) -> Model:
         native_config: Any = architecture.read_config(config, tensors.keys())
         options = architecture.model_options(tensors.keys())
         build = partial(architecture.model_class, native_config, **options)
-        model: Any = build_on_meta(build, native_config, tensors)
+        meta = build_on_meta(build, native_config, tensors)
     if unread := architecture.unread_keys(config, tensors.keys()):
         message = "keys that are ignored, although they may change the outputs of the model:"
         warnings.warn(f"{path / CONFIG_FILE}: {message} {listed(unread)}", stacklevel=1)
     with errors_in(path):
-        native, unmapped = architecture.keymap.to_native(tensors, model.state_dict())
-        if next(model.buffers(), None) is None:
-            model = model.to_empty(device="cpu")
-        else:  # computed buffers, such as sinusoidal positions, have no values on the meta device
-            with torch.device("cpu"):
-                model = build()
-            _check_constants(architecture, unmapped, dict(model.named_buffers()))
-    model = model.float()
-    model.load_state_dict(native)
+        native, unmapped = architecture.keymap.to_native(tensors, meta.state_dict(), dtype)
+        model = build_with(build, meta, native, dtype)
+        _check_constants(architecture, unmapped, dict(model.named_buffers()))
     entries = read_json(path / GENERATION_FILE, optional=True)
     model.source = SourceCheckpoint(config, unmapped, is_base_model, entries)
-    result: Model = model.eval()
-    return result
+    model.format_name = config["model_type"]
+    return model
 
 
 def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:

@@ -41,6 +41,9 @@ class Model(nn.Module):
         source: `SourceCheckpoint` of `fourfold.hub` for weights from a checkpoint of transformers,
             otherwise None. An export to transformers takes the architecture and the data type from
             it, and the tensors that this model does not have.
+        format_name: Name of the format of another library that the weights were read from: timm,
+            nanoGPT, or the `model_type` of transformers. "" for a checkpoint of fourfold.
+        notes: Sentences about assumptions of such an import and about ignored files.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
         is_recurrent: The model has a recurrent state or convolutions instead of keys and values. A
@@ -67,6 +70,8 @@ class Model(nn.Module):
     generation_defaults: Any = None
     artifacts: Mapping[str, Any] = MappingProxyType({})
     source: Any = None
+    format_name: str = ""
+    notes: Sequence[str] = ()
     can_generate: bool = False
     accepts_images: bool = False
     is_recurrent: bool = False
@@ -113,7 +118,7 @@ def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedd
     )
 
 
-class _SkipRandomFills(TorchFunctionMode):
+class SkipRandomFills(TorchFunctionMode):
     """Mode in which `normal_` and `uniform_` leave their tensor unchanged."""
 
     def __torch_function__(
@@ -136,5 +141,5 @@ def on_meta() -> Iterator[None]:
     Random fills are skipped: on this device they change nothing, but torch imports its compiler for
     them, and needs milliseconds for each.
     """
-    with torch.device("meta"), _SkipRandomFills():
+    with torch.device("meta"), SkipRandomFills():
         yield

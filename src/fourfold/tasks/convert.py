@@ -7,15 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fourfold.atomic_files import disk_errors
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
 from fourfold.checkpoints.files import read_file
-from fourfold.checkpoints.load import load, read_model, within_vocabulary
+from fourfold.checkpoints.load import load, read_model
 from fourfold.checkpoints.save import staged_directory, write_graphs, write_transformers
-from fourfold.errors import InputError
+from fourfold.errors import InputError, errors_in
 from fourfold.families import import_member, members
-from fourfold.hub.directory import SourceModel
 from fourfold.models import ViT
 from fourfold.models.vit import hub_timm as timm
 
@@ -32,37 +33,41 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     """
     if target.exists():
         raise InputError("this file exists already; name another one", file=target)
-    found = read_model(source)
-    if not found.format_name:
+    model: Any = read_model(source, dtype=torch.float32)
+    if not model.format_name:
         raise InputError("this is a checkpoint of fourfold, which needs no import", file=source)
-    model: Any = found.model
-    task = make_task(found)
+    with errors_in(source):
+        task = make_task(model)
     checkpoint: dict[str, Any] = {} if model.source is None else {"source": asdict(model.source)}
     checkpoint["state_dict"] = task.state_dict()
     task.on_save_checkpoint(checkpoint)
     AtomicCheckpointIO(read_file).save_checkpoint(checkpoint, target)
     n_parameters = sum(p.numel() for p in model.parameters())
-    named = f"{found.format_name}, {n_parameters:,} parameters"
+    named = f"{model.format_name}, {n_parameters:,} parameters"
     return [
         f"{source}: {named}, as {type(task).__name__}",
-        *found.notes,
+        *model.notes,
         f"wrote {target} ({', '.join(task.artifacts) or 'without a tokenizer'})",
     ]
 
 
-def make_task(found: SourceModel) -> Any:
-    """Build the task of an imported model, in eval mode; an image model must have a head."""
-    model: Any = found.model
+def make_task(model: Any) -> Any:
+    """Build the task that trains models of the class of an imported model, in eval mode.
+
+    The tokenizer and the preprocessing of the model become artifacts of the task.
+
+    Raises:
+        InputError: An image model has no classification head.
+    """
     if isinstance(model, ViT) and not model.heads:
-        message = "the classification head is missing; use init_from to train a new head, or"
-        raise InputError(f"{message} fourfold.load for the hidden states", file=found.path)
+        message = "is missing; use init_from to train a new head, or fourfold.load for the hidden"
+        raise InputError(f"{message} states", option="the classification head")
     classes = (import_member("tasks", name) for name in members("tasks"))
     task_class: Any = next(x for x in classes if vars(x).get("model_class") is type(model))
     task = task_class(model.config)
     task.model = model
-    model.generation_defaults = within_vocabulary(found.defaults, model, found.path)
-    task.artifacts = {"tokenizer": found.tokenizer} if found.tokenizer else {}
-    task.artifacts |= found.artifacts
+    task.artifacts = {"tokenizer": model.tokenizer.to_str()} if model.tokenizer else {}
+    task.artifacts |= model.artifacts
     return task.eval()
 
 

@@ -20,7 +20,6 @@ from fourfold.checkpoints.load import (
     check_classes,
     load_weights,
     stored_defaults,
-    within_vocabulary,
 )
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
@@ -30,6 +29,7 @@ from fourfold.checkpoints.schema import (
 )
 from fourfold.errors import InputError, errors_in, reading
 from fourfold.families import import_member, members
+from fourfold.hub.directory import within_vocabulary
 
 if TYPE_CHECKING:
     from fourfold.training.task import Task

@@ -21,7 +21,7 @@ from fourfold.core.precision import (
     slow_precision,
 )
 from fourfold.core.validation import MAX_BEAMS, MAX_SIZE, check_positive
-from fourfold.errors import InputError
+from fourfold.errors import InputError, errors_in
 
 CHECKPOINT_HELP = (
     "checkpoint file, run directory, directory of transformers or timm, hf://owner/name"
@@ -267,16 +267,17 @@ def _load_directory(path: Path, command: str) -> Any:
 
     The arguments and the errors are those of `_load`.
     """
-    from fourfold.checkpoints.load import read_model, set_attributes
+    from fourfold.checkpoints.load import load
     from fourfold.commands.infer.base import LoadedModel
 
-    found = read_model(path)
-    if type(found.model).__name__ == MODELS_WITHOUT_LIGHTNING.get(command):
-        return LoadedModel(set_attributes(found))
+    model = load(path)
+    if type(model).__name__ == MODELS_WITHOUT_LIGHTNING.get(command):
+        return LoadedModel(model)
     from fourfold.tasks.convert import make_task
     from fourfold.training.loading import check_task
 
-    task = make_task(found)
+    with errors_in(path):
+        task = make_task(model)
     check_task(task, path, tuple(PROCESSORS[command]))
     return task
 

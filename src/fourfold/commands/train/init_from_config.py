@@ -13,7 +13,6 @@ from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.tokenization import pretrained
-from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
 # Fields of the model config that are set by the task or the data, and not copied from the source.
@@ -59,7 +58,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     model_config = model["config"]
     images_only = "image_size" in model_config and "vocab_size" not in model_config
     source = recorded.get("config")
-    shape = source or vars(read_source(path, classes, images_only).model.config)
+    shape = source or vars(read_source(path, classes, images_only).config)
     given_config = given.get("model.init_args.config", {})
     _check_inputs(shape, model_config, path, classes)
     # Fields with another meaning in an encoder-decoder than in other models.
@@ -98,7 +97,7 @@ def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...])
     names = [name for name in INPUT_FIELDS if name in target]
     if names and "encoder" not in target and not any(name in source for name in names):
         allowed = " or ".join(INPUT_FIELDS[name] for name in names)
-        family = type(read_source(path, classes).model).__name__
+        family = type(read_source(path, classes)).__name__
         message = f"must be a model that reads {allowed}, got a {family}"
         raise InputError(message, option="model.init_from", file=path)
 
@@ -172,12 +171,12 @@ def _source_tokenizer(
     belongs = run and (run.checkpoints.exists() or _recorded_model(run, path))
     if run and copy and belongs and copy.is_file() and run.config.is_file():
         return asdict(TokenizerConfig(file=str(copy)))
-    text = read_source(path, classes).tokenizer
-    if text is None:
+    tokenizer = read_source(path, classes).tokenizer
+    if tokenizer is None:
         return {}
     source = copy or directory.resolve_path(path)
     if copy:
-        Tokenizer.from_str(text).save(copy)
+        tokenizer.save(copy)
     elif directory.is_model_directory(source) and (files := pretrained.tokenizer_files(source)):
         return asdict(files)
     elif source.is_dir():

@@ -1,11 +1,12 @@
 """Import of nanoGPT checkpoints, files with settings that `torch.save` wrote, as a `CausalLM`."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from fourfold.core.validation import check_stored
+import torch
+
 from fourfold.errors import InputError
-from fourfold.hub.directory import build_on_meta
 from fourfold.hub.keymap import KEEP, SPLIT_QKV
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.models.causal_lm.hub import keymap
@@ -21,11 +22,8 @@ def is_nanogpt(content: Mapping[str, Any]) -> bool:
     return isinstance(content.get("model"), dict) and isinstance(content.get("model_args"), dict)
 
 
-def read_nanogpt_model(content: Mapping[str, Any]) -> CausalLM:
-    """Build the model of a nanoGPT checkpoint, in fp32 and in eval mode.
-
-    Args:
-        content: Content of the file.
+def read_nanogpt_model(content: Mapping[str, Any], dtype: torch.dtype | None) -> CausalLM:
+    """Build the model of a nanoGPT checkpoint (the content of the file), in eval mode.
 
     Raises:
         InputError: Settings or weights are not those of nanoGPT.
@@ -49,9 +47,6 @@ def read_nanogpt_model(content: Mapping[str, Any]) -> CausalLM:
     state = content["model"].items()
     tensors = {name.removeprefix(_COMPILED_PREFIX): x for name, x in state}
     config = CausalLMConfig(**options)
-    check_stored(tensors)
-    expected = build_on_meta(lambda: CausalLM(config), config, tensors).state_dict()
-    native, _ = _KEYMAP.to_native(tensors, expected)  # compares all shapes
-    model = CausalLM(config).float()
-    model.load_state_dict(native)
-    return model.eval()
+    model = _KEYMAP.build_model(partial(CausalLM, config), config, tensors, dtype)
+    model.format_name = "nanoGPT"
+    return model

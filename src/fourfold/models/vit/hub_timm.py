@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_stored
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, check_allowed, differing_fields, get_key, norm_eps_note
-from fourfold.hub.directory import CONFIG_FILE, build_on_meta, tensor_shape, write_directory
+from fourfold.hub.directory import CONFIG_FILE, tensor_shape, write_directory
 from fourfold.hub.keymap import (
     CLASS_AND_REGISTERS,
     PREFIX_TOKENS,
@@ -102,14 +102,17 @@ def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((state for state in states if _PATCHES in state), None)
 
 
-def read_model(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViT, list[str]]:
-    """Build a ViT from the tensors of a timm checkpoint, in fp32 and in eval mode.
+def read_model(
+    tensors: Mapping[str, Tensor], settings: Json, dtype: torch.dtype | None
+) -> tuple[ViT, list[str]]:
+    """Build a ViT from the tensors of a timm checkpoint, in eval mode.
 
     If the checkpoint has no classifier (`num_classes: 0`), `heads` of the model is empty.
 
     Args:
         tensors: Tensors by timm's names.
         settings: Content of timm's config.json, empty if there is none.
+        dtype: Data type of the weights; None means fp32.
 
     Returns:
         The model, and a list of sentences for the user, one for each assumption about the config.
@@ -118,13 +121,8 @@ def read_model(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViT, list
         InputError: The tensors are not those of a supported ViT.
     """
     config, notes = _read_config(tensors, settings)
-    check_stored(tensors)
     build = partial(ViT, config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
-    expected = build_on_meta(build, config, tensors)
-    native, _ = _keymap(config).to_native(tensors, expected.state_dict())
-    model = build().float()
-    model.load_state_dict(native)
-    return model.eval(), notes
+    return _keymap(config).build_model(build, config, tensors, dtype), notes
 
 
 def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[str, Any], list[str]]:

@@ -43,15 +43,15 @@ def read_teacher(path: str, artifacts: Mapping[str, Any]) -> Callable[[Tensor], 
     from fourfold.checkpoints.load import read_model
     from fourfold.checkpoints.schema import as_list
 
-    source = read_model(path)
+    model = read_model(path)
     for name in SHARED_ARTIFACTS:
-        theirs, ours = as_list(source.artifacts.get(name)), as_list(artifacts.get(name))
+        theirs, ours = as_list(model.artifacts.get(name)), as_list(artifacts.get(name))
         is_float = name in ("mean", "std") and theirs
         # Mean and standard deviation may have been rounded to fp32.
         if theirs != ours and not (is_float and np.allclose(theirs, ours, atol=1e-6)):
             message = f"must have the {name} of the data, {ours}, but {path} has {theirs}"
             raise InputError(message, option="model.teacher")
-    model = source.model.requires_grad_(False)
+    model.requires_grad_(False)
 
     # A function, and no module, whose weights would become part of the student's state dict.
     @torch.no_grad()
