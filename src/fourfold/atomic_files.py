@@ -24,26 +24,26 @@ WRITERS = {*sys.stdlib_module_names, "fsspec", "tensorboard", "torch"}
 
 
 @contextmanager
-def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
+def atomic_path(file: Path, suffix: str = "", size: int | None = None) -> Iterator[Path]:
     """Context that yields the path of a temporary file, which is renamed to `file` at the end.
 
     The block under the `with` statement writes the temporary file. If the block raises an error,
-    the temporary file is deleted. The content and the new name are flushed to the disk. The
-    temporary file is in the folder of `file` and not in $TMPDIR, because a rename is atomic within
-    one file system only.
+    the temporary file is deleted. The content and the new name are flushed to the disk.
 
     Args:
         file: Final path.
         suffix: End of the temporary file's name. If several processes may write `file` at the same
             time, each must use a different suffix. A killed process leaves its temporary file,
             which the next call with the same suffix overwrites.
+        size: Number of bytes of the file for an error message, if it is known.
 
     Raises:
         DiskError: The disk is full or fails.
     """
+    # In the same folder, because a rename is atomic within one file system only.
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:
-        with disk_errors(file):
+        with disk_errors(file, size):
             temporary.unlink(missing_ok=True)  # it may be a link or a FIFO
             yield temporary
             sync(temporary)
@@ -55,14 +55,10 @@ def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write `text` to the UTF-8 file `file`; if writing fails, an earlier file is unchanged.
-
-    Raises:
-        DiskError: The disk is full or fails.
-    """
+    """Write `text` to the UTF-8 file `file`; if writing fails, an earlier file is unchanged."""
     content = text.encode()
     suffix = f".{os.getpid()}"  # all ranks may write the same file
-    with disk_errors(file, len(content)), atomic_path(file, suffix) as temporary:
+    with atomic_path(file, suffix, len(content)) as temporary:
         temporary.write_bytes(content)
 
 
@@ -79,12 +75,8 @@ def set_aside(path: Path, reason: str, outcome: str = "") -> None:
     """Rename a damaged file or directory to NAME.corrupted, and print one line on stderr.
 
     If that name is taken, a number is appended. Nothing happens if another process has already
-    renamed the file.
-
-    Args:
-        path: The file or directory.
-        reason: Clause that says what is damaged.
-        outcome: Clause that says how the program continues.
+    renamed the file. `reason` is a clause that says what is damaged, `outcome` one that says how
+    the program continues.
     """
     target = path.with_name(f"{path.name}.corrupted")
     number = 2
@@ -101,34 +93,25 @@ def set_aside(path: Path, reason: str, outcome: str = "") -> None:
 
 @contextmanager
 def disk_errors(file: Path, size: int | None = None) -> Iterator[None]:
-    """Context that converts errors of a full or failing disk to a DiskError.
+    """Context that converts errors of a full or failing disk, as `file` is written, to a DiskError.
 
-    torch raises a RuntimeError in this case, which is converted, too.
-
-    Args:
-        file: The file or directory that the block under the `with` statement writes.
-        size: Number of bytes that the file needs; None if the number is not known.
-
-    Raises:
-        DiskError: The disk is full or fails.
+    `size` is the number of bytes that the file needs, if it is known.
     """
     try:
         yield
-    except DiskError as error:
-        if size is None or error.size is not None or error.code is None:
-            raise
-        raise _make_error(file, error.code, size) from error
     except Exception as error:
-        # torch raises a RuntimeError in place of the error of the file that it writes to.
-        cause = error.__context__ if isinstance(error, RuntimeError) else error
-        code = _error_code(cause)
-        if code not in DISK_ERRORS:
+        if (code := _error_code(error)) not in DISK_ERRORS:
             raise
-        raise _make_error(file, code, size) from error
+        parts = [] if size is None else [f"{size:,} bytes are needed"]
+        if code in FULL:
+            with suppress(OSError):
+                parts.append(f"{shutil.disk_usage(file.parent).free:,} bytes are free")
+        text = f"{file} cannot be written: {os.strerror(code)}"
+        raise DiskError(f"{text} ({', '.join(parts)})" if parts else text) from error
 
 
 def disk_error(error: OSError) -> DiskError | None:
-    """Convert an OSError of a full or failing disk to a DiskError, or return None.
+    """Convert an OSError of a full or failing disk to a DiskError.
 
     The result is None for an error with another cause, and for an error that was raised by code
     outside of fourfold and Lightning, such as the user's own code.
@@ -147,23 +130,11 @@ def disk_error(error: OSError) -> DiskError | None:
     return DiskError(f"{file}: {os.strerror(error.errno)}")
 
 
-def _error_code(error: BaseException | None) -> int | None:
-    """Return the errno of an OSError, or of an error of a Rust library with "os error" in its text.
-
-    The result is None for other errors and for None.
-    """
+def _error_code(error: BaseException | None) -> int:
+    """Return the errno of an OSError or of an error of a Rust library; 0 for other errors."""
+    if isinstance(error, RuntimeError):  # torch raises it in place of the error of the file
+        error = error.__context__
     if isinstance(error, OSError):
-        return error.errno
+        return error.errno or 0
     match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
-
-
-def _make_error(file: Path, code: int, size: int | None) -> DiskError:
-    text = f"{file} cannot be written: {os.strerror(code)}"
-    parts = [] if size is None else [f"{size:,} bytes are needed"]
-    if code in FULL:
-        with suppress(OSError):
-            parts.append(f"{shutil.disk_usage(file.parent).free:,} bytes are free")
-    error = DiskError(f"{text} ({', '.join(parts)})" if parts else text)
-    error.code, error.size = code, size
-    return error
+    return int(match[1]) if match else 0

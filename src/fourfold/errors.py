@@ -110,8 +110,6 @@ class DiskError(OSError):
     """
 
     exit_code = 2
-    code: int | None = None  # errno of the failed write
-    size: int | None = None  # bytes that the file needs
 
 
 class TrainingStopped(RuntimeError):

@@ -16,7 +16,7 @@ from fourfold.text_files import parse_json, read_text
 
 _SECTIONS = (
     "text_config vision_config text_config_dict vision_config_dict decoder rope_parameters"
-    " rope_scaling full_attention sliding_attention model_args pretrained_cfg model image_processor"
+    " rope_scaling full_attention sliding_attention model_args pretrained_cfg image_processor"
 )
 _TOKENS = "bos eos pad unk sep cls mask decoder_start forced_bos"
 _GENERATION = {
@@ -24,29 +24,15 @@ _GENERATION = {
     int: "num_beams",
     float: "length_penalty",
 }
-_IMAGES = {
-    dict: "image_processor",
-    int | dict: "size crop_size",
-    int: "resample",
-    float: "rescale_factor",
-    list[float]: "image_mean image_std",
-    bool: "do_resize do_center_crop do_rescale do_normalize",
-    str: "image_processor_type feature_extractor_type",
-}
+_IMAGES = {dict: "image_processor", bool: "do_center_crop do_normalize"}
 _CONFIG = {
     dict: f"{_SECTIONS} id2label",
-    list[str]: "architectures layer_types label_names",
-    str: "model_type architecture problem_type feed_forward_proj hidden_act hidden_activation"
-    " activation_function afn",
-    int: "hidden_size num_hidden_layers num_labels num_classes max_position_embeddings n_embd"
-    " n_inner n_layer sliding_window sliding_window_pattern max_window_layers"
-    " global_attn_every_n_layers local_attention num_beams",
-    float: "query_pre_attn_scalar mlp_ratio classifier_dropout factor mscale mscale_all_dim"
-    " rope_theta crop_pct length_penalty",
+    list[str]: "architectures label_names",
+    int: "sliding_window_pattern global_attn_every_n_layers num_beams",
+    float: "crop_pct length_penalty",
     list[float]: "mean std",
-    list[int]: "input_size",
-    bool: "no_embed_class class_token qkv_bias",
-    int | list[int]: f"img_size patch_size {_GENERATION[int | list[int]]}",
+    bool: "no_embed_class",
+    int | list[int]: _GENERATION[int | list[int]],
 }
 _TOKENIZER = {
     str | dict: " ".join(f"{name}_token" for name in _TOKENS.split()),
@@ -54,7 +40,8 @@ _TOKENIZER = {
     str | list[dict]: "chat_template",
 }
 # Keys by the name of a file, then by the type of their values. A key may also be absent or null.
-# Other keys are not read, or become fields of a config, which checks their types itself.
+# Other keys are not read, become fields of a config, which checks their types itself, or are
+# rejected where they are read.
 _KEYS: dict[str, dict[Any, str]] = {
     "config.json": _CONFIG,
     "generation_config.json": _GENERATION,
@@ -62,7 +49,6 @@ _KEYS: dict[str, dict[Any, str]] = {
     "processor_config.json": _IMAGES,
     "tokenizer_config.json": _TOKENIZER,
     "model.safetensors.index.json": {dict[str, str]: "weight_map"},
-    "fourfold.json": {dict: "model artifacts generation", int: "version"},
 }
 TYPES = {
     file: {key: kind for kind, keys in kinds.items() for key in keys.split()}
@@ -73,13 +59,11 @@ TYPES = {
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """Read a JSON file whose content is an object, and return the object as a dict.
 
-    Args:
-        path: The file. Its name is the key in `TYPES` of the types of its values.
-        optional: Return an empty dict if there is nothing at this path.
+    If `optional` is true, the result is empty if there is nothing at this path.
 
     Raises:
-        InputError: The file is missing or unreadable, is not a JSON object, or has a value of a
-            wrong type.
+        InputError: The file is missing or unreadable, is not a JSON object, or has a value of
+            another type than in `TYPES`.
     """
     if optional and not os.path.lexists(path):
         return {}

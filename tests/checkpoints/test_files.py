@@ -1,6 +1,8 @@
 """Checkpoint files: models and tasks from them, corrupted files, files of other programs."""
 
 import pickle
+import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from lightning import Trainer
 
 import fourfold
+from fourfold.checkpoints.files import DamagedFile, read_file, write_file
 from fourfold.errors import InputError
 from fourfold.tasks import load_task
 from tests.fixtures.tiny_tasks import FAMILIES, JOINED
@@ -103,3 +106,48 @@ def test_too_small_a_vocabulary_is_rejected_before_the_first_step(
         InputError, match=r"model\.config\.vocab_size must be at least \d+, .*, got 7"
     ):
         quiet(tmp_path).fit(task, data)
+
+
+def test_files_of_version_0_2_0_and_of_other_programs_are_read(tmp_path: Path) -> None:
+    """Files of version 0.2.0 have digests, which are not read any more."""
+    torch.save({"step": 1, "fourfold_digests": {"values": 7, "tensors": {}}}, tmp_path / "a.pt")
+    torch.save({"step": 1}, tmp_path / "new.pt")
+    torch.save({"step": 1}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("a.pt", "new.pt", "old.pt"):
+        for mmap in (False, True):
+            assert read_file(tmp_path / name, mmap=mmap) == {"step": 1}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_checkpoint_that_was_loaded_can_be_saved_again(kind: type, tmp_path: Path) -> None:
+    """Lightning's launcher saves a state dict, which is an OrderedDict."""
+    file = tmp_path / "a.ckpt"
+    write_file(kind(a=torch.ones(3), step=7), file)
+    write_file(torch.load(file, weights_only=True), file)
+    assert read_file(file).keys() == {"a", "step"}
+
+
+def test_compressed_file_is_rejected_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bomb.ckpt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(20 << 20))
+
+    def fail(*args: object, **options: object) -> None:
+        raise AssertionError("the file was unpacked")
+
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", fail)
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(DamagedFile, match="archive/data/0 is compressed"):
+        read_file(file)
+
+
+def test_overlapping_entries_are_rejected(tmp_path: Path) -> None:
+    """Entries that share their bytes would unpack to more than the size of the file."""
+    file = tmp_path / "shared.ckpt"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data/0", bytes(5000))
+        archive.filelist += archive.filelist * 3
+    with pytest.raises(DamagedFile, match="entries overlap"):
+        read_file(file)

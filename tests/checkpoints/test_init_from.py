@@ -83,7 +83,7 @@ def test_weights_are_copied_and_reported(
     assert "new       classifier.classify.weight (3, 16)" in said
     assert "left out  head.bias" in said
     # The data have fewer characters than the source: each keeps its embedding.
-    old, new = (read_source(pretrained).tokenizer, data.tokenizer.to_str())
+    old, new = (read_source(pretrained).tokenizer.to_str(), data.tokenizer.to_str())
     pairs = shared_vocabulary(old, new)
     assert pairs is not None
     table = task.model.embed.tokens.weight
@@ -190,7 +190,7 @@ def test_position_tables_with_offset_two(name: str, tables: int, tmp_path: Path)
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter))
     theirs.save_pretrained(tmp_path)
-    source = read_source(str(tmp_path)).model
+    source = read_source(str(tmp_path))
     model = type(source)(source.config)
     report = initialize_from(model, str(tmp_path), None, "bicubic")
     assert "resized" not in report
@@ -228,7 +228,7 @@ def test_image_models_without_all_heads(kind: str, tmp_path: Path) -> None:
     ):
         fourfold.load(tmp_path / "theirs")
     has_head = "classifier.weight" in theirs.state_dict()
-    config = read_source(str(tmp_path / "theirs")).model.config
+    config = read_source(str(tmp_path / "theirs")).config
     model = ViT(replace(config, n_classes=5)).eval()
     before = [head.weight.clone() for head in model.heads]
     report = initialize_from(model, str(tmp_path / "theirs"), None, "bicubic")

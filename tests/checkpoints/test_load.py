@@ -17,10 +17,14 @@ from torch import Tensor
 
 import fourfold
 from fourfold.checkpoints.classes import class_path
+from fourfold.checkpoints.init_from import initialize_from
 from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.tasks import CausalLanguageModeling
 from fourfold.tasks.convert import import_checkpoint
+from fourfold.tokenization.pretrained import make_tokenizer
+from fourfold.tokenization.training import TokenizerConfig
+from fourfold.training.distillation import Teacher
 from fourfold.training.loading import load_task
 from tests.fixtures.tiny_tasks import FAMILIES, FLAT, SGD, SMALL, causal
 
@@ -234,3 +238,75 @@ def test_end_tokens_outside_the_vocabulary_are_dropped_with_a_warning(
     free = fourfold.generate(model, torch.tensor([[1, 2]]), max_new=4, eos_id=[])
     assert torch.equal(ids, free[:, : ids.shape[1]])
     assert free.shape == (1, 6)
+
+
+NAMES = ("owner/name", "gpt2", "hf:/", "hf://name", "https://huggingface.co/owner/name")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_hub_is_only_asked_for_names_of_its_own_form(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Models, sources of `init_from`, teachers and tokenizers with other names are paths."""
+    asked = []
+
+    def ask(*arguments: Any, **options: Any) -> None:
+        asked.append(arguments)
+        raise OSError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", ask)
+    monkeypatch.setattr("socket.socket.connect", ask)
+    model = fourfold.create("gpt2", n_layers=1, d_model=8, n_heads=1, vocab_size=20)
+    readers: list[Callable[[], Any]] = [
+        lambda: fourfold.load(name),
+        lambda: load_task(name),
+        lambda: import_checkpoint(Path(name), tmp_path / "x.ckpt"),
+        lambda: initialize_from(model, name, None, "bicubic"),
+        lambda: Teacher(name, {}),
+        lambda: make_tokenizer(TokenizerConfig(file=name), [], mask=False),
+    ]
+    for read in readers:
+        with pytest.raises(InputError):
+            read()
+    assert not asked
+    with pytest.raises(InputError, match="cannot be downloaded"):
+        fourfold.load("hf://owner/name")
+    assert asked
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_weights_in_another_type_are_those_in_fp32_rounded(
+    family: str, texts: Path, tmp_path: Path
+) -> None:
+    task, data = FAMILIES[family](texts)
+    path = train(task, data, tmp_path)
+    whole, half = fourfold.load(path), fourfold.load(path, dtype="bfloat16")
+    for found, expected in ((whole, task.model), (half, whole)):
+        state, wanted = found.state_dict(), expected.state_dict()
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(x, wanted[name].to(x.dtype)) for name, x in state.items())
+        tables = dict(found.named_buffers())
+        for name, x in expected.named_buffers():
+            assert torch.equal(tables[name], x.to(tables[name].dtype)), name
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_loaded_weights_do_not_depend_on_their_file(checkpoint: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "a.ckpt"
+    copy.write_bytes(checkpoint.read_bytes())
+    fourfold.save(fourfold.load(copy), tmp_path / "m")
+    for path in (copy, tmp_path / "m"):
+        model = fourfold.load(path)
+        before = {name: x.clone() for name, x in model.state_dict().items()}
+        file = path if path.is_file() else path / "model.safetensors"
+        with file.open("r+b") as stream:
+            stream.write(bytes(file.stat().st_size))
+        assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_load_draws_no_random_numbers(checkpoint: Path) -> None:
+    state = torch.get_rng_state()
+    fourfold.load(checkpoint)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -37,6 +37,9 @@ BY_MODULE = [
 # Checks of arguments, and a program, which fourfold itself uses.
 WITHOUT_ENTRY = {"fourfold.core.validation", "fourfold.tokenization.chat_process"}
 
+# Readers and writers of files, which docs/python.md shows.
+FILES = {"fourfold.load", "fourfold.save"}
+
 
 def entries() -> tuple[set[str], set[str]]:
     """Return the modules of the reference, and the full names of its other entries."""

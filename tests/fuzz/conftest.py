@@ -50,7 +50,7 @@ class World:
     whole: dict[str, Any]
 
     def checkpoint(self, family: str) -> bytes:
-        """Return the bytes of a trained checkpoint, without digests, so that it can be changed."""
+        """Return the bytes of a trained checkpoint."""
         out = io.BytesIO()
         torch.save(read_file(self.runs[family] / "checkpoints/last.ckpt"), out)
         return out.getvalue()

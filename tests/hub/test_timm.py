@@ -286,7 +286,7 @@ def test_checkpoint_without_a_head_initializes_training(tmp_path: Path) -> None:
     weights = {name: x for name, x in state().items() if not name.startswith("head.")}
     directory = folder(tmp_path / "vit", weights)
     read_source.cache_clear()
-    config = read_source(str(directory)).model.config
+    config = read_source(str(directory)).config
     model = ViT(ViTConfig(**{**vars(config), "n_classes": 1}))
     before = model.heads[0].weight.clone()
     report = initialize_from(model, str(directory), None, "bicubic")

@@ -399,5 +399,35 @@ def test_compressed_pickle_is_rejected(tmp_path: Path) -> None:
         for member in old.namelist():
             new.writestr(member, old.read(member))
     assert directory.read_pickle(tmp_path / "plain.bin").keys() == {"a"}
-    with pytest.raises(InputError, match=r"packed.bin: its archive must not be compressed"):
+    with pytest.raises(InputError, match=r"packed.bin: corrupted: \S+ is compressed"):
         directory.read_pickle(packed)
+
+
+# The first architecture of a model class that represents all settings of a model is exported, and
+# the first one of a `model_type` whose tensors exist is imported.
+ORDER_FOR_EXPORT = {
+    "SequenceClassifier": ["bert", "roberta", "modernbert"],
+    "TokenClassifier": ["bert", "roberta"],
+    "SpanExtractor": ["bert", "roberta"],
+    "MaskedLM": ["distilbert", "roberta", "bert", "modernbert"],
+    "CausalLM": [
+        *("gpt2", "openai-gpt", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2"),
+        "gemma3_text",
+    ],
+    "ViT": ["vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"],
+    "EncoderDecoder": ["marian", "pegasus", "bart"],
+    **{"T5": ["t5"], "CLIP": ["clip"], "SigLIP": ["siglip"]},
+}
+HEADS = ["SequenceClassifier", "TokenClassifier", "SpanExtractor", "MaskedLM"]
+ORDER_FOR_IMPORT = {"bert": HEADS, "roberta": HEADS, "modernbert": [HEADS[0], HEADS[3]]}
+
+
+def test_order_of_the_architectures() -> None:
+    by_class: dict[str, list[str]] = {}
+    by_type: dict[str, list[str]] = {}
+    for architecture in transformers_format.ARCHITECTURES:
+        name, model_type = architecture.model_class.__name__, architecture.model_type
+        by_class.setdefault(name, []).append(model_type)
+        by_type.setdefault(model_type, []).append(name)
+    assert by_class == ORDER_FOR_EXPORT
+    assert {name: x for name, x in by_type.items() if len(x) > 1} == ORDER_FOR_IMPORT

@@ -1,6 +1,5 @@
 """Lookup of the model class and the task class that a checkpoint names.
 
-A checkpoint holds the name of a model class and the import path of a task class (LightningModule).
 Importing a module runs its code. Therefore a class that is not part of fourfold is imported only if
 the user allows it.
 """
@@ -38,20 +37,16 @@ def is_shipped(cls: type[Any]) -> bool:
 def model_name(cls: type[Any]) -> str:
     """Return the name that a checkpoint stores for a model class.
 
-    The name of a model of fourfold is bare, such as `CausalLM`. The name of a user's class is its
-    import path.
+    A model of fourfold has a bare name, such as `CausalLM`, a user's class its import path.
     """
     is_known = members("models").get(cls.__name__) == cls.__module__
     return cls.__name__ if is_known and is_shipped(cls) else class_path(cls)
 
 
 def import_class(path: str) -> type[Any]:
-    """Import a class from its import path.
+    """Import a class from its import path, such as `mypkg.AlibiTask`.
 
     The import runs the code of the module, so the user must have allowed the class.
-
-    Args:
-        path: Import path, such as `mypkg.AlibiTask`.
 
     Raises:
         InputError: There is no such module, or no such class in it.
@@ -73,16 +68,11 @@ def import_class(path: str) -> type[Any]:
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
     """Return the user's model class or task class that a checkpoint names by its import path.
 
-    Classes of fourfold are not found by this function.
-
     Args:
         path: Import path that the checkpoint holds, such as `mypkg.models.AlibiLM`.
-        classes: Classes that the user allows the checkpoint to name, each as a class or as an
-            import path. Only the import paths in `classes` are imported, never `path` itself.
+        classes: Classes that the checkpoint may name, each as a class or as an import path. Only
+            the import paths in `classes` are imported, never `path` itself.
         file: Path of the checkpoint, for the error message; None if there is no file.
-
-    Returns:
-        The first class in `classes` that has the import path `path`.
 
     Raises:
         InputError: `classes` does not contain the class, or an import path in `classes` does not
@@ -108,13 +98,8 @@ def find_model_class(
 ) -> tuple[type[Model], type[Any]]:
     """Return the class of the model in a checkpoint, and the class of that model's config.
 
-    Args:
-        name: Name of the model class in the checkpoint. The name of a class of fourfold is bare,
-            such as `CausalLM`. The name of a user's class is its import path.
-        config: Fields of the model's config in the checkpoint. A `CompositeEncoderDecoder` has one
-            of two config classes, depending on these fields.
-        classes: Model classes that the user allows, or their import paths.
-        file: The checkpoint, for the error message; None if there is no file.
+    `name` is the name of the class, and `config` has the fields of the config in the checkpoint.
+    The other arguments are those of `find_user_class`.
 
     Raises:
         InputError: There is no such model in fourfold, or the user does not allow the class.
@@ -134,9 +119,8 @@ def find_model_class(
 def config_class_of(model_class: type[Model]) -> type[Any]:
     """Return the class of the config that a model's constructor takes.
 
-    The config class is the attribute `config_class` of the model class. If the class has no such
-    attribute, it is the type annotation of the constructor's argument `config`, or of that of the
-    nearest parent with such an annotation.
+    It is the attribute `config_class` of the model class. Without this attribute, it is the type
+    annotation of the constructor's argument `config`, also of that of a parent.
 
     Raises:
         InputError: The class has neither that attribute nor that annotation.

@@ -19,12 +19,8 @@ def check_same_task(
     Args:
         saved: Section `fourfold` of the checkpoint (see `checkpoints/schema.py`).
         task_class: Import path of the task (LightningModule) that reads the checkpoint.
-        artifacts: Values of the current DataModule that inference needs, by name, such as
-            `tokenizer` (a JSON string) and `class_names`. If the mapping is empty, tokenizer and
-            class names are not compared.
-
-    Raises:
-        InputError: The task, the tokenizer or the class names differ.
+        artifacts: Artifacts of the current DataModule. If the mapping is empty, tokenizer and class
+            names are not compared.
     """
     written_by = public_path(saved["task"]["class"])
     if written_by != task_class:
@@ -41,18 +37,14 @@ def check_same_settings(
 ) -> None:
     """Check that the settings in a checkpoint equal those of the task that reads the checkpoint.
 
-    `init_from` (path of the weights that the training started from) and settings that the
-    checkpoint lacks are not compared.
+    `init_from` and settings that the checkpoint lacks are not compared.
 
     Args:
-        saved: Settings in the checkpoint. The key `config` holds the fields of the model's config.
-            Each of the other keys is an argument of the task's constructor.
+        saved: Settings in the checkpoint: the fields of the model's config under the key `config`,
+            and the arguments of the task's constructor.
         current: Settings of the task that reads the checkpoint, with the same keys.
         training: True to compare all settings, for a training that resumes. False to compare only
             the settings that change the output of the model, for an evaluation.
-
-    Raises:
-        InputError: A setting differs.
     """
     old = flatten(saved)
     for key, value in flatten(current).items():

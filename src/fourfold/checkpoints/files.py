@@ -24,8 +24,7 @@ class DamagedFile(InputError):
 def find_checkpoint(run: Path) -> Path:
     """Return the path of the preferred checkpoint of a run directory.
 
-    The checkpoint is best.ckpt if this file exists, otherwise average.ckpt (averaged weights),
-    otherwise last.ckpt.
+    These are best.ckpt, average.ckpt (averaged weights) and last.ckpt, in this order.
 
     Raises:
         InputError: The run directory has no checkpoint.
@@ -41,12 +40,12 @@ def find_checkpoint(run: Path) -> Path:
     raise InputError(message, file=run / "checkpoints")
 
 
-def write_file(content: Mapping[str, Any], path: Path) -> None:
+def write_file(content: Mapping[str, Any], path: Path, size: int | None = None) -> None:
     """Write a checkpoint with `torch.save`, completely or not at all, and flush it to the disk.
 
-    The folder of the file must exist.
+    The folder of the file must exist. `size` is the number of bytes for an error message.
     """
-    with atomic_path(path) as part, part.open("wb") as file:
+    with atomic_path(path, size=size) as part, part.open("wb") as file:
         torch.save({**content}, file)
 
 
@@ -58,9 +57,6 @@ def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     Args:
         path: Path of the file.
         mmap: The tensors share the memory of the file, so that only those that are used are read.
-
-    Returns:
-        The dictionary. All tensors are on the CPU.
 
     Raises:
         DamagedFile: The file is truncated or corrupted, or does not hold a dictionary.

@@ -26,22 +26,14 @@ InitFrom = str | dict[str, str] | None
 def read_source(
     path: str | Path, classes: tuple[type[Any] | str, ...] = (), images_only: bool = False
 ) -> Model:
-    """Read the model whose weights initialize another model.
+    """Read the model whose weights initialize another model; the last result is cached.
 
-    An image model of another library may lack its classification heads. The last result is
-    cached.
+    An image model of another library may lack its classification heads.
 
     Args:
         path: A path, or `hf://owner/name`, that `fourfold.load` accepts.
         classes: The user's model classes that the checkpoint may name, or their import paths.
         images_only: Return the image encoder of a SigLIP, as a ViT with `pool="mean"`.
-
-    Returns:
-        The model, in fp32 on the CPU, with its tokenizer and its artifacts.
-
-    Raises:
-        InputError: There is no such model; the file is corrupted; the architecture is unknown; or
-            the checkpoint names a class that is neither part of fourfold nor in `classes`.
     """
     source = read_model(path, classes=classes, allow_missing_heads=True)
     return source.image_classifier() if images_only and isinstance(source, SigLIP) else source
@@ -58,13 +50,11 @@ def initialize_from(
 
     Args:
         model: The model whose weights are overwritten.
-        init_from: Path of the source model, or a mapping from model part to the path of its source
-            model: {"encoder": PATH, "decoder": PATH}. A path may also be that of a text file of
-            word vectors for token embeddings (see `copy_vectors`). None copies nothing.
-        tokenizer: Tokenizer of the data as JSON. If a source has another tokenizer, embeddings are
-            copied only for the tokens that both vocabularies contain. The embedding of a token is
-            copied to the row of its id in `tokenizer`. If `tokenizer` or the tokenizer of the
-            source is None, equal ids are assumed to mean equal tokens.
+        init_from: Path of the source model, or {"encoder": PATH, "decoder": PATH}. A path may also
+            be that of a text file of word vectors for token embeddings (see `copy_vectors`).
+        tokenizer: Tokenizer of the data as JSON. If a source has another tokenizer, the embeddings
+            of the tokens in both vocabularies are copied to the rows of their ids in `tokenizer`.
+            If one of both is None, equal ids are assumed to mean equal tokens.
         interpolation: Method that resizes position embeddings if the image size differs, a key of
             `vit_positions.INTERPOLATIONS`.
         classes: The user's model classes that the sources may name, or their import paths. The
@@ -85,10 +75,14 @@ def initialize_from(
         init_from = {"" if hasattr(model, "tgt_embed") else "model": init_from}
     if "." in model_name(type(model)):
         classes = (*classes, type(model))
-    lines, filled = _copy_word_vectors(model, init_from, tokenizer)
-    reports = list[TransferReport]()
-    for role, path in init_from.items():
+    lines, filled, reports = list[str](), set[str](), list[TransferReport]()
+    for role, path in sorted(init_from.items(), key=lambda item: not is_vector_file(item[1])):
         if is_vector_file(path):
+            _check_role(role := role or "model")
+            prefix = PREFIXES_BY_ROLE[role].get("embed.", "")
+            line, names = copy_vectors(model, path, tokenizer, prefix)
+            lines.append(line)
+            filled |= names
             continue
         source = read_source(path, classes, isinstance(model, ViT))
         lines += _describe(path, source, tokenizer)
@@ -117,32 +111,6 @@ def initialize_from(
     return "\n".join(lines + TransferReport(new=new).lines())
 
 
-def _copy_word_vectors(
-    model: Model, init_from: dict[str, str], tokenizer: str | None
-) -> tuple[list[str], set[str]]:
-    """Copy word vectors into a model from those sources of `init_from` that are text files.
-
-    Args:
-        model: The model whose token embeddings are overwritten.
-        init_from: Path of each source by model part ("encoder", "decoder" or "model"). The part ""
-            stands for "model". Sources that are models are skipped.
-        tokenizer: Tokenizer of the data as JSON.
-
-    Returns:
-        A list with one line of text for each file, and the names of the tensors in the state dict
-        that were overwritten.
-    """
-    lines, filled = list[str](), set[str]()
-    for role, path in init_from.items():
-        if is_vector_file(path):
-            _check_role(role or "model")
-            prefix = PREFIXES_BY_ROLE[role or "model"].get("embed.", "")
-            line, names = copy_vectors(model, path, tokenizer, prefix)
-            lines.append(line)
-            filled |= names
-    return lines, filled
-
-
 def _check_role(role: str) -> None:
     if role not in PREFIXES_BY_ROLE:
         message = f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}"
@@ -159,18 +127,11 @@ def _describe(path: str, source: Model, tokenizer: str | None) -> list[str]:
 
 
 def shared_vocabulary(old: str | None, new: str | None) -> tuple[Tensor, Tensor] | None:
-    """Return the ids of the tokens that two tokenizers share.
+    """Return the ids of the tokens that two tokenizers (JSON) share, as two (N,) int64 tensors.
 
-    Special tokens match by role (padding, begin, end, unknown, mask), other tokens by spelling.
-
-    Args:
-        old: Tokenizer of the model whose embeddings are copied, as JSON.
-        new: Tokenizer of the data, as JSON.
-
-    Returns:
-        Two (N,) int64 tensors: the ids of the N shared tokens in the old vocabulary, and the ids of
-        the same tokens in the new vocabulary. None if one tokenizer is missing or if both
-        vocabularies are equal.
+    The first tensor has the ids in the old vocabulary, the second those of the same tokens in the
+    new one. Special tokens match by role (padding, begin, end, unknown, mask), other tokens by
+    spelling. The result is None if one tokenizer is missing or if both vocabularies are equal.
     """
     if old is None or new is None:
         return None

@@ -69,15 +69,6 @@ def load(
         InputError: There is no such checkpoint; the checkpoint is corrupted; the architecture is
             unknown; the checkpoint names a class that is neither part of fourfold nor in `classes`;
             `dtype` or `quantize` is an unknown name; or int8 is asked for on another device.
-
-    Example:
-        >>> import tempfile, torch, fourfold
-        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     fourfold.save(model, folder)
-        ...     loaded = fourfold.load(folder, dtype="bfloat16")
-        >>> next(loaded.parameters()).dtype
-        torch.bfloat16
     """
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
     check_choice("dtype", name, DTYPES)
@@ -95,9 +86,7 @@ def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:
 def stored_defaults(content: Mapping[str, Any], path: Path) -> GenerationDefaults:
     """Return the generation defaults of a checkpoint, also those of the directory it came from.
 
-    Args:
-        content: Checked content of the checkpoint file.
-        path: The file, for error messages.
+    The content of the file at `path` must have been checked.
     """
     defaults = generation_defaults(content["fourfold"]["task"]["init_args"])
     with reading(path):
@@ -137,15 +126,13 @@ def read_model(
 ) -> Model:
     """Read a model in any format that `load` accepts, on the CPU and in eval mode.
 
-    The arguments and errors are those of `load`.
-
     Args:
         path: A path, or `hf://owner/name`.
         classes: The user's model classes that the checkpoint may name, or their import paths.
-        allow_missing_heads: If False, an image model of another library without classification
-            heads raises InputError. If True, it is read without heads.
-        dtype: Data type of the weights; None means fp32. With None, the random numbers of an
-            initialization are drawn, as trainings that read a source always did.
+        allow_missing_heads: Read an image model of another library without its classification
+            heads, if they are missing, in place of an error.
+        dtype: Data type of the weights. None means fp32, and an initialization before the weights
+            are read, so that trainings that read a source draw the same random numbers as ever.
     """
     located = directory.resolve_path(path)
     description = located / native_directory.DESCRIPTION
@@ -175,11 +162,7 @@ def model_from_checkpoint(
 ) -> Model:
     """Build the model of a checkpoint, with its low-rank updates (LoRA) merged into the weights.
 
-    Args:
-        content: Content of the checkpoint file (see `checkpoints/schema.py`).
-        path: The file, for error messages.
-        classes: The user's model classes that the checkpoint may name, or their import paths.
-        dtype: Data type of the weights, as in `read_model`.
+    The arguments are those of `read_model`, with the content of the file at `path`.
 
     Raises:
         InputError: The content or the config is not valid; the class of the model is unknown or not

@@ -31,13 +31,8 @@ TOKENIZER = "tokenizer.json"
 def read(path: Path) -> dict[str, Any]:
     """Read a directory in fourfold's own format into the dictionary form of a checkpoint.
 
-    Args:
-        path: The directory.
-
-    Returns:
-        A dictionary with the keys `fourfold` and `state_dict` (see `checkpoints/schema.py`). The
-        directory stores no task, so the class of the task is "". The `init_args` of the task are
-        the fields of `GenerationDefaults`.
+    The result has the keys `fourfold` and `state_dict` (see `checkpoints/schema.py`). The directory
+    stores no task, so its class is "" and its `init_args` are the fields of `GenerationDefaults`.
 
     Raises:
         InputError: A file is missing, corrupted or of another version of fourfold.
@@ -45,14 +40,15 @@ def read(path: Path) -> dict[str, Any]:
     file = path / DESCRIPTION
     description = read_json(file)
     check_version(description, file)
-    saved: dict[str, Any] = {
+    data = description.get("artifacts")
+    if os.path.lexists(path / TOKENIZER) and isinstance(data, dict):
+        data["tokenizer"] = read_text(str(path / TOKENIZER))
+    saved = {
         "version": VERSION,
         "model": description.get("model"),
         "task": {"class": "", "init_args": description.get("generation")},
-        "data": description.get("artifacts"),
+        "data": data,
     }
-    if os.path.lexists(path / TOKENIZER) and saved["data"] is not None:
-        saved["data"]["tokenizer"] = read_text(str(path / TOKENIZER))
     weights = read_safetensors(path / WEIGHTS_FILE)
     return {
         "fourfold": saved,
@@ -63,23 +59,20 @@ def read(path: Path) -> dict[str, Any]:
 def write(model: Any, path: Path) -> None:
     """Write a model into an existing directory, in fourfold's own format.
 
-    Args:
-        model: The model. Its attributes `artifacts`, `tokenizer` and `generation_defaults` are
-            written too, if they exist.
-        path: The directory.
+    The attributes `artifacts`, `tokenizer` and `generation_defaults` are written, too, if they
+    exist.
     """
-    tokenizer = getattr(model, "tokenizer", None)
-    artifacts = {k: v for k, v in getattr(model, "artifacts", {}).items() if k != "tokenizer"}
+    artifacts = getattr(model, "artifacts", {}).items()
     defaults = getattr(model, "generation_defaults", None) or GenerationDefaults()
     description = {
         "version": VERSION,
         "model": {"class": model_name(type(model)), "config": asdict(model.config)},
-        "artifacts": artifacts,
+        "artifacts": {name: value for name, value in artifacts if name != "tokenizer"},
         "generation": asdict(defaults),
     }
     # Copies, since the format does not store tensors that share memory.
     weights = {name: x.detach().cpu().clone() for name, x in model.state_dict().items()}
     save_file(weights, path / WEIGHTS_FILE, metadata={"format": "pt"})
-    if tokenizer is not None:
-        (path / TOKENIZER).write_text(tokenizer.to_str(), encoding="utf-8")
+    if getattr(model, "tokenizer", None) is not None:
+        (path / TOKENIZER).write_text(model.tokenizer.to_str(), encoding="utf-8")
     write_json(path / DESCRIPTION, description)

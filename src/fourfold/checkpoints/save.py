@@ -38,16 +38,6 @@ def save(model: Model, path: str | Path) -> None:
     Raises:
         InputError: `path` is a file.
         DiskError: The disk is full or fails.
-
-    Example:
-        >>> import tempfile, fourfold
-        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(model, folder)
-        ...     sorted(file.name for file in Path(folder).iterdir())
-        ...     type(fourfold.load(folder)).__name__
-        ['config.json', 'model.safetensors']
-        'CausalLM'
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -63,16 +53,10 @@ def save(model: Model, path: str | Path) -> None:
 
 
 def write_transformers(model: Any, folder: Path) -> str:
-    """Write a model with its tokenizer and preprocessing into a Hugging Face directory.
-
-    Args:
-        model: The model. Its attributes `tokenizer` and `artifacts` (values that inference needs,
-            such as class names) are written too, if they exist.
-        folder: An existing directory.
+    """Write a model with its tokenizer and preprocessing for transformers to an existing folder.
 
     Returns:
-        Text for the user: the name of the transformers class, and a note if the exported model
-        has another `norm_eps` than `model`.
+        The name of the transformers class, and a note if the exported model has another `norm_eps`.
 
     Raises:
         InputError: transformers has no such architecture.
@@ -85,17 +69,7 @@ def write_transformers(model: Any, folder: Path) -> str:
 def write_graphs(model: Any, folder: Path, file_format: str) -> list[str]:
     """Write a model as traced graphs, with its tokenizer and its image preprocessing.
 
-    Args:
-        model: The model, in fp32 on the CPU and in eval mode.
-        folder: An existing directory.
-        file_format: "torch-export" or "onnx".
-
-    Returns:
-        Lines to print that name the files and the largest difference between graphs and model.
-
-    Raises:
-        InputError: The format is unknown, packages are missing, the model cannot be traced, or a
-            graph differs from the model.
+    The arguments, the result and the errors are those of `graph_files.write_graphs`.
     """
     from fourfold.hub import graph_files
 
@@ -106,28 +80,17 @@ def write_graphs(model: Any, folder: Path, file_format: str) -> list[str]:
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     """Write the files of a model's tokenizer and image preprocessing, if the model has them.
 
-    Args:
-        model: The model, perhaps with the attributes `tokenizer` and `artifacts`.
-        folder: An existing directory.
-
-    Returns:
-        Entries that config.json must contain, such as special token ids and class names. A key with
-        a dot, such as `text_config.pad_token_id`, belongs to a nested dictionary.
+    The result has the entries that config.json must contain, such as class names, by dotted key.
     """
     from fourfold.hub import preprocessing
     from fourfold.models.contrastive.clip import CLIP
     from fourfold.models.contrastive.siglip import SigLIP
 
-    artifacts = getattr(model, "artifacts", {})
-    tokenizer = getattr(model, "tokenizer", None)
-    is_clip = isinstance(model, CLIP)
+    artifacts, is_clip = getattr(model, "artifacts", {}), isinstance(model, CLIP)
     keys: dict[str, Any] = {}
-    if tokenizer is not None:
-        n_separators = artifacts.get("n_separators", 1)
-        template = artifacts.get("chat_template")
-        keys = preprocessing.write_tokenizer(
-            folder, tokenizer.to_str(), model, n_separators, template
-        )
+    if getattr(model, "tokenizer", None) is not None:
+        options = artifacts.get("n_separators", 1), artifacts.get("chat_template")
+        keys = preprocessing.write_tokenizer(folder, model.tokenizer.to_str(), model, *options)
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:
@@ -143,9 +106,8 @@ def staged_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, and move its files to `path` if the `with` block succeeds.
 
     If `path` does not exist, the temporary directory is renamed to `path` in one step. In an
-    existing directory, files of the same name are replaced one by one. The file that describes the
-    model is replaced last: config.json in the format of transformers, fourfold.json in fourfold's
-    own format. If `path` then contains both of these files, the older file is removed.
+    existing directory, files of the same name are replaced one by one, the file that describes the
+    model last. If `path` then contains the descriptions of both formats, the older one is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.name + "."))

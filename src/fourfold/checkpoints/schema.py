@@ -9,8 +9,7 @@ A checkpoint of Lightning is a dictionary, to which fourfold adds the key `fourf
 
 `data` holds the artifacts of the DataModule: the values that inference needs, such as the tokenizer
 and the class names. The weights are in `state_dict`, with names that begin with "model.". All
-values are plain, so that the file can be read with `weights_only=True`. The key `fourfold_digests`
-holds digests of all values (see `checkpoints/digests.py`).
+values are plain, so that the file can be read with `weights_only=True`.
 """
 
 import inspect
@@ -32,12 +31,6 @@ VERSION = 2
 # Largest number of values in one entry of a checkpoint. A value that occurs twice counts twice.
 MAX_VALUES = 10_000_000
 WEIGHT_PREFIX = "model."  # prefix of the names of the model's weights in the state dict of a task
-# Sections of the key `fourfold`, and the type of each value that a section must contain.
-SECTIONS: dict[str, dict[str, type]] = {
-    "model": {"class": str, "config": dict},
-    "task": {"class": str, "init_args": dict},
-    "data": {},
-}
 # Types of the artifacts of a DataModule, by name. A checkpoint may hold a list for a tuple.
 ARTIFACTS: dict[str, Any] = {
     "tokenizer": str,
@@ -57,6 +50,13 @@ ARTIFACTS: dict[str, Any] = {
     "interpolation": str,
     "features": dict,
     "chat_template": dict,
+}
+# Sections of the key `fourfold`, and the type of each value of a section. All values but the
+# artifacts are required.
+SECTIONS: dict[str, dict[str, Any]] = {
+    "model": {"class": str, "config": dict},
+    "task": {"class": str, "init_args": dict},
+    "data": ARTIFACTS,
 }
 TASK_SECTIONS = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "tuning": TuningConfig}
 
@@ -101,14 +101,11 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
         check_nesting(content[name], _parts, MAX_VALUES, path)
     check_version(saved, path)
     with reading(path):
-        for name, keys in SECTIONS.items():
+        for name, kinds in SECTIONS.items():
             section = saved.get(name)
             check_type(f"fourfold.{name}", section, dict)
-            for key, declared in keys.items():
-                check_type(f"fourfold.{name}.{key}", section.get(key), declared)
-        for name, value in saved["data"].items():
-            if name in ARTIFACTS:
-                check_type(f"data.{name}", value, ARTIFACTS[name])
+            for key in kinds if name != "data" else section.keys() & kinds.keys():
+                check_type(f"fourfold.{name}.{key}", section.get(key), kinds[key])
         check_type("state_dict", content.get("state_dict"), dict)
         for name, tensor in content["state_dict"].items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -117,11 +114,7 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return the values that a value of a checkpoint contains directly.
-
-    A dictionary contains its keys and values. A list, tuple or set contains its items. Any other
-    value contains nothing, and the result is empty.
-    """
+    """Return the values that a value of a checkpoint contains directly."""
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     return value if isinstance(value, list | tuple | set | frozenset) else ()
@@ -130,11 +123,7 @@ def _parts(value: Any) -> Iterable[Any]:
 def check_training(content: Mapping[str, Any]) -> None:
     """Check the types of a checkpoint's loop progress (`loops`) and optimizer states.
 
-    A checkpoint without the keys `loops` and `optimizer_states` passes the check, because
-    `fourfold import` writes such checkpoints.
-
-    Args:
-        content: Content of the checkpoint file.
+    Checkpoints of `fourfold import` have neither.
 
     Raises:
         InputError: A value is missing or has the wrong type.
@@ -157,12 +146,7 @@ def check_training(content: Mapping[str, Any]) -> None:
 def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None:
     """Check a task's constructor arguments from a checkpoint, before the constructor is called.
 
-    The types of `optimizer`, `schedule` and `tuning` are not checked here, but later, when their
-    dataclasses are built.
-
-    Args:
-        task_class: Class of the task.
-        init_args: Arguments by name, as plain values and without the model's config.
+    The types of `optimizer`, `schedule` and `tuning` are checked when their dataclasses are built.
 
     Raises:
         InputError: An argument is unknown or has the wrong type.
@@ -178,9 +162,8 @@ def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None
 def init_annotations(task_class: type[Any]) -> dict[str, Any]:
     """Return the type annotations of a task's constructor arguments, by argument name.
 
-    `self` and the model's `config` are left out. The constructor arguments of all base classes are
-    included, because a user's constructor may pass them to the base class as `**kwargs` or with
-    fixed values.
+    `self` and the model's `config` are left out. The arguments of all base classes are included,
+    because a user's constructor may pass them on as `**kwargs` or with fixed values.
     """
     annotations: dict[str, Any] = {}
     for base in reversed(task_class.__mro__):
@@ -192,17 +175,10 @@ def init_annotations(task_class: type[Any]) -> dict[str, Any]:
 
 
 def config_from_dict(config_class: Any, values: Any) -> Any:
-    """Build the config of a trained model from a dictionary.
+    """Build the config of a trained model from its fields, as `asdict` returned them.
 
-    The config fields `vocab_size` and `n_classes` may be None before a training, because the data
-    determine them. In the config of a trained model, None is an error.
-
-    Args:
-        config_class: Class of the config. It may lack the two fields.
-        values: Fields of the config, as `asdict` returned them.
-
-    Raises:
-        InputError: A value is invalid, or `vocab_size` or `n_classes` is None.
+    Before a training, `vocab_size` and `n_classes` may be None, because the data determine them. In
+    the config of a trained model, None is an error.
     """
     config = dataclass_from_dict(config_class, values)
     require_sizes(config)
@@ -210,11 +186,7 @@ def config_from_dict(config_class: Any, values: Any) -> Any:
 
 
 def dataclass_from_dict(cls: Any, values: Any) -> Any:
-    """Build a dataclass, and the dataclasses nested in it, from a dictionary.
-
-    Args:
-        cls: Class of the outer dataclass.
-        values: Fields by name, as `dataclasses.asdict` returned them.
+    """Build a dataclass, and the dataclasses in it, from its fields, as `asdict` returned them.
 
     Raises:
         InputError: The values are not a mapping, or hold an unknown field or an invalid value.
@@ -235,10 +207,7 @@ def dataclass_from_dict(cls: Any, values: Any) -> Any:
 
 
 def _dataclass_of(annotation: Any) -> Any:
-    """Return the dataclass in a type annotation, or None if the annotation has no dataclass.
-
-    The dataclass of the annotations `ViTConfig` and `ViTConfig | None` is `ViTConfig`.
-    """
+    """Return the dataclass in an annotation such as `ViTConfig | None`; None if there is none."""
     return next((x for x in (annotation, *get_args(annotation)) if is_dataclass(x)), None)
 
 

@@ -21,18 +21,14 @@ from fourfold.text_files import iterate_lines
 from fourfold.tokenization.tokenizer import Tokenizer
 
 _NAME = re.compile(r"\.(txt|vec)(\.(gz|xz|bz2))?$")
-_N_CHECKED = 100  # lines from which the width of the vectors is determined in a file of GloVe
 # Spellings under which a token is looked up in the file, in order of preference.
 _FORMS = ("the token itself", "its text", "its text in lower case")
 
 
 class WordVectors(NamedTuple):
-    """Word vectors that were read from a file.
+    """Word vectors by the UTF-8 bytes of their token, float32 arrays (d,), from a file.
 
-    Args:
-        vectors: Dictionary from the UTF-8 bytes of each token to its vector, a float32 array (d,).
-        n_duplicates: Number of ignored lines. Such a line repeats a token of `vectors` that an
-            earlier line has given.
+    `n_duplicates` lines were ignored, because an earlier line has given their token.
     """
 
     vectors: dict[bytes, np.ndarray]
@@ -40,10 +36,7 @@ class WordVectors(NamedTuple):
 
 
 def is_vector_file(path: str) -> bool:
-    """Return True if a path names a file of word vectors.
-
-    Such a path ends in .txt or .vec, optionally followed by .gz, .xz or .bz2, and is no directory.
-    """
+    """Return True if a path ends in .txt or .vec (and .gz, .xz or .bz2) and is no directory."""
     return bool(_NAME.search(path)) and not Path(path).is_dir()
 
 
@@ -54,8 +47,7 @@ def read_vectors(path: str, wanted: Collection[bytes], width: int) -> WordVector
     are the vector. Lines of other tokens are only checked for their number of fields.
 
     Args:
-        path: Path of the file, which may be compressed. The path `archive.zip/member` names a file
-            in a zip archive.
+        path: Path of the file, which may be compressed or a member of a zip archive.
         wanted: UTF-8 bytes of each token to read.
         width: Width d of the vectors.
 
@@ -63,7 +55,7 @@ def read_vectors(path: str, wanted: Collection[bytes], width: int) -> WordVector
         InputError: The file cannot be read, has vectors of another width, has fewer vectors than
             its first line says, or has a line that is not a token with a vector.
     """
-    n_expected = _read_first_lines(path, width)
+    n_expected = _read_first_line(path, width)
     found: dict[bytes, np.ndarray] = {}
     n_duplicates = n_vectors = 0
     for number, line in islice(_lines(path), n_expected is not None, None):
@@ -92,29 +84,14 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _read_first_lines(path: str, width: int) -> int | None:
-    """Check the width of the vectors by the first lines of a file.
+def _read_first_line(path: str, width: int) -> int | None:
+    """Check the width of the vectors by the first line; return their number if the line gives it.
 
-    If the first line consists of two integers, they are the number of vectors and their width.
-    Otherwise, the numbers at the end of each of the first 100 lines are counted. The width is the
-    smallest of these counts, because a token with spaces may itself end with numbers.
-
-    Args:
-        path: Path of the file.
-        width: Required width of the vectors.
-
-    Returns:
-        The number of vectors in the first line, or None if the file begins with a vector.
-
-    Raises:
-        InputError: The file cannot be read, or the vectors have another width than `width`.
+    Otherwise, the numbers at the end of the line are counted.
     """
-    lines = list(islice(_lines(path), _N_CHECKED))
-    header = re.fullmatch(rb"(\d{1,18}) (\d{1,18})", lines[0][1]) if lines else None
-    counts = {number: _count_numbers(line) for number, line in lines}
-    number, given = min(counts.items(), key=lambda item: item[1], default=(1, 0))
-    if header:
-        number, given = lines[0][0], int(header[2])
+    number, line = next(_lines(path), (1, b""))
+    header = re.fullmatch(rb"(\d{1,18}) (\d{1,18})", line)
+    given = int(header[2]) if header else _count_numbers(line)
     if given != width:
         raise InputError(_width_problem(given, width), file=path, line=number)
     return int(header[1]) if header else None
@@ -132,16 +109,7 @@ def _count_numbers(line: bytes) -> int:
 
 
 def _parse(fields: list[bytes], path: str, line: int) -> np.ndarray:
-    """Return the vector of a line as a float32 array (d,).
-
-    Args:
-        fields: The d numbers of the vector as text.
-        path: Path of the file, for the error message.
-        line: Number of the line, for the error message.
-
-    Raises:
-        InputError: A field is not a number, or the vector is not finite.
-    """
+    """Return the vector of a line as a float32 array (d,)."""
     try:
         vector = np.array([float(field) for field in fields], np.float32)
     except ValueError as error:
@@ -161,20 +129,15 @@ def copy_vectors(
 ) -> tuple[str, set[str]]:
     """Initialize the token embeddings (V, d) of a model, in place, with the word vectors of a file.
 
-    The row of each token of the vocabulary is looked up in the file under three spellings:
-
-    1. the token itself, such as "▁the" or "##ing"
-    2. the text of the token, such as "the" for the tokens "▁the" and "Ġthe"
-    3. this text in lower case
-
-    The first spelling that the file contains gives the row. The row of a token without a vector is
-    drawn from a normal distribution with mean 0 and the standard deviation of all elements of the
-    copied vectors. The row of the padding token is not changed. A model may multiply its token
-    embeddings by a factor, such as sqrt(d_model). All new rows are divided by this factor.
+    A token of the vocabulary is looked up in the file as it is ("▁the"), then by its text ("the"),
+    then by its text in lower case. The row of a token without a vector is drawn from a normal
+    distribution with mean 0 and the standard deviation of all elements of the copied vectors. The
+    row of the padding token is not changed. New rows are divided by the factor with which a model
+    multiplies its embeddings, such as sqrt(d_model).
 
     Args:
         model: The model.
-        path: Path of the text file of word vectors, which may be compressed or in a zip archive.
+        path: Path of the file, which may be compressed or in a zip archive.
         tokenizer: Tokenizer of the data as JSON.
         prefix: Prefix of the module names of the token embeddings to initialize, such as
             "src_embed."; "" for all token embeddings.
@@ -229,9 +192,6 @@ def _token_embeddings(model: nn.Module, prefix: str) -> dict[str, TokenEmbedding
     """Return the token embedding modules of a model whose names begin with `prefix`, by name.
 
     A module that shares its weight with another token embedding is left out.
-
-    Raises:
-        InputError: The model has no such module.
     """
     embeddings = {
         name: module
@@ -248,12 +208,7 @@ def _token_embeddings(model: nn.Module, prefix: str) -> dict[str, TokenEmbedding
 
 
 def _forms_of_tokens(tokenizer: Tokenizer) -> dict[int, list[bytes]]:
-    """Return the spellings under which each token is looked up in a file of word vectors.
-
-    Returns:
-        Dictionary from token id to three UTF-8 strings, in the order of `_FORMS`: the token, its
-        text, and its text in lower case. Some of the three may be equal.
-    """
+    """Return the spellings of each token id in the order of `_FORMS`, as UTF-8."""
     ids = tokenizer.vocabulary
     texts = tokenizer.decode_batch([[i] for i in ids.values()])
     return {

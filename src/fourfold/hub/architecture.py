@@ -75,10 +75,6 @@ class _Recorder(dict[str, Any]):
         super().__init__({**content, **{name: _Recorder(x) for name, x in sections.items()}})
         self.read = set[str]()
 
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
     def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
         return super().get(key, default)
@@ -95,26 +91,17 @@ class _Recorder(dict[str, Any]):
 
 
 def get_key(config: Json, key: str, default: Any = None) -> Any:
-    """Return the value of a dotted key such as `text_config.hidden_size` in a config.json.
-
-    Args:
-        config: Content of config.json.
-        key: Names of nested keys, joined by dots.
-        default: Result if the key is absent.
-    """
+    """Return the value of a dotted key such as `text_config.hidden_size` in a config.json."""
     value: Any = config
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:
             return default
-        value = value[name]
+        value = value.get(name)
     return value
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value of a dotted key in a dictionary.
-
-    The dictionary is changed in place. Dictionaries nested in it are replaced by changed copies.
-    """
+    """Set the value of a dotted key in a dictionary; dictionaries in it are replaced by copies."""
     *sections, name = key.split(".")
     for section in sections:
         config[section] = dict(config.get(section) or {})
@@ -123,11 +110,7 @@ def set_key(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def check_allowed(config: Json, allowed: Mapping[str, Collection[Any]]) -> None:
-    """Check that keys of a JSON object have allowed values.
-
-    Args:
-        config: JSON object, such as the content of config.json.
-        allowed: Dictionary from a dotted key to its allowed values. A key may also be absent.
+    """Check that dotted keys of a JSON object are absent or have one of their allowed values.
 
     Raises:
         InputError: A key has a value that is not allowed.
@@ -159,10 +142,7 @@ class Field:
     to_hf: Callable[[Any], Any] = lambda value: value
 
     def read(self, config: Json) -> Any:
-        """Return the value of the field in fourfold's config, read from a config.json.
-
-        Args:
-            config: Content of config.json.
+        """Return the value of the field in fourfold's config, read from the content of config.json.
 
         Raises:
             InputError: The keys have different values.
@@ -178,14 +158,32 @@ class Field:
 
 
 def field(name: str, *hf_keys: str, default: Any = None) -> Field:
-    """Create a `Field` whose value is the same in the configs of fourfold and of transformers.
-
-    Args:
-        name: Name of the field in fourfold's config.
-        hf_keys: Dotted keys in config.json.
-        default: Value that config.json implies if all keys are absent.
-    """
+    """Create a `Field` whose value is the same in the configs of fourfold and of transformers."""
     return Field(name, hf_keys, default)
+
+
+def size_fields(
+    d_model: int, n_layers: int, n_heads: int, d_ff: int, prefix: str = "", section: str = ""
+) -> tuple[Field, ...]:
+    """Return the fields of four sizes that most architectures name alike, with their defaults.
+
+    `prefix` precedes the names in fourfold's config, and `section` those in config.json.
+    """
+    return (
+        field(prefix + "d_model", section + "hidden_size", default=d_model),
+        field(prefix + "n_layers", section + "num_hidden_layers", default=n_layers),
+        field(prefix + "n_heads", section + "num_attention_heads", default=n_heads),
+        field(prefix + "d_ff", section + "intermediate_size", default=d_ff),
+    )
+
+
+def image_fields(patch_size: int, section: str = "") -> tuple[Field, ...]:
+    """Return the fields of the images, by default of 3 channels and 224 pixels along a side."""
+    return (
+        field("image_size", section + "image_size", default=224),
+        field("patch_size", section + "patch_size", default=patch_size),
+        field("n_channels", section + "num_channels", default=3),
+    )
 
 
 def activation_field(
@@ -193,10 +191,7 @@ def activation_field(
 ) -> Field:
     """Create the `Field` of the activation function.
 
-    Args:
-        hf_keys: Dotted key or keys in config.json.
-        default: Name of the activation in transformers if the key is absent.
-        names: Dictionary from the name of an activation in transformers to its name in fourfold.
+    `names` is a dictionary from the name of an activation in transformers to its name in fourfold.
     """
 
     def to_hf(native: str) -> str:
@@ -260,12 +255,11 @@ class Architecture:
     unread_by: tuple[str, ...] = ()
 
     def read_config(self, config: Json, names: Collection[str]) -> TransformerConfig:
-        """Convert config.json to a config of fourfold, an instance of `config_class`.
+        """Convert the content of config.json to an instance of `config_class`.
 
         Args:
             config: Content of config.json.
-            names: Names of the tensors in the checkpoint. They imply settings that are not in
-                config.json.
+            names: Names of the tensors in the checkpoint, which imply further settings.
 
         Raises:
             InputError: A value is not supported or invalid.
@@ -277,12 +271,7 @@ class Architecture:
         return native
 
     def unread_keys(self, config: Json, names: Collection[str]) -> list[str]:
-        """List the keys of a config.json that may change the outputs and that fourfold ignores.
-
-        Args:
-            config: Content of config.json.
-            names: Names of the tensors in the checkpoint.
-        """
+        """List the keys of a config.json that may change the outputs and that fourfold ignores."""
         recorder, known = _Recorder(config), dict[str, Any]()
         native = self.read_config(recorder, names)
         with suppress(InputError):  # keys that are read only for some values of other keys
@@ -290,11 +279,7 @@ class Architecture:
         return [key for key in recorder.unread() if key not in known]
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        """Convert a config of fourfold to the content of config.json, a dict.
-
-        Args:
-            config: Instance of `config_class`.
-        """
+        """Convert a config of fourfold to the content of config.json, a dict."""
         resolved = resolve_defaults(config)
         entries = {**self.extra_config(config), **self.required}
         for field in self.fields:
@@ -314,9 +299,8 @@ class Architecture:
             names: Names of the model's tensors in transformers.
 
         Returns:
-            One text for each setting, such as "activation=silu". If the config cannot be converted,
-            the list may instead contain one error message. The list is empty if the architecture
-            represents all settings.
+            One text for each setting, such as "activation=silu", or one error message if the config
+            cannot be converted.
         """
         try:
             imported = self.read_config(self.write_config(config), names)
@@ -334,18 +318,19 @@ class Architecture:
 def resolve_defaults(config: Any) -> Any:
     """Return a copy of a config in which settings with the same meaning have equal values.
 
-    Two such copies can be compared field by field. In `d_head`, `d_value`, `n_kv_heads`,
-    `qkv_bias`, `n_decoder_layers` and `n_decoder_heads`, None is replaced by the value that None
-    implies. In `attn_scale`, the default 1 / sqrt(d_head) is replaced by None. `window_pattern` has
-    one letter for each layer, and is None if all layers have the same window. If encoder and
-    decoder differ in their numbers of heads, the fields for which None means two values are kept.
+    None is replaced by the value that it implies, and the default of `attn_scale` by None.
+    `window_pattern` has one letter for each layer, and is None if all layers have the same window.
+    Fields for which None means two values are kept, if encoder and decoder differ in their heads.
     """
-    scale = None if config.attn_scale == config.head_width**-0.5 else config.attn_scale
-    values = {"d_head": config.head_width, "d_value": config.value_width, "attn_scale": scale}
-    values["n_kv_heads"] = config.kv_heads
-    values["qkv_bias"] = config.bias if config.qkv_bias is None else config.qkv_bias
     letters = "".join("L" if window is None else "S" for window in config.windows())
-    values["window_pattern"] = letters if "L" in letters and "S" in letters else None
+    values = {
+        "d_head": config.head_width,
+        "d_value": config.value_width,
+        "n_kv_heads": config.kv_heads,
+        "attn_scale": None if config.attn_scale == config.head_width**-0.5 else config.attn_scale,
+        "qkv_bias": config.bias if config.qkv_bias is None else config.qkv_bias,
+        "window_pattern": letters if "L" in letters and "S" in letters else None,
+    }
     if "S" not in letters:
         values |= {"window": None, "rope_local_theta": None}
     if hasattr(config, "n_decoder_layers"):
@@ -358,17 +343,10 @@ def resolve_defaults(config: Any) -> Any:
 
 
 def differing_fields(config: Any, imported: Any) -> list[str]:
-    """List the fields in which two configs differ.
+    """List the fields in which two configs differ, as "name=value" with the value in `config`.
 
-    Values that mean the same (see `resolve_defaults`) are equal. The fields in `UNSAVED_FIELDS`
-    (initialization and some kinds of dropout), which config.json does not store, are not compared.
-
-    Args:
-        config: Config of the model to be exported.
-        imported: Config that an import of the exported model would have.
-
-    Returns:
-        One text "name=value" for each field, with the value in `config`.
+    Values that mean the same (see `resolve_defaults`) are equal. The fields in `UNSAVED_FIELDS` are
+    not compared.
     """
     before, after = (asdict(resolve_defaults(c)) for c in (config, imported))
     return [
@@ -379,10 +357,5 @@ def differing_fields(config: Any, imported: Any) -> list[str]:
 
 
 def norm_eps_note(before: float, after: float) -> str:
-    """Return a note such as " (norm_eps changes from 1e-06 to 1e-05)"; "" if both are equal.
-
-    Args:
-        before: `norm_eps` of the exported model.
-        after: `norm_eps` that the library of the export will use.
-    """
+    """Return a note such as " (norm_eps changes from 1e-06 to 1e-05)"; "" if both are equal."""
     return "" if before == after else f" (norm_eps changes from {before:g} to {after:g})"

@@ -44,14 +44,13 @@ def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str,
         Lines to print, with the names of the files and the largest difference.
 
     Raises:
-        InputError: The format is unknown, packages are missing, the model has no graphs or cannot
-            be traced, or a graph differs from the model by more than `TOLERANCE`.
+        InputError: Packages are missing, the model has no graphs or cannot be traced, or a graph
+            differs from the model by more than `TOLERANCE`.
     """
     check_choice("--format", file_format, tuple(FORMATS))
     if file_format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise InputError(
-            "onnx needs extra packages: pip install 'fourfold[onnx]'", option="--format"
-        )
+        message = "onnx needs extra packages: pip install 'fourfold[onnx]'"
+        raise InputError(message, option="--format")
     suffix, backend = FORMATS[file_format]
     graph_set = make_graphs(model)
     files = {name: f"{name}.{suffix}" for name in graph_set.graphs}
@@ -70,18 +69,13 @@ def write_graphs(model: Any, folder: Path, file_format: str, facts: Mapping[str,
         if file_format != "onnx" or find_spec("onnxruntime"):
             difference = _compare(model, graph_set, {n: folder / f for n, f in files.items()})
             checked = f"largest difference to the model {difference:.1e}"
-    write_json(folder / METADATA, _describe(model, graph_set, files, file_format, facts))
+    description = {"format": file_format, **facts, **_describe(model, graph_set, files)}
+    write_json(folder / METADATA, description)
     return [f"{type(model).__name__} as {', '.join(files.values())}; {checked}"]
 
 
 def _write_graph(graph: Graph, file: Path, file_format: str) -> None:
-    """Trace a graph with dynamic dimensions, and write the traced program to a file.
-
-    Args:
-        graph: Graph to trace.
-        file: Path of the file to write.
-        file_format: "torch-export" or "onnx".
-    """
+    """Trace a graph with dynamic dimensions, and write the traced program to a file."""
     inputs = tuple(spec.sample(TRACED) for spec in graph.inputs)
     shapes = tuple(
         {i: torch.export.Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)}
@@ -102,11 +96,7 @@ def _write_graph(graph: Graph, file: Path, file_format: str) -> None:
 
 
 def load_graph(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Load a graph from a .pt2 or .onnx file.
-
-    Returns:
-        A function from the list of input tensors to the list of output tensors, on the CPU.
-    """
+    """Load a .pt2 or .onnx file as a function from input tensors to output tensors, on the CPU."""
     if file.suffix == ".pt2":
         module = torch.export.load(file).module(check_guards=False)
         return lambda inputs: list(module(*inputs))
@@ -114,28 +104,18 @@ def load_graph(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [x.name for x in session.get_inputs()]
-    return lambda inputs: [
-        torch.from_numpy(y)
-        for y in session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
-    ]
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        arrays = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        return list(map(torch.from_numpy, session.run(None, arrays)))
+
+    return run
 
 
 def _compare(model: Any, graph_set: GraphSet, files: Mapping[str, Path]) -> float:
-    """Compare the outputs of graphs in files with the outputs of the model.
+    """Return the largest difference between the outputs of graphs in files and those of the model.
 
-    The sizes of the inputs differ from the sizes with which the graphs were traced.
-
-    Args:
-        model: Model that the graphs were made from.
-        graph_set: Graphs of the model.
-        files: Path of the file of each graph, by name of the graph.
-
-    Returns:
-        The largest absolute difference between two tensors, divided by the largest absolute entry
-        of the model's tensor if this entry exceeds 1.
-
-    Raises:
-        InputError: The difference exceeds `TOLERANCE`.
+    It is relative to the largest entry of the model's output, if this entry exceeds 1.
     """
     graphs = {name: load_graph(file) for name, file in files.items()}
     longest = max((getattr(model.config, "max_len", None) or 1024) // 2, 1)
@@ -153,31 +133,13 @@ def _compare(model: Any, graph_set: GraphSet, files: Mapping[str, Path]) -> floa
     return largest
 
 
-def _describe(
-    model: Any,
-    graph_set: GraphSet,
-    files: Mapping[str, str],
-    file_format: str,
-    facts: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the content of export.json: sizes of the model, and inputs and outputs of the graphs.
-
-    Args:
-        model: Model that the graphs were made from.
-        graph_set: Graphs of the model.
-        files: Name of the file of each graph, by name of the graph.
-        file_format: "torch-export" or "onnx".
-        facts: Further entries, such as special token ids.
-    """
-    artifacts = {k: v for k, v in getattr(model, "artifacts", {}).items() if k != "tokenizer"}
-    scale = {"logit_scale": model.scale.item()} if hasattr(model, "scale") else {}
-    if hasattr(model, "logit_bias"):  # SigLIP
-        scale["logit_bias"] = model.logit_bias.item()
-    return {
-        "format": file_format,
+def _describe(model: Any, graph_set: GraphSet, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return the part of export.json that describes the model and its graphs."""
+    content: dict[str, Any] = {
         "fourfold": version("fourfold"),
         "model": type(model).__name__,
         "max_len": getattr(model.config, "max_len", None),
+        "preprocessing": {k: v for k, v in model.artifacts.items() if k != "tokenizer"},
         "graphs": {
             name: {
                 "file": files[name],
@@ -193,7 +155,8 @@ def _describe(
             }
             for name, graph in graph_set.graphs.items()
         },
-        **scale,
-        **facts,
-        "preprocessing": artifacts,
     }
+    # CLIP has a scale, and SigLIP also a bias.
+    scalars = {"logit_scale": "scale", "logit_bias": "logit_bias"}
+    values = {key: getattr(model, name, None) for key, name in scalars.items()}
+    return content | {key: x.item() for key, x in values.items() if x is not None}

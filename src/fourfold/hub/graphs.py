@@ -40,11 +40,7 @@ class Input(NamedTuple):
     n_values: int | None = None
 
     def sample(self, sizes: Mapping[str, int]) -> Tensor:
-        """Return a random tensor for this input; an attention mask is all ones.
-
-        Args:
-            sizes: Sizes of the dynamic dimensions by name.
-        """
+        """Return a random tensor of the given dynamic sizes; an attention mask is all ones."""
         shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
         if self.name.endswith("attention_mask"):
             return torch.ones(shape, dtype=torch.int64)
@@ -75,11 +71,7 @@ class Graph(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Compute the output tensors, in the order of the names in the attribute `outputs`.
-
-        Args:
-            *inputs: One tensor for each description in the attribute `inputs`, in the same order.
-        """
+        """Compute the outputs from one tensor for each entry of `inputs`, in this order."""
         return self.function(*inputs)
 
 
@@ -98,10 +90,7 @@ class GraphSet(NamedTuple):
 
 
 def make_graphs(model: Any) -> GraphSet:
-    """Build the graphs of a model for export.
-
-    Args:
-        model: The model, in eval mode.
+    """Build the graphs of a model in eval mode.
 
     Raises:
         InputError: The model has a recurrent layer, is a `LadderLM` without `Attention` layers, or
@@ -111,11 +100,8 @@ def make_graphs(model: Any) -> GraphSet:
         message = f"must be one of {', '.join(WITH_ATTENTION)} for a graph with a cache, got"
         raise InputError(f"{message} {model.config.rung}", option="rung")
     if isinstance(model, EncoderWithHead) and model.lstm is not None:
-        raise InputError(
-            f"must be 0 for a graph, which cannot skip padding in an LSTM, got"
-            f" {model.config.lstm_width}",
-            option="lstm_width",
-        )
+        message = "must be 0 for a graph, which cannot skip padding in an LSTM, got"
+        raise InputError(f"{message} {model.config.lstm_width}", option="lstm_width")
     makers: dict[Any, Callable[[Any], GraphSet]] = {
         CausalClassifier: _encoder_graphs,
         CausalLM: _causal_graphs,
@@ -147,13 +133,7 @@ def _image_input(config: Any) -> Input:
 def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) -> list[Tensor]:
     """Return random input tensors of a graph, in the order of `graph.inputs`.
 
-    If there are at least two sequences of at least three tokens, the last sequence has one token
-    of padding. All other tokens are real.
-
-    Args:
-        graph: Graph that the inputs are for.
-        sizes: Sizes of the dynamic dimensions by name.
-        pad_left: True for padding on the left, False for padding on the right.
+    Of several sequences of at least three tokens, the last one has one token of padding.
     """
     inputs = [x.sample(sizes) for x in graph.inputs]
     for x, spec in zip(inputs, graph.inputs, strict=True):
@@ -162,13 +142,40 @@ def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) 
     return inputs
 
 
+def _stateless(graphs: dict[str, Graph]) -> GraphSet:
+    """Return the set of graphs whose outputs depend on the inputs of one call only."""
+
+    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
+        for name, graph in graphs.items():
+            x = _samples(graph, sizes)
+            yield from zip(execute(name, x), graph(*x), strict=True)
+
+    return GraphSet(graphs, compare)
+
+
+def _decoded(
+    execute: Run,
+    sizes: Mapping[str, int],
+    inputs: Callable[[int, int], list[Tensor]],
+    past: list[Tensor],
+    expected: Tensor,
+) -> Iterator[Comparison]:
+    """Run the graph "decoder" on earlier and on new tokens, and yield its logits.
+
+    `inputs` returns the inputs, but for the cache, of the tokens from one index to another.
+    """
+    start = 0
+    for stop in (sizes["past"], sizes["past"] + sizes["length"]):
+        if stop > start:
+            logits, *past = execute("decoder", [*inputs(start, stop), *past])
+            yield logits, expected[:, start:stop]
+        start = stop
+
+
 def _encoder_graphs(model: Any) -> GraphSet:
     """Build the graph "model" of an encoder with its heads, or of a classifier on a causal LM.
 
-    The result has only this graph. Its inputs are token ids (B, T), a mask (B, T) and, if the model
-    has segments, segment ids (B, T). The first output is the logits or, for a `MaskedLM` without a
-    head, the hidden states (B, T, D). A model with next-sentence prediction has the logits of this
-    task as a second output.
+    A `MaskedLM` without a head returns hidden states (B, T, D).
     """
     inputs, outputs = _text_inputs(model.config.vocab_size), ["logits"]
     if getattr(model.config, "n_segments", 0) > 1:
@@ -189,47 +196,28 @@ def _encoder_graphs(model: Any) -> GraphSet:
         first = model.logits(h) if model.config.head else h
         return (first,) if next_sentence is None else (first, next_sentence(h))
 
-    graph = Graph(model, inputs, outputs, run)
-
-    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
-        x = _samples(graph, sizes)
-        yield from zip(execute("model", x), graph(*x), strict=True)
-
-    return GraphSet({"model": graph}, compare)
+    return _stateless({"model": Graph(model, inputs, outputs, run)})
 
 
 def _image_graphs(model: Any) -> GraphSet:
     """Build the only graph of an image classifier, "model", from images to logits."""
     graph = Graph(model, [_image_input(model.config)], ["logits"], lambda x: (model(x),))
-
-    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
-        (images,) = _samples(graph, sizes)
-        yield execute("model", [images])[0], model(images)
-
-    return GraphSet({"model": graph}, compare)
+    return _stateless({"model": graph})
 
 
 def _clip_graphs(model: CLIP) -> GraphSet:
     """Build the two graphs "image_encoder" and "text_encoder", which return embeddings."""
-    image_input, text_inputs = (
-        _image_input(model.config),
-        _text_inputs(model.config.vocab_size or 0),
+    images, texts = [_image_input(model.config)], _text_inputs(model.config.vocab_size or 0)
+    return _stateless(
+        {
+            "image_encoder": Graph(
+                model, images, ["image_embeds"], lambda x: (model.encode_image(x),)
+            ),
+            "text_encoder": Graph(
+                model, texts, ["text_embeds"], lambda x, m: (model.encode_text(x, m.bool()),)
+            ),
+        }
     )
-    graphs = {
-        "image_encoder": Graph(
-            model, [image_input], ["image_embeds"], lambda x: (model.encode_image(x),)
-        ),
-        "text_encoder": Graph(
-            model, text_inputs, ["text_embeds"], lambda x, m: (model.encode_text(x, m.bool()),)
-        ),
-    }
-
-    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
-        images, (ids, mask) = (_samples(graph, sizes) for graph in graphs.values())
-        yield execute("image_encoder", images)[0], model.encode_image(*images)
-        yield execute("text_encoder", [ids, mask])[0], model.encode_text(ids, mask.bool())
-
-    return GraphSet(graphs, compare)
 
 
 class _ConcatenatedLayer(LayerCache):
@@ -239,15 +227,7 @@ class _ConcatenatedLayer(LayerCache):
     """
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens; return the keys and values of all tokens.
-
-        Args:
-            k: Keys (B, H, T, Dh) of the new tokens.
-            v: Values (B, H, T, Dv) of the new tokens.
-
-        Returns:
-            Keys (B, H, P + T, Dh) and values (B, H, P + T, Dv).
-        """
+        """Append keys (B, H, T, Dh) and values (B, H, T, Dv); return those of all P + T tokens."""
         if self.buffers is not None:
             k, v = torch.cat([self.buffers[0], k], 2), torch.cat([self.buffers[1], v], 2)
         self.buffers = k, v
@@ -300,9 +280,8 @@ def _pairs(tensors: tuple[Tensor, ...] | list[Tensor]) -> list[tuple[Tensor, Ten
 def _causal_graphs(model: CausalLM) -> GraphSet:
     """Build the graph "decoder" of a causal LM with a key-value cache.
 
-    The result has only this graph. Its inputs are token ids (B, T), a mask (B, P + T), and the
-    cached keys and values of each layer for P earlier tokens. P may be 0. The outputs are logits
-    (B, T, V), and the keys and values of all P + T tokens.
+    Its inputs are ids (B, T), a mask (B, P + T) and the keys and values of P earlier tokens of each
+    layer, where P may be 0; its outputs are logits (B, T, V) and those of P + T tokens.
     """
     config, n_layers = model.config, model.config.n_layers
     ids, mask = _text_inputs(config.vocab_size or 0)
@@ -322,12 +301,7 @@ def _causal_graphs(model: CausalLM) -> GraphSet:
             graph, {**sizes, "past": 0, "length": total, "past + length": total}, pad_left=True
         )
         expected = model(ids, mask.bool())
-        start = 0
-        for stop in (sizes["past"], total):
-            if stop > start:
-                logits, *past = execute("decoder", [ids[:, start:stop], mask[:, :stop], *past])
-                yield logits, expected[:, start:stop]
-            start = stop
+        yield from _decoded(execute, sizes, lambda a, b: [ids[:, a:b], mask[:, :b]], past, expected)
 
     return GraphSet({"decoder": graph}, compare)
 
@@ -335,21 +309,16 @@ def _causal_graphs(model: CausalLM) -> GraphSet:
 def _seq2seq_graphs(model: Any) -> GraphSet:
     """Build the two graphs "encoder" and "decoder" (one decoding step) of an encoder-decoder.
 
-    The encoder takes images, or token ids and a mask (B, S). It returns the keys and values of
-    cross-attention, which do not change from step to step. The inputs of the decoder are the ids of
-    T new tokens, the mask of the source unless the source is an image, the keys and values of
-    cross-attention, and the cached keys and values of P earlier tokens. It returns logits
-    (B, T, V), and the keys and values of P + T tokens.
+    The encoder returns the keys and values of cross-attention, which are inputs of every step.
     """
     config, n_layers = model.config, len(model.decoder.blocks)
     config = getattr(config, "decoder", config)
     source = [_image_input(model.config.encoder)] if model.accepts_images else []
     source_mask: list[Input] = []
     if not source:
-        ids, mask = _text_inputs(model.src_embed.tokens.num_embeddings)
-        source = [ids, mask]
-        source_mask = [Input("encoder_attention_mask", ("batch", "source"), 2)]
-        source = [x._replace(shape=("batch", "source")) for x in source]
+        texts = _text_inputs(model.src_embed.tokens.num_embeddings)
+        source = [x._replace(shape=("batch", "source")) for x in texts]
+        source_mask = [source[1]._replace(name="encoder_attention_mask")]
 
     def encode(src: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         memory = model.encode(src, None if mask is None else mask.bool())
@@ -372,9 +341,8 @@ def _seq2seq_graphs(model: Any) -> GraphSet:
         h = model.decode(ids, placeholder, mask, cache=cache)
         return (model.logits(h), *cache.outputs())
 
-    n_source = "source"
     targets = Input("input_ids", ("batch", "length"), config.vocab_size)
-    inputs = [targets, *source_mask, *_cache_inputs(config, n_layers, "encoder.", n_source)]
+    inputs = [targets, *source_mask, *_cache_inputs(config, n_layers, "encoder.", "source")]
     inputs += _cache_inputs(config, n_layers, "decoder.", "past")
     outputs = [f"present.{name}" for name in _cache_names(n_layers, "decoder.")]
     memories = [f"present.{name}" for name in _cache_names(n_layers, "encoder.")]
@@ -384,18 +352,11 @@ def _seq2seq_graphs(model: Any) -> GraphSet:
     }
 
     def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
-        src = _samples(graphs["encoder"], sizes)
-        masks = src[1:]
-        total = sizes["past"] + sizes["length"]
-        ids = targets.sample({**sizes, "length": total})
-        expected = model(src[0], ids, *(mask.bool() for mask in masks))
-        memory = execute("encoder", src)
+        src, *masks = _samples(graphs["encoder"], sizes)
+        ids = targets.sample({**sizes, "length": sizes["past"] + sizes["length"]})
+        expected = model(src, ids, *(mask.bool() for mask in masks))
+        fixed = [*masks, *execute("encoder", [src, *masks])]
         past = [x.sample({**sizes, "past": 0}) for x in inputs[-2 * n_layers :]]
-        start = 0
-        for stop in (sizes["past"], total):
-            if stop > start:
-                logits, *past = execute("decoder", [ids[:, start:stop], *masks, *memory, *past])
-                yield logits, expected[:, start:stop]
-            start = stop
+        yield from _decoded(execute, sizes, lambda a, b: [ids[:, a:b], *fixed], past, expected)
 
     return GraphSet(graphs, compare)

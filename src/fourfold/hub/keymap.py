@@ -113,10 +113,7 @@ OFFSET_2 = TensorOp(
 class Rule:
     """Parameters with their native names (fourfold) and their external names (other library).
 
-    Args:
-        native: Native name, or several names whose tensors are converted together.
-        external: External name or names.
-        op: Conversion of the tensors.
+    `op` converts the tensors of all these names together.
     """
 
     native: Names
@@ -230,18 +227,10 @@ class KeyMap:
     def to_native_subset(
         self, external: Mapping[str, Tensor], expected: Collection[str]
     ) -> dict[str, Tensor]:
-        """Convert the unmapped tensors of an imported model to parameters of another model class.
+        """Convert the unmapped tensors of an imported model to parameters of another model.
 
-        Unmapped tensors are those of a checkpoint for which the imported model has no parameter.
-        An example is BERT's pooler: a masked LM has no pooler, but a classifier has one.
-
-        Args:
-            external: Unmapped tensors by external name, as `to_native` returns them. Rows that a
-                `TensorOp` dropped, such as those of a position table, are skipped.
-            expected: Native names of the parameters of the other model.
-
-        Returns:
-            Tensors by native name. Expected names without a tensor in `external` are absent.
+        For example, a masked LM has no parameter for BERT's pooler, but a classifier has one. Rows
+        that a `TensorOp` dropped are skipped. Names without a tensor are absent in the result.
         """
         native: dict[str, Tensor] = {}
         for op, names, keys in self._rules_for(expected, external):
@@ -257,13 +246,12 @@ class KeyMap:
 
         Args:
             native: Tensors by native name.
-            unmapped: Tensors of the original checkpoint without a parameter in the model, by
-                external name, as `to_native` returns them. Empty for a model that was not
-                imported.
+            unmapped: Tensors of the original checkpoint without a parameter in the model, as
+                `to_native` returns them; empty for a model that was not imported.
 
         Returns:
-            A tuple of two values. The first is a dictionary of tensors by external name, including
-            `unmapped`. The second is the sorted list of native names that no rule matches.
+            Tensors by external name, including `unmapped`; and the sorted native names that no rule
+            matches.
         """
         external: dict[str, Tensor] = {}
         unmatched = set(native)
@@ -287,11 +275,7 @@ class KeyMap:
     ) -> Iterator[tuple[TensorOp, list[str], list[str]]]:
         """Yield (conversion, native names, external names) for each rule that is applied.
 
-        Native names are those of fourfold, external names are those of the other library.
-
-        Args:
-            native: Native names of all parameters of the model.
-            external: Names of the external tensors in a checkpoint; None for an export.
+        `external` has the names in a checkpoint; it is None for an export.
         """
         for name in native:
             for rule in self.rules:
@@ -314,16 +298,7 @@ def _check_complete(
 ) -> None:
     """Check that converted tensors have exactly the names and shapes of the model's state dict.
 
-    Native names are those of fourfold, external names are those of the other library.
-
-    Args:
-        native: Converted tensors by native name.
-        expected: State dict of the model.
-        unknown: External names of tensors in the checkpoint that no `Rule` converts and that no
-            `Extra` lists.
-
-    Raises:
-        InputError: A native name is missing, a shape is wrong, or `unknown` is not empty.
+    `unknown` has the external names in a checkpoint that no `Rule` and no `Extra` lists.
     """
     missing = [f"{n} {tuple(x.shape)}" for n, x in expected.items() if n not in native]
     problems = [f"no tensor for {listed(missing)}"] if missing else []
@@ -351,8 +326,5 @@ def _tuple(names: Names) -> tuple[str, ...]:
 
 @cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Compile a name with placeholders, such as "norm.{p}", to a regular expression.
-
-    Each placeholder becomes a named group, which matches one component of a dotted name.
-    """
+    """Compile a name with placeholders, such as "norm.{p}", to a regular expression."""
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(template)))

@@ -67,7 +67,7 @@ def default_class_names(n_classes: int) -> list[str]:
 
 
 def label_mappings(names: Sequence[str]) -> dict[str, Any]:
-    """Return a dict with `id2label` and `label2id` of config.json for classes with these names."""
+    """Return `id2label` and `label2id` of config.json for classes with these names."""
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
@@ -75,22 +75,14 @@ def label_mappings(names: Sequence[str]) -> dict[str, Any]:
 
 
 def label_entries(config: Any) -> dict[str, Any]:
-    """Return a dict with `id2label` and `label2id` of config.json for classes without names.
-
-    Args:
-        config: Config of the model, with the field `n_classes`.
-    """
+    """Return `id2label` and `label2id` of config.json for classes without names."""
     return label_mappings(default_class_names(config.n_classes))
 
 
 def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the config field `n_classes` from `id2label` or `num_labels` of config.json.
+    """Infer the config field `n_classes` from config.json: the number of labels, by default 2.
 
-    If config.json has neither key, `n_classes` is 2, as in transformers.
-
-    Args:
-        names: Ignored.
-        config: Content of config.json.
+    `names` is ignored.
 
     Raises:
         InputError: The model is a multi-label classifier.
@@ -114,12 +106,8 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
         tokenizer: Tokenizer as JSON; None if none is stored.
 
     Returns:
-        A dict with up to three keys:
-
-        - "class_names": list of the names, for a classifier.
-        - "max_len": maximum number of tokens, for a text classifier.
-        - "n_separators": number of end-of-text tokens between two texts, for an encoder of sentence
-          pairs with a tokenizer.
+        `class_names` of a classifier, `max_len` (number of tokens) of a text classifier, and
+        `n_separators` (end tokens between two texts) of an encoder of sentence pairs.
     """
     artifacts: dict[str, Any] = {}
     n_classes = getattr(model.config, "n_classes", None)
@@ -128,9 +116,8 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
         if not hasattr(model.config, "image_size"):
             artifacts["max_len"] = model.config.max_len
             names = names or default_class_names(n_classes)
-        if n_classes == 1:  # a regression
-            names = []
-        artifacts["class_names"] = names if len(names) == n_classes else []
+        has_names = len(names) == n_classes > 1  # one class is a regression
+        artifacts["class_names"] = names if has_names else []
     if tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
         artifacts["n_separators"] = count_separators(tokenizer)
     return artifacts
@@ -140,13 +127,7 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     """Read the special token ids and the options of beam search of a transformers directory.
 
     generation_config.json has precedence over config.json. Of several end-of-text tokens, the first
-    is `eos_id`, and the others are `stop_ids`.
-
-    Args:
-        path: Directory with a config.json.
-
-    Returns:
-        The values found. Fields whose values neither file contains are None.
+    is `eos_id`, and the others are `stop_ids`. Values that neither file contains are None.
 
     Raises:
         InputError: A file is not valid JSON, or a value has a wrong type.
@@ -156,47 +137,33 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
 
 
 def parse_generation_defaults(contents: Sequence[Json]) -> GenerationDefaults:
-    """Return the special token ids and the options of beam search in the content of JSON files.
-
-    Args:
-        contents: Content of each file, in order of precedence.
-    """
-    start = _first_number(contents, "decoder_start_token_id")
-    alpha = _first_number(contents, "length_penalty")
+    """Return the generation defaults in the contents of JSON files, in order of precedence."""
+    keys = ("decoder_start", "bos", "eos", "pad")
+    start, bos, ends, pad = (_find(contents, f"{key}_token_id") for key in keys)
+    alpha = _find(contents, "length_penalty")
     return GenerationDefaults(
-        bos_id=_first_number(contents, "bos_token_id") if start is None else start,
-        eos_id=_first_number(contents, "eos_token_id"),
-        pad_id=_first_number(contents, "pad_token_id"),
-        num_beams=_first_number(contents, "num_beams"),
-        length_penalty=None if alpha is None else float(alpha),
+        bos_id=next(iter(start or bos), None),
+        eos_id=next(iter(ends), None),
+        pad_id=next(iter(pad), None),
+        num_beams=next(iter(_find(contents, "num_beams")), None),
+        length_penalty=float(alpha[0]) if alpha else None,
         # transformers divides the score of a hypothesis of n tokens by n ** length_penalty.
-        length_penalty_type=None if alpha is None else "power",
-        stop_ids=_stop_ids(contents),
+        length_penalty_type="power" if alpha else None,
+        stop_ids=ends[1:] or None,
     )
 
 
-def _stop_ids(contents: Sequence[Json]) -> list[int] | None:
-    """Return the end-of-text tokens after the first one; None if there are none."""
-    found = [x["eos_token_id"] for x in contents if x.get("eos_token_id") is not None]
-    return (found[0][1:] or None) if found and isinstance(found[0], list) else None
+def _find(contents: Sequence[Json], key: str) -> list[Any]:
+    """Return the value of a key as a list, from the first object that has it; empty if none has.
 
-
-def _first_number(contents: Sequence[Json], key: str) -> Any:
-    """Return the value of a key from the first object that contains the key; None if none does.
-
-    Args:
-        contents: Content of each JSON file, in order of precedence.
-        key: Key such as eos_token_id. It is also searched in the sections `text_config` and
-            `decoder`. Of a list, the first entry is returned; an empty list means None.
+    The key is also searched in the sections `text_config` and `decoder`.
     """
     for content in contents:
         for section in ("", "text_config.", "decoder."):
             value = get_key(content, section + key)
-            if isinstance(value, list):
-                return value[0] if value else None
             if value is not None:
-                return value
-    return None
+                return value if isinstance(value, list) else [value]
+    return []
 
 
 def write_tokenizer(
@@ -217,7 +184,7 @@ def write_tokenizer(
         chat_template: Chat template and its special tokens; None if there is none.
 
     Returns:
-        Entries that config.json must contain: special token ids by key, such as pad_token_id.
+        Special token ids for config.json by key, such as pad_token_id.
     """
     tokenizer = Tokenizer.from_str(text)
     ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
@@ -238,22 +205,17 @@ def write_tokenizer(
         config["chat_template"] = config.pop("template")
     (path / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
     write_json(path / TOKENIZER_CONFIG_FILE, config)
-    entries = {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos")}
     if isinstance(model, Seq2Seq):
-        start_id = getattr(model.config, "decoder_start_token_id", None)
-        entries["decoder_start_token_id"] = ids["bos"] if start_id is None else start_id
-    return entries
+        ids["decoder_start"] = getattr(model.config, "decoder_start_token_id", None)
+        ids["decoder_start"] = ids["bos"] if ids["decoder_start"] is None else ids["decoder_start"]
+    roles = ("pad", "bos", "eos", "decoder_start")
+    return {f"{role}_token_id": ids[role] for role in roles if role in ids}
 
 
 def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None:
-    """Make a tokenizer add the special tokens that the class of a model requires.
+    """Make a tokenizer add the special tokens that the class of a model requires, in place.
 
     A tokenizer that adds special tokens already is left unchanged.
-
-    Args:
-        tokenizer: Tokenizer, changed in place.
-        model: Model that uses the tokenizer.
-        n_separators: Number of end-of-text tokens between the two texts of a pair.
     """
     backend = tokenizer.backend
     single, pair = next(
@@ -275,12 +237,9 @@ def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None
 
 
 def count_separators(text: str) -> int:
-    """Return the number of end-of-text tokens that a tokenizer puts between two texts of a pair.
+    """Return the number of end tokens that a tokenizer (JSON) puts between two texts of a pair.
 
     The number is 2 for RoBERTa, otherwise 1.
-
-    Args:
-        text: Tokenizer as JSON.
     """
     tokenizer = Tokenizer.from_str(text)
     if tokenizer.backend.post_processor is None:
@@ -290,7 +249,7 @@ def count_separators(text: str) -> int:
 
 
 def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:
-    """Read the settings of the evaluation transform of images.
+    """Read the settings of the evaluation transform of images, such as `crop_pct`, as a dict.
 
     The size of the input is that of the model. The file determines which part of an image the input
     shows: DINOv2, with an input of 518 pixels, is published with a crop of 224 of 256 pixels.
@@ -300,9 +259,6 @@ def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:
             files the defaults of transformers apply.
         config: Config of the model, with the fields `image_size` and `n_channels`.
 
-    Returns:
-        Dictionary with a key for each setting, such as `crop_pct`.
-
     Raises:
         InputError: A setting is not supported.
     """
@@ -311,24 +267,11 @@ def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:
         file = path / "processor_config.json"
     settings = read_json(file, optional=True)
     with reading(file):
-        transform = _read_transform(settings, config.image_size, config.n_channels)
-    return {"image_size": config.image_size, "n_channels": config.n_channels, **transform}
+        return _read_transform(settings, config.image_size, config.n_channels)
 
 
 def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str, Any]:
-    """Convert the content of a preprocessor_config.json to settings of the evaluation transform.
-
-    Args:
-        settings: Content of the file, a JSON object.
-        image_size: Height and width of the model's input in pixels.
-        n_channels: Number of channels of the model's input.
-
-    Returns:
-        Dictionary with the keys mean, std, crop_pct, crop_mode and interpolation.
-
-    Raises:
-        InputError: A setting is not supported.
-    """
+    """Convert the content of a preprocessor_config.json to settings of the evaluation transform."""
     settings = settings.get("image_processor") or settings
     settings = _IMAGE_DEFAULTS | {k: v for k, v in settings.items() if v is not None}
     check_allowed(settings, _ALLOWED)
@@ -337,44 +280,28 @@ def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str
     crop_pct = cropped / resized if settings.get("do_center_crop") else 1.0
     if crop_pct > 1:
         raise InputError(f"must be at most size, {resized}, got {cropped}", option="crop_size")
+    size = settings.get("size")
+    squash = isinstance(size, Mapping) and "shortest_edge" not in size
+    if isinstance(size, int):  # CLIP's image processor resizes the shorter side, all others both
+        name = settings.get("image_processor_type", settings.get("feature_extractor_type", ""))
+        squash = not str(name).startswith("CLIP")
     if settings["do_normalize"] is False:
         settings |= {"image_mean": [0.0], "image_std": [1.0]}
     return {
+        "image_size": image_size,
+        "n_channels": n_channels,
         "mean": _read_channels(settings, "image_mean", n_channels),
         "std": _read_channels(settings, "image_std", n_channels),
         "crop_pct": crop_pct,
-        "crop_mode": "squash" if _changes_aspect_ratio(settings) else "center",
+        "crop_mode": "squash" if squash else "center",
         "interpolation": _PIL_RESAMPLE[settings["resample"]],
     }
 
 
-def _changes_aspect_ratio(settings: Json) -> bool:
-    """Return True if the transform resizes both sides of an image to the same length.
-
-    If the key `size` is one number, CLIP's image processor resizes the shorter side to this length.
-    All other image processors resize both sides.
-
-    Args:
-        settings: Content of preprocessor_config.json.
-    """
-    size = settings.get("size")
-    if isinstance(size, Mapping):
-        return "shortest_edge" not in size
-    name = settings.get("image_processor_type", settings.get("feature_extractor_type", ""))
-    return size is not None and not str(name).startswith("CLIP")
-
-
 def _read_side(settings: Json, key: str, default: int) -> int:
-    """Read the length in pixels of the side of a square image or crop.
+    """Read the length in pixels of the side of a square image or crop; absent means `default`.
 
-    Args:
-        settings: Content of preprocessor_config.json. The value of `key` is a number, or a JSON
-            object such as {"height": 224, "width": 224} or {"shortest_edge": 224}.
-        key: size or crop_size.
-        default: Length in pixels if the key is absent.
-
-    Raises:
-        InputError: The sides differ, or are not numbers of pixels that an image may have.
+    The value is a number or an object: {"height": 224, "width": 224} or {"shortest_edge": 224}.
     """
     value: Any = settings.get(key, default)
     if isinstance(value, Mapping):
@@ -389,18 +316,7 @@ def _read_side(settings: Json, key: str, default: int) -> int:
 
 
 def _read_channels(settings: Json, key: str, n_channels: int) -> list[float]:
-    """Read a list with one number for each channel.
-
-    If the file has a list of length 1, its number is used for all channels.
-
-    Args:
-        settings: Content of preprocessor_config.json.
-        key: image_mean or image_std.
-        n_channels: Number of channels.
-
-    Raises:
-        InputError: A number is not finite, or there are neither 1 nor `n_channels` numbers.
-    """
+    """Read a list with one number for each channel; one number is used for all channels."""
     values = settings[key]
     if len(values) not in (1, n_channels) or not all(map(math.isfinite, values)):
         raise InputError(f"must be {n_channels} numbers, got {str(values)[:80]}", option=key)
@@ -412,8 +328,7 @@ def write_image_preprocessing(path: Path, artifacts: Mapping[str, Any], is_clip:
 
     Args:
         path: Directory, which must exist.
-        artifacts: Class names and settings of the evaluation transform, as
-            `read_image_preprocessing` returns them.
+        artifacts: Settings as `read_image_preprocessing` returns them; others are ignored.
         is_clip: True to name CLIP's image processor, which always keeps the aspect ratio. False to
             name the image processor of ViT or DeiT.
     """

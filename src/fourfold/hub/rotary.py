@@ -18,8 +18,6 @@ LAYER_TYPES = {"S": "sliding_attention", "L": "full_attention"}
 def read_rope(config: Json, parameters: Any, default_theta: float) -> dict[str, Any]:
     """Return `rope_theta` and `rope_scaling` of the native config.
 
-    Of the two dictionaries, only the keys that have an effect are read.
-
     Args:
         config: Content of config.json.
         parameters: `rope_parameters`, or None in a file of version 4 of transformers.
@@ -81,9 +79,6 @@ def read_two_ropes(
         keys: Keys of the base in version 4 of transformers, of layers with full attention and of
             layers with a window.
         thetas: Bases if no key gives them, in the same order.
-
-    Raises:
-        InputError: The rotary positions are of a kind that fourfold does not support.
     """
     parameters = config.get("rope_parameters")
     full, local = ((parameters or {}).get(kind) for kind in ("full_attention", "sliding_attention"))

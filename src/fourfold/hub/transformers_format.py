@@ -13,6 +13,18 @@ from torch import Tensor
 
 from fourfold.core.validation import check_stored, check_types
 from fourfold.errors import InputError, errors_in, reading
+from fourfold.hub import (
+    bert,
+    clip,
+    gemma,
+    gpt,
+    llama,
+    marian,
+    modernbert,
+    siglip,
+    t5,
+    vit,
+)
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.directory import (
     CONFIG_FILE,
@@ -27,54 +39,39 @@ from fourfold.hub.keymap import listed
 from fourfold.json_files import TYPES, check_values, read_json
 from fourfold.layers.base_model import Model, on_meta
 from fourfold.models import EncoderDecoder
-from fourfold.models.causal_lm.hub import GPT1, GPT2
-from fourfold.models.causal_lm.hub_gemma import GEMMA2, GEMMA3
-from fourfold.models.causal_lm.hub_llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
-from fourfold.models.contrastive.hub import CLIP
-from fourfold.models.contrastive.hub_siglip import SIGLIP
-from fourfold.models.encoder_decoder.hub import BART, MARIAN, PEGASUS, deinterleave_positions
-from fourfold.models.encoder_decoder.hub_t5 import T5
-from fourfold.models.masked_lm.hub import BERT, BERT_HEADS, DISTILBERT, ROBERTA
-from fourfold.models.masked_lm.hub_modernbert import MODERNBERT, MODERNBERT_CLASSES
-from fourfold.models.vit.hub import DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, VIT
 
 # For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
 # For export of a model without a source, the first architecture that represents all of its settings
-# is chosen.
-_FAMILIES = (DISTILBERT, ROBERTA, BERT, GPT2, GPT1, VIT, DEIT, MARIAN, PEGASUS, BART, T5, CLIP)
-_LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA2, GEMMA3)
-_MODERN = (MODERNBERT_CLASSES, MODERNBERT, SIGLIP, DINOV2, DINOV2_REGISTERS, DINOV3)
-ARCHITECTURES: tuple[Architecture, ...] = (*BERT_HEADS, *_FAMILIES, *_LLAMAS, *_MODERN)
-# Architectures that are not supported, with the reason and the nearest supported one.
+# is chosen. So the order counts among the architectures of one `model_type` or one model class.
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *(*bert.ARCHITECTURES, *gpt.ARCHITECTURES, *vit.ARCHITECTURES, *marian.ARCHITECTURES),
+    *(*t5.ARCHITECTURES, *clip.ARCHITECTURES, *llama.ARCHITECTURES, *gemma.ARCHITECTURES),
+    *(*modernbert.ARCHITECTURES, *siglip.ARCHITECTURES),
+)
 _EXPERTS = "it has a mixture of experts"
 _IMAGES = "it also has an image encoder"
-_PARTLY = "it rotates a part of the channels"
-_PAIRS = "it rotates pairs of neighbouring channels"
-UNSUPPORTED = {
-    "mixtral": (_EXPERTS, "mistral"),
-    "qwen2_moe": (_EXPERTS, "qwen2"),
-    "qwen3_moe": (_EXPERTS, "qwen3"),
-    "qwen3_next": (_EXPERTS, "qwen3"),
-    "olmoe": (_EXPERTS, "olmo2"),
-    **dict.fromkeys(("gpt_oss", "deepseek_v2", "deepseek_v3"), (_EXPERTS, "llama")),
-    **dict.fromkeys(("llama4", "phimoe", "granitemoe", "jamba"), (_EXPERTS, "llama")),
-    "mistral3": (_IMAGES, "mistral"),
-    "qwen2_vl": (_IMAGES, "qwen2"),
-    "qwen2_5_vl": (_IMAGES, "qwen2"),
-    "qwen3_vl": (_IMAGES, "qwen3"),
-    "gemma3": (_IMAGES, "gemma3_text"),
-    "gemma": ("it has no norm after a sub-layer", "gemma2"),
-    "siglip2": ("its images have any number of patches", "siglip"),
-    "phi3": ("it has fused projections, and mostly longrope", "llama"),
-    "olmo": ("its norms have no weights", "olmo2"),
-    "smollm3": ("some of its layers have no rotary positions", "llama"),
-    "olmo3": ("some of its layers have windows", "olmo2"),
-    "siglip_vision_model": ("it has no text encoder", "siglip"),
-    **dict.fromkeys(("gpt_neox", "phi", "stablelm"), (_PARTLY, "llama")),
-    **dict.fromkeys(("cohere", "cohere2", "glm", "glm4", "gptj"), (_PAIRS, "llama")),
+_REASONS = {
+    (_EXPERTS, "mistral"): "mixtral",
+    (_EXPERTS, "qwen2"): "qwen2_moe",
+    (_EXPERTS, "qwen3"): "qwen3_moe qwen3_next",
+    (_EXPERTS, "olmo2"): "olmoe",
+    (_EXPERTS, "llama"): "gpt_oss deepseek_v2 deepseek_v3 llama4 phimoe granitemoe jamba",
+    (_IMAGES, "mistral"): "mistral3",
+    (_IMAGES, "qwen2"): "qwen2_vl qwen2_5_vl",
+    (_IMAGES, "qwen3"): "qwen3_vl",
+    (_IMAGES, "gemma3_text"): "gemma3",
+    ("it has no norm after a sub-layer", "gemma2"): "gemma",
+    ("its images have any number of patches", "siglip"): "siglip2",
+    ("it has fused projections, and mostly longrope", "llama"): "phi3",
+    ("its norms have no weights", "olmo2"): "olmo",
+    ("some of its layers have no rotary positions", "llama"): "smollm3",
+    ("some of its layers have windows", "olmo2"): "olmo3",
+    ("it has no text encoder", "siglip"): "siglip_vision_model",
+    ("it rotates a part of the channels", "llama"): "gpt_neox phi stablelm",
+    ("it rotates pairs of neighbouring channels", "llama"): "cohere cohere2 glm glm4 gptj",
 }
-
-
+# Architectures that are not supported, with the reason and the nearest supported one.
+UNSUPPORTED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _RECORD = f"{CONFIG_FILE} in the checkpoint"  # a `SourceCheckpoint`
 
 
@@ -152,15 +149,8 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
     """Return tensors that the import of one model left unused and that fit another model.
 
     For example, a checkpoint of BERT may contain a pooler. A masked language model (`source`) has
-    no pooler, but a classifier (`target`) has one.
-
-    Args:
-        source: Model that was imported from a transformers directory; for other models the result
-            is empty.
-        target: Model of another class.
-
-    Returns:
-        Tensors in fp32, by parameter name of `target`.
+    no pooler, but a classifier (`target`) has one. The result has tensors in fp32 by parameter name
+    of `target`; it is empty for a `source` that was not imported.
     """
     result: dict[str, Tensor] = {}
     if source.source is not None:
@@ -174,9 +164,9 @@ def unmapped_tensors_for(source: Model, target: Model) -> dict[str, Tensor]:
 def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     """Write a directory for the `from_pretrained` method of transformers.
 
-    If the model was imported from a transformers directory (`model.source`), the architecture and
-    the data type of that directory are kept. Tensors, entries of config.json that fourfold does not
-    use, and generation_config.json are then written again.
+    A model that was imported from a transformers directory (`model.source`) keeps the architecture
+    and the data type of that directory. Tensors, entries of config.json that fourfold does not use,
+    and generation_config.json are then written again.
 
     Args:
         model: Model of fourfold.
@@ -192,7 +182,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     """
     source: SourceCheckpoint | None = model.source
     if source is None:
-        model = deinterleave_positions(model)
+        model = marian.deinterleave_positions(model)
         architecture = _choose_architecture(model)
     else:
         with reading(_RECORD):
@@ -230,11 +220,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
 
 
 def export_problem(model: Model) -> str | None:
-    """Return the reason for which a model cannot be exported to transformers; None if it can.
-
-    Args:
-        model: The model, which may be on the meta device.
-    """
+    """Return the reason for which a model cannot be exported to transformers; None if it can."""
     config: Any = model.config
     if isinstance(model, EncoderDecoder) and config.positions == "sinusoidal":
         with on_meta():  # as `deinterleave_positions`, which copies the weights
@@ -247,16 +233,11 @@ def export_problem(model: Model) -> str | None:
 
 
 def _choose_architecture(model: Model) -> Architecture:
-    """Return the first architecture to which a model can be exported without loss of a setting.
-
-    Raises:
-        InputError: No architecture of transformers represents every setting of the model.
-    """
+    """Return the first architecture to which a model can be exported without loss of a setting."""
     config: Any = model.config
     reasons = []
-    for architecture in ARCHITECTURES:
-        if type(model) is not architecture.model_class or not architecture.export_if(config):
-            continue
+    known = (a for a in ARCHITECTURES if type(model) is a.model_class and a.export_if(config))
+    for architecture in known:
         tensors, unmatched = architecture.keymap.to_external(model.state_dict(), {})
         problems = architecture.unrepresentable(config, tensors.keys()) or unmatched
         if not problems:
@@ -272,12 +253,6 @@ def _merge_config(
     """Return the original config.json of an imported model, with the settings that have changed.
 
     Keys that do not belong to a changed setting keep their original values.
-
-    Args:
-        architecture: Architecture of the model.
-        old: Content of the original config.json.
-        new: Content of config.json that `architecture` writes for the model.
-        names: Names of the model's tensors in transformers.
     """
     before, after = (architecture.read_config(config, names) for config in (old, new))
     fields = [f for f in architecture.fields if getattr(before, f.name) != getattr(after, f.name)]
@@ -291,11 +266,7 @@ def _merge_config(
 
 
 def _architectures_of(config: Json) -> list[Architecture]:
-    """Return the architectures that have the `model_type` of a config.json.
-
-    Raises:
-        InputError: No architecture has this `model_type`.
-    """
+    """Return the architectures that have the `model_type` of a config.json."""
     model_type = config.get("model_type")
     candidates = [a for a in ARCHITECTURES if a.model_type == model_type]
     if not candidates:
@@ -313,13 +284,8 @@ def _select_architecture(
 ) -> Architecture:
     """Select an architecture by the class in config.json, otherwise by the names of the tensors.
 
-    The class has precedence, because the checkpoint of a token classifier may contain an unused
-    pooler. Such a checkpoint has all tensors of a sequence classifier.
-
-    Args:
-        candidates: Architectures of the `model_type`, in order of preference.
-        config: Content of config.json.
-        tensors: Tensors of the checkpoint by name.
+    The class has precedence: the checkpoint of a token classifier may contain an unused pooler, and
+    has then all tensors of a sequence classifier.
     """
     classes = config.get("architectures")
     for architecture in candidates:
@@ -331,16 +297,7 @@ def _select_architecture(
 def _check_constants(
     architecture: Architecture, stored: Mapping[str, Tensor], computed: Mapping[str, Tensor]
 ) -> None:
-    """Check that buffers stored in a checkpoint equal the computed buffers of the model.
-
-    Args:
-        architecture: Architecture of the checkpoint.
-        stored: Tensors of the checkpoint by name in transformers. Buffers may be absent.
-        computed: Buffers of the model by name in fourfold.
-
-    Raises:
-        InputError: A stored buffer has other values.
-    """
+    """Check that buffers stored in a checkpoint equal the computed buffers of the model."""
     for external, name in architecture.constants.items():
         expected = computed[name]
         found = stored.get(external, expected).float()

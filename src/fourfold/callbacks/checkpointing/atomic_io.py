@@ -29,15 +29,15 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint with its digests; a missing folder is created.
+        """Write a checkpoint to a temporary file, then rename it; a missing folder is created.
 
         Raises:
             DiskError: The disk is full or fails. An earlier file of that name is kept.
         """
         path = Path(path)
-        with disk_errors(path, _n_bytes(checkpoint)):
+        with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(checkpoint, path)
+            write_file(checkpoint, path, _n_bytes(checkpoint))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None

@@ -12,7 +12,7 @@ def keymap(tokens: str, positions: str, qkv_op: TensorOp, matrix_op: TensorOp) -
 
     Args:
         tokens: Name of the table of token embeddings in transformers or nanoGPT.
-        positions: Name of the table of position embeddings in transformers or nanoGPT.
+        positions: Name of the table of position embeddings.
         qkv_op: Conversion of the matrix of the query, key and value projections.
         matrix_op: Conversion of the other matrices of a block.
     """
@@ -93,3 +93,4 @@ GPT1 = replace(
         TRANSPOSE,
     ),
 )
+ARCHITECTURES = (GPT2, GPT1)

@@ -23,11 +23,7 @@ from fourfold.models.causal_lm.hub_llama import LLAMA, keymap, llama_fields, tie
 
 
 def _read_gemma(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Return the native values that Gemma 2 and Gemma 3 determine alike.
-
-    Raises:
-        InputError: A value is not supported.
-    """
+    """Return the native values that Gemma 2 and Gemma 3 determine alike."""
     if config.get("use_bidirectional_attention"):
         raise InputError("must be false, got true", option="use_bidirectional_attention")
     scalar, d_model = config.get("query_pre_attn_scalar", 256), config.get("hidden_size", 2304)
@@ -123,3 +119,4 @@ GEMMA3 = replace(
     extra_config=_write_gemma3,
     keymap=keymap("sandwich", ADD_ONE),
 )
+ARCHITECTURES = (GEMMA2, GEMMA3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, Json, activation_field, field
+from fourfold.hub.architecture import Architecture, Json, activation_field, field, size_fields
 from fourfold.hub.keymap import KEEP, Extra, KeyMap, Rule, TensorOp
 from fourfold.hub.rotary import (
     LAYER_TYPES,
@@ -33,9 +33,7 @@ _NORMS = {
 def keymap(norm_placement: str, norm_op: TensorOp = KEEP) -> KeyMap:
     """Return the key map of a model with the tensor names of Llama.
 
-    Args:
-        norm_placement: A key of `_NORMS`.
-        norm_op: Conversion of the weights of all norms.
+    `norm_op` converts the weights of all norms.
     """
     layer = "model.layers.{i}."
     block = "stack.blocks.{i}."
@@ -83,31 +81,25 @@ def infer_llama(names: Collection[str], config: Json) -> dict[str, Any]:
 def llama_fields(*, kv_heads: int | None = None, d_head: int | None = None, **defaults: Any) -> Any:
     """Return the fields of config.json that all architectures have.
 
-    Args:
-        kv_heads: Default of `num_key_value_heads`; None means the number of heads.
-        d_head: Default of `head_dim`; None means hidden_size / num_attention_heads.
-        **defaults: Defaults of other keys that differ from those of Llama.
+    None for `kv_heads` means the number of heads, and None for `d_head` hidden_size /
+    num_attention_heads. `defaults` are those that differ from the defaults of Llama.
     """
     values = {
-        "vocab_size": 32000,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        **defaults,
+        **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+        **{"rms_norm_eps": 1e-6, "tied": False, "activation": "hidden_act", **defaults},
     }
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return (
+        *size_fields(*(values[name] for name in sizes)),
         field("vocab_size", "vocab_size", default=values["vocab_size"]),
-        field("d_model", "hidden_size", default=values.get("hidden_size", 4096)),
-        field("n_layers", "num_hidden_layers", default=values.get("num_hidden_layers", 32)),
-        field("n_heads", "num_attention_heads", default=values.get("num_attention_heads", 32)),
         field("n_kv_heads", "num_key_value_heads", default=kv_heads),
         field("d_head", "head_dim", default=d_head),
-        field("d_ff", "intermediate_size", default=values["intermediate_size"]),
         field("max_len", "max_position_embeddings", default=values["max_position_embeddings"]),
         field("norm_eps", "rms_norm_eps", default=values["rms_norm_eps"]),
         field("attn_dropout", "attention_dropout", default=0.0),
-        field("tie_embeddings", "tie_word_embeddings", default=values.get("tied", False)),
-        activation_field(values.get("activation", "hidden_act"), default="silu"),
+        field("tie_embeddings", "tie_word_embeddings", default=values["tied"]),
+        activation_field(values["activation"], default="silu"),
     )
 
 
@@ -212,3 +204,4 @@ OLMO2 = replace(
     extra_config=write_rope,
     keymap=keymap("inside"),
 )
+ARCHITECTURES = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2)

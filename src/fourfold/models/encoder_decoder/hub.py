@@ -25,8 +25,7 @@ def layer_rules(block: str, layer: str, attn_norm: str, ff: str, ff_norm: str) -
         block: Prefix of the native names of a block.
         layer: Prefix of the names of a layer in transformers.
         attn_norm: Name in transformers of the norm of the self-attention.
-        ff: Common part of the names of the two feed-forward matrices in transformers: `fc` for
-            `fc1` and `fc2`.
+        ff: Common part of the names of the two feed-forward matrices in transformers.
         ff_norm: Name in transformers of the norm of the feed-forward layer.
     """
     return (
@@ -62,28 +61,21 @@ def _keymap(*entries: Entry) -> KeyMap:
 
 
 def _output_bias(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the config field `output_bias` from the tensor names; `config` is ignored."""
     return {"output_bias": "final_logits_bias" in names}
 
 
 def _infer_bart(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the config fields `output_bias` and `decoder_start_token_id`.
-
-    `decoder_start_token_id` is the id in config.json, by default 2, the end-of-text token of BART.
-    If that id is the beginning-of-text token, the field is None, which means the same in fourfold.
-    """
+    """Infer `output_bias`, and `decoder_start_token_id` unless it is the begin token."""
     start = config.get("decoder_start_token_id", 2)
     is_bos = start == config.get("bos_token_id", 0)
     return _output_bias(names, config) | {"decoder_start_token_id": None if is_bos else start}
 
 
 def _token_ids(config: EncoderDecoderConfig) -> dict[str, Any]:
-    """Return special token ids for config.json, as in tokenizers that fourfold trains.
-
-    Without these entries, transformers would use default ids, which most vocabularies do not
-    contain. transformers would also end each generated text with its default `forced_eos_token_id`.
-    In fourfold's vocabularies, this id is padding or the beginning-of-text token.
-    """
+    """Return special token ids for config.json, as in tokenizers that fourfold trains."""
+    # Without these entries, transformers would use default ids, which most vocabularies do not
+    # contain, and would end each text with its default `forced_eos_token_id`, here padding or the
+    # beginning-of-text token.
     start = config.decoder_start_token_id
     return {
         "pad_token_id": 0,
@@ -162,6 +154,8 @@ PEGASUS = replace(
     keymap=_keymap(Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}")),
     unread_by=("CTranslate2 4.8",),
 )
+
+ARCHITECTURES = (MARIAN, PEGASUS, BART)
 
 # Modules whose weights read the residual stream, and modules that add to it.
 _READS_RESIDUAL = ("tokens", "q", "k", "v", "up", "gate", "own")

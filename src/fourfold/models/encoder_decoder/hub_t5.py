@@ -29,12 +29,7 @@ _LAYER = "{stack}.block.{i}.layer."
 
 
 def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
-    """Return the `KeyMap` entries of the feed-forward layers of a stack.
-
-    Args:
-        stack: encoder or decoder.
-        index: Index of the feed-forward layer among the sub-layers of a block in transformers.
-    """
+    """Return the entries of the feed-forward layers, which are sub-layer `index` of a block."""
     block = stack + ".blocks.{i}."
     layer = stack + ".block.{i}.layer." + f"{index}."
     dense = layer + "DenseReluDense."
@@ -50,24 +45,11 @@ def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
 
 
 def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Infer the config fields that differ between versions of T5 or of transformers.
-
-    - `scale_output` is the value of the key `scale_decoder_outputs`. Files from transformers before
-      version 5 lack this key. `scale_output` is then True unless `tie_word_embeddings` is false.
-    - `tie_embeddings` is "embeddings" if the model has an output matrix of its own, and "all" if
-      the output uses the embedding matrix. A model without an output matrix among its tensors has
-      the value "all". Old checkpoints contain a copy of the embedding as the output matrix.
-      Therefore the value is also "all" if `scale_output` is True and `tie_word_embeddings` is true
-      or missing. `tie_word_embeddings` alone is not reliable, because transformers always sets it
-      to true from version 5 on.
-    - `feed_forward` and `activation` are determined by the key `feed_forward_proj`.
-
-    Args:
-        names: Names of the tensors in the checkpoint.
-        config: Content of config.json.
-    """
+    """Infer the config fields that differ between versions of T5 or of transformers."""
+    # Files from transformers before version 5 lack `scale_decoder_outputs`.
     tied = config.get("tie_word_embeddings") is not False
     scaled = bool(config.get("scale_decoder_outputs", tied))
+    # Old checkpoints contain a copy of the embedding as the output matrix.
     has_output_matrix = "lm_head.weight" in names and not (tied and scaled)
     projection = config.get("feed_forward_proj", "relu")
     feed_forward, activation = _PROJECTIONS.get(projection, ("mlp", projection))
@@ -80,11 +62,7 @@ def _infer_version(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def _extra_config(config: T5Config) -> dict[str, Any]:
-    """Return the entries of config.json that no single field of `config` determines.
-
-    Raises:
-        InputError: The activation has no name in T5's config.json.
-    """
+    """Return the entries of config.json that no single field of `config` determines."""
     projections = {native: name for name, native in _PROJECTIONS.items()}
     projection = projections.get((config.feed_forward, config.activation))
     if projection is None:
@@ -145,3 +123,4 @@ T5 = Architecture(
         Extra("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     ),
 )
+ARCHITECTURES = (T5,)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fourfold import models
-from fourfold.hub.architecture import Architecture, Field, activation_field, field
+from fourfold.hub.architecture import Architecture, Field, activation_field, field, size_fields
 from fourfold.hub.keymap import FLIP_CLASSES, KEEP, OFFSET_2, Entry, Extra, KeyMap, Rule, TensorOp
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
 
@@ -24,16 +24,9 @@ _REQUIRED = {
 
 
 def encoder_fields(dropout: float) -> tuple[Field, ...]:
-    """Return the `Field`s of the encoder layers; BERT and ViT use the same keys in config.json.
-
-    Args:
-        dropout: Value of both dropout probabilities if config.json lacks them.
-    """
+    """Return the `Field`s of the encoder layers; BERT and ViT use the same keys in config.json."""
     return (
-        field("d_model", "hidden_size", default=768),
-        field("n_layers", "num_hidden_layers", default=12),
-        field("n_heads", "num_attention_heads", default=12),
-        field("d_ff", "intermediate_size", default=3072),
+        *size_fields(768, 12, 12, 3072),
         activation_field("hidden_act", default="gelu"),
         field("dropout", "hidden_dropout_prob", default=dropout),
         field("attn_dropout", "attention_probs_dropout_prob", default=dropout),
@@ -41,22 +34,20 @@ def encoder_fields(dropout: float) -> tuple[Field, ...]:
     )
 
 
+def attention_rules(attention: str) -> tuple[Entry, ...]:
+    """Return the entries of the query, key and value projections, after a prefix of their names."""
+    names = {"q": "query", "k": "key", "v": "value"}
+    return tuple(Rule(_BLOCK + f"attn.{m}.{{p}}", attention + x + ".{p}") for m, x in names.items())
+
+
 def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> tuple[Entry, ...]:
     """Return the `KeyMap` entries of the encoder layers; BERT and ViT share most of the names.
 
     All arguments are names in transformers.
-
-    Args:
-        prefix: Prefix of all tensor names.
-        attention: Name of the module that has the query, key and value projections.
-        attn_norm: Name of the norm of the attention sub-layer.
-        ff_norm: Name of the norm of the feed-forward sub-layer.
     """
     layer = prefix + "encoder.layer.{i}."
     return (
-        Rule(_BLOCK + "attn.q.{p}", layer + attention + ".query.{p}"),
-        Rule(_BLOCK + "attn.k.{p}", layer + attention + ".key.{p}"),
-        Rule(_BLOCK + "attn.v.{p}", layer + attention + ".value.{p}"),
+        *attention_rules(layer + attention + "."),
         Rule(_BLOCK + "attn.out.{p}", layer + "attention.output.dense.{p}"),
         Rule(_BLOCK + "attn_norm.{p}", layer + attn_norm + ".{p}"),
         Rule(_BLOCK + "ff.up.{p}", layer + "intermediate.dense.{p}"),
@@ -66,12 +57,7 @@ def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> 
 
 
 def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, ...]:
-    """Return the `KeyMap` entries of the embeddings, which BERT, RoBERTa and DistilBERT share.
-
-    Args:
-        prefix: Prefix of all tensor names in transformers.
-        position_op: Conversion of the position table.
-    """
+    """Return the entries of the embeddings, which BERT, RoBERTa and DistilBERT share."""
     names = prefix + "embeddings."
     return (
         Rule("embed.tokens.weight", names + "word_embeddings.weight"),
@@ -83,7 +69,6 @@ def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, 
 
 
 def _bert_class(config: models.MaskedLMConfig) -> str:
-    """Return the name of the transformers class that has the heads described by `config`."""
     if config.head:
         return "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
     return "BertForNextSentencePrediction" if config.next_sentence else "BertModel"
@@ -195,14 +180,9 @@ _HEAD_DROPOUT = Field(
 def _with_head(
     encoder: Architecture, task: str, model_class: Any, config_class: Any, head: dict[str, str]
 ) -> Architecture:
-    """Return an architecture with a head for a downstream task.
+    """Return the architecture of an encoder with a head for a downstream task of transformers.
 
-    Args:
-        encoder: Architecture of the encoder, `BERT` or `ROBERTA`.
-        task: Task in the name of the transformers class, such as QuestionAnswering.
-        model_class: Native model class.
-        config_class: Native config class.
-        head: Dictionary from the native name of a module of the head to its transformers name.
+    `head` is a dictionary from the native name of a module of the head to its name in transformers.
     """
     has_classes = model_class is not models.SpanExtractor
     pooling = {"pool": "first"} if model_class is models.SequenceClassifier else {}
@@ -227,13 +207,7 @@ _SPANS = ("QuestionAnswering", models.SpanExtractor, models.SpanExtractorConfig)
 
 
 def _with_heads(encoder: Architecture, pool: str, classify: str) -> tuple[Architecture, ...]:
-    """Return the architectures of an encoder with a head for sequences, for tokens and for spans.
-
-    Args:
-        encoder: Architecture of the encoder, `BERT` or `ROBERTA`.
-        pool: Name in transformers of the pooler of a sequence classifier.
-        classify: Name in transformers of the output layer of a sequence classifier.
-    """
+    """Return the architectures of an encoder with a head for sequences, tokens and spans."""
     pooled = {"classifier.pool": pool, "classifier.classify": classify}
     # A BERT for sequences has all tensors of a BERT for tokens, so it precedes the BERT for tokens.
     return (
@@ -247,3 +221,4 @@ BERT_HEADS = (
     *_with_heads(BERT, "bert.pooler.dense", "classifier"),
     *_with_heads(ROBERTA, "classifier.dense", "classifier.out_proj"),
 )
+ARCHITECTURES = (*BERT_HEADS, DISTILBERT, ROBERTA, BERT)

@@ -6,7 +6,14 @@ from typing import Any
 
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, Json, activation_field, check_allowed, field
+from fourfold.hub.architecture import (
+    Architecture,
+    Json,
+    activation_field,
+    check_allowed,
+    field,
+    size_fields,
+)
 from fourfold.hub.keymap import QKV, SPLIT_GATED, SPLIT_QKV, Extra, KeyMap, Rule
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
 from fourfold.hub.rotary import (
@@ -26,11 +33,7 @@ _BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
 
 
 def _read(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Return the native values that several keys of config.json determine.
-
-    Raises:
-        InputError: A value is not supported.
-    """
+    """Return the native values that several keys of config.json determine."""
     biases = {key: bool(config.get(key, False)) for key in _BIASES}
     if len({*biases.values()}) > 1:
         listed = ", ".join(f"{key}={value}" for key, value in biases.items())
@@ -72,10 +75,7 @@ MODERNBERT = Architecture(
     config_class=MaskedLMConfig,
     fields=(
         field("vocab_size", "vocab_size", default=50368),
-        field("d_model", "hidden_size", default=768),
-        field("n_layers", "num_hidden_layers", default=22),
-        field("n_heads", "num_attention_heads", default=12),
-        field("d_ff", "intermediate_size", default=1152),
+        *size_fields(768, 22, 12, 1152),
         field("max_len", "max_position_embeddings", default=8192),
         field("norm_eps", "norm_eps", default=1e-5),
         field("ff_dropout", "mlp_dropout", default=0.0),
@@ -152,3 +152,4 @@ MODERNBERT_CLASSES = replace(
     ),
     distinctive=("classifier.weight", "head.dense.weight"),
 )
+ARCHITECTURES = (MODERNBERT_CLASSES, MODERNBERT)

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, Field, Json, activation_field, field
+from fourfold.hub.architecture import (
+    Architecture,
+    Field,
+    Json,
+    activation_field,
+    field,
+    image_fields,
+    size_fields,
+)
 from fourfold.hub.keymap import (
     CLASS_AND_REGISTERS,
     PREFIX_TOKENS,
@@ -19,16 +27,13 @@ from fourfold.hub.keymap import (
 )
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
 from fourfold.models import ViT, ViTConfig
-from fourfold.models.masked_lm.hub import encoder_fields, encoder_rules
+from fourfold.models.masked_lm.hub import attention_rules, encoder_fields, encoder_rules
 
 
 def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...]) -> KeyMap:
     """Return the key map of a ViT or DeiT; all arguments are names in transformers.
 
-    Args:
-        prefix: Prefix of the tensor names of the encoder.
-        prefix_tokens: Name of the class token, and of the distillation token if there is one.
-        heads: Names of the classifiers, one for each prefix token.
+    There is one head for each prefix token.
     """
     embeddings = prefix + "embeddings."
     return KeyMap(
@@ -44,6 +49,7 @@ def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...])
     )
 
 
+_TOKENS = ("cls_token", "register_tokens")
 _DEIT_HEADS = ("cls_classifier", "distillation_classifier")
 VIT = Architecture(
     model_type="vit",
@@ -52,9 +58,7 @@ VIT = Architecture(
     config_class=ViTConfig,
     fields=(
         *encoder_fields(dropout=0.0),
-        field("image_size", "image_size", default=224),
-        field("patch_size", "patch_size", default=16),
-        field("n_channels", "num_channels", default=3),
+        *image_fields(16),
         # None follows the native field `bias`, which is true.
         Field("qkv_bias", ("qkv_bias",), True, lambda value: None if value is True else value),
     ),
@@ -84,35 +88,34 @@ _GATED = TensorOp(
 )
 
 
-def _dinov2_keymap(prefix: str, *, registers: bool = False) -> KeyMap:
-    """Return the key map of DINOv2.
+_LAYER, _BLOCK = "layer.{i}.", "stack.blocks.{i}."
 
-    Args:
-        prefix: Prefix of the tensor names of the encoder.
-        registers: The model has registers after the class token.
-    """
+
+def _scale_rules(layer: str) -> tuple[Rule, ...]:
+    """Return the rules of the norms and of LayerScale of DINOv2 and DINOv3."""
+    return (
+        Rule(_BLOCK + "attn_norm.{p}", layer + "norm1.{p}"),
+        Rule(_BLOCK + "attn_gamma", layer + "layer_scale1.lambda1"),
+        Rule(_BLOCK + "ff_norm.{p}", layer + "norm2.{p}"),
+        Rule(_BLOCK + "ff_gamma", layer + "layer_scale2.lambda1"),
+    )
+
+
+def _dinov2_keymap(prefix: str, *, registers: bool = False) -> KeyMap:
+    """Return the key map of DINOv2, with or without registers after the class token."""
     embeddings, layer = prefix + "embeddings.", prefix + "encoder.layer.{i}."
-    block = "stack.blocks.{i}."
-    attention = layer + "attention.attention."
-    up, gate, down = (block + f"ff.{name}.{{p}}" for name in ("up", "gate", "down"))
+    up, gate, down = (_BLOCK + f"ff.{name}.{{p}}" for name in ("up", "gate", "down"))
     mlp = {n: layer + f"mlp.{n}.{{p}}" for n in ("fc1", "fc2", "weights_in", "weights_out")}
-    words = {"q": "query", "k": "key", "v": "value"}
-    token = embeddings + "cls_token"
-    both = (token, embeddings + "register_tokens")
+    tokens = tuple(embeddings + x for x in _TOKENS[: 1 + registers])
     return KeyMap(
-        Rule("embed.prefix", both, CLASS_AND_REGISTERS)
-        if registers
-        else Rule("embed.prefix", token, PREFIX_TOKENS),
+        Rule("embed.prefix", tokens, CLASS_AND_REGISTERS if registers else PREFIX_TOKENS),
         Rule("embed.positions.weight", embeddings + "position_embeddings", SQUEEZE_0),
         Rule("embed.patches.{p}", embeddings + "patch_embeddings.projection.{p}"),
-        *(Rule(block + f"attn.{m}.{{p}}", attention + f"{w}.{{p}}") for m, w in words.items()),
-        Rule(block + "attn.out.{p}", layer + "attention.output.dense.{p}"),
-        Rule(block + "attn_gamma", layer + "layer_scale1.lambda1"),
-        Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
+        *attention_rules(layer + "attention.attention."),
+        Rule(_BLOCK + "attn.out.{p}", layer + "attention.output.dense.{p}"),
+        *_scale_rules(layer),
         Rule((up, gate, down), (mlp["weights_in"], mlp["weights_out"]), _GATED),
         Rule((up, down), (mlp["fc1"], mlp["fc2"])),
-        Rule(block + "ff_gamma", layer + "layer_scale2.lambda1"),
-        Rule(block + "ff_norm.{p}", layer + "norm2.{p}"),
         Rule("stack.norm.{p}", prefix + "layernorm.{p}"),
         Rule("heads.0.{p}", "classifier.{p}"),
         Extra(embeddings + "mask_token", is_kept=True),
@@ -136,11 +139,7 @@ def _read_dinov2(names: Collection[str], config: Json) -> dict[str, Any]:
 
 
 def _write_dinov2(config: ViTConfig) -> dict[str, Any]:
-    """Return the entries of config.json that no single field determines.
-
-    Raises:
-        InputError: No `mlp_ratio` gives the width of the feed-forward layer.
-    """
+    """Return the entries of config.json that no single field determines."""
     gated = config.feed_forward == "glu"
     width = config.d_model
     widths = {n: _gated_width(width, n) if gated else n * width for n in range(1, 65)}
@@ -179,11 +178,7 @@ DINOV2_REGISTERS = replace(
 
 
 def _read_dinov3(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Return the native values of DINOv3 that several keys of config.json determine.
-
-    Raises:
-        InputError: Queries and values do not both have a bias, or only keys have one.
-    """
+    """Return the native values of DINOv3 that several keys of config.json determine."""
     query, key, value = (config.get(f"{x}_bias", x != "key") for x in ("query", "key", "value"))
     if query != value or (key and not query):
         message = f"must equal value_bias, and be true if key_bias is, got {query}"
@@ -208,23 +203,17 @@ def _write_dinov3(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-_LAYER, _BLOCK = "layer.{i}.", "stack.blocks.{i}."
 DINOV3 = replace(
     VIT,
     model_type="dinov3_vit",
     hf_class="DINOv3ViTModel",  # transformers has no classifier
     fields=(
-        field("d_model", "hidden_size", default=384),
-        field("n_layers", "num_hidden_layers", default=12),
-        field("n_heads", "num_attention_heads", default=6),
-        field("d_ff", "intermediate_size", default=1536),
+        *size_fields(384, 12, 6, 1536),
         activation_field("hidden_act", default="gelu"),
         field("attn_dropout", "attention_dropout", default=0.0),
         field("norm_eps", "layer_norm_eps", default=1e-5),
         field("rope_theta", "rope_theta", default=100.0),
-        field("image_size", "image_size", default=224),
-        field("patch_size", "patch_size", default=16),
-        field("n_channels", "num_channels", default=3),
+        *image_fields(16),
         field("layer_scale", "layerscale_value", default=1.0),
         field("n_registers", "num_register_tokens", default=0),
     ),
@@ -234,16 +223,11 @@ DINOV3 = replace(
     extra_config=_write_dinov3,
     base_model_prefix="",
     keymap=KeyMap(
-        Rule(
-            "embed.prefix",
-            ("embeddings.cls_token", "embeddings.register_tokens"),
-            CLASS_AND_REGISTERS,
-        ),
+        Rule("embed.prefix", tuple("embeddings." + x for x in _TOKENS), CLASS_AND_REGISTERS),
         Rule("embed.patches.{p}", "embeddings.patch_embeddings.{p}"),
         *(Rule(_BLOCK + f"attn.{m}.{{p}}", _LAYER + f"attention.{m}_proj.{{p}}") for m in "qkv"),
         Rule(_BLOCK + "attn.out.{p}", _LAYER + "attention.o_proj.{p}"),
-        Rule(_BLOCK + "attn_gamma", _LAYER + "layer_scale1.lambda1"),
-        Rule(_BLOCK + "attn_norm.{p}", _LAYER + "norm1.{p}"),
+        *_scale_rules(_LAYER),
         # transformers applies the activation to `gate_proj`, if there is one.
         Rule(
             (_BLOCK + "ff.up.{p}", _BLOCK + "ff.gate.{p}"),
@@ -251,10 +235,9 @@ DINOV3 = replace(
         ),
         Rule(_BLOCK + "ff.up.{p}", _LAYER + "mlp.up_proj.{p}"),
         Rule(_BLOCK + "ff.down.{p}", _LAYER + "mlp.down_proj.{p}"),
-        Rule(_BLOCK + "ff_gamma", _LAYER + "layer_scale2.lambda1"),
-        Rule(_BLOCK + "ff_norm.{p}", _LAYER + "norm2.{p}"),
         Rule("stack.norm.{p}", "norm.{p}"),
         Extra("embeddings.mask_token", is_kept=True),
     ),
     model_options=lambda names: {"n_heads": 0},
 )
+ARCHITECTURES = (VIT, DEIT, DINOV2, DINOV2_REGISTERS, DINOV3)

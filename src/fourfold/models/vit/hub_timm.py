@@ -87,15 +87,9 @@ def _keymap(config: ViTConfig) -> KeyMap:
 
 
 def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Find the state dict of a ViT with timm's names in the content of a checkpoint file.
+    """Return the state dict of a ViT with timm's names in the content of a file, or None.
 
     DeiT's releases have the state dict in the entry `model`.
-
-    Args:
-        content: Content of the file, as `torch.load` returns it.
-
-    Returns:
-        The state dict, or None if there is none.
     """
     nested = content.get("model")
     states = (content, nested if isinstance(nested, dict) else {})
@@ -105,7 +99,7 @@ def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def read_model(
     tensors: Mapping[str, Tensor], settings: Json, dtype: torch.dtype | None
 ) -> tuple[ViT, list[str]]:
-    """Build a ViT from the tensors of a timm checkpoint, in eval mode.
+    """Build a ViT in eval mode from the tensors of a timm checkpoint.
 
     If the checkpoint has no classifier (`num_classes: 0`), `heads` of the model is empty.
 
@@ -128,17 +122,9 @@ def read_model(
 def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     """Read the class names and the settings of the evaluation transform from timm's config.json.
 
-    Args:
-        settings: Content of timm's config.json, empty if there is none.
-        config: Config of the model.
-
     Returns:
-        A tuple of a dictionary and a list. The dictionary has the key `class_names` and a key for
-        each setting, such as `crop_pct`. The list has a sentence for the user for each default that
-        replaces a missing setting.
-
-    Raises:
-        InputError: A setting is not supported.
+        The names and settings, such as `crop_pct`, by key; and a list with a sentence for the user
+        for each default that replaces a missing setting.
     """
     pretrained = settings.get("pretrained_cfg") or {}
     given = {key: pretrained[key] for key in _IMAGE_DEFAULTS if pretrained.get(key) is not None}
@@ -190,12 +176,7 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
 
 
 def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
-    """Return the content of timm's config.json.
-
-    Args:
-        config: Config of the model.
-        artifacts: Class names and settings of the evaluation transform; may be empty.
-    """
+    """Return the content of timm's config.json."""
     d_model = config.d_model
     mlp_ratio = config.d_ff / d_model
     if int(d_model * mlp_ratio) != config.d_ff:  # the formula of timm
@@ -205,11 +186,10 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
         "fixed_input_size": True,
         "first_conv": "patch_embed.proj",
         "classifier": list(_HEADS) if config.distillation else _HEADS[0],
+        **{key: artifacts[key] for key in _IMAGE_DEFAULTS if "crop_pct" in artifacts},
     }
-    if "crop_pct" in artifacts:
-        pretrained |= {key: artifacts[key] for key in _IMAGE_DEFAULTS}
     pool = _POOLS[config.pool]
-    model_args = {
+    model_args: dict[str, Any] = {
         "img_size": config.image_size,
         "patch_size": config.patch_size,
         "in_chans": config.n_channels,
@@ -219,39 +199,28 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
         "mlp_ratio": mlp_ratio,
         "act_layer": "gelu",
         "global_pool": pool,
-    }
-    values = {
+        # None leaves the default of timm.
         "init_values": config.layer_scale,
         "no_embed_class": config.prefix_positions == "none" or None,
         "reg_tokens": config.n_registers or None,
         "qkv_bias": False if config.qkv_bias is False else None,
+        "class_token": None if config.distillation else pool == "token",
+        "fc_norm": None if config.distillation else False,
     }
-    model_args |= {key: value for key, value in values.items() if value is not None}
-    if not config.distillation:
-        model_args |= {"class_token": pool == "token", "fc_norm": False}
-    settings: dict[str, Any] = {
+    names = artifacts.get("class_names")
+    return {
         "architecture": _ARCHITECTURES[config.distillation],
         "num_classes": config.n_classes,
-        "model_args": model_args,
+        "model_args": {key: value for key, value in model_args.items() if value is not None},
         "pretrained_cfg": pretrained,
+        **({"label_names": names} if names else {}),
     }
-    if artifacts.get("class_names"):
-        settings["label_names"] = artifacts["class_names"]
-    return settings
 
 
 def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConfig, list[str]]:
     """Infer the config from the names and shapes of the tensors, and from timm's config.json.
 
-    Args:
-        tensors: Tensors by timm's names.
-        settings: Content of timm's config.json, empty if there is none.
-
-    Returns:
-        The config, and a list of sentences for the user, one for each assumption.
-
-    Raises:
-        InputError: The tensors or settings are not those of a supported ViT.
+    The second result is a list of sentences for the user, one for each assumption.
     """
     d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4)
     n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
@@ -278,7 +247,13 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     if "pre_logits.fc.weight" in tensors:
         options["representation_size"] = len(tensors["pre_logits.fc.weight"])
     check_allowed(settings, allowed)
-    n_heads, notes = _read_n_heads(settings, d_model)
+    notes = []
+    if (n_heads := get_key(settings, "model_args.num_heads")) is None:
+        if d_model % _HEAD_WIDTH:
+            message = f"must be in {CONFIG_FILE}, since weights of width {d_model} do not determine"
+            raise InputError(f"{message} the number of heads", option="model_args.num_heads")
+        n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
+        notes = [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]
     if get_key(settings, _ACT_LAYER, ...) is ...:
         notes.append("assumed the exact GELU, as in all but a few of timm's models")
     config = ViTConfig(
@@ -305,9 +280,6 @@ def _read_grid(
 
     `img_size`, `input_size` and `no_embed_class` in config.json have precedence over the number of
     positions, which can mean both (DeiT III has no positions of prefix tokens).
-
-    Raises:
-        InputError: The image is not a square of patches, or has another number of positions.
     """
     n_rows = tensor_shape(tensors, "pos_embed", 3)[1]
     input_size = get_key(settings, "pretrained_cfg.input_size") or [0, 0, 0]
@@ -326,26 +298,3 @@ def _read_grid(
         rows = f"a row for each of {n_prefix} prefix tokens and of a square of patches"
         raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
     return side, not unplaced
-
-
-def _read_n_heads(settings: Json, d_model: int) -> tuple[int, list[str]]:
-    """Read the number of heads from config.json, or assume it.
-
-    Args:
-        settings: Content of timm's config.json, empty if there is none.
-        d_model: Width of the model. A missing number of heads is assumed to be d_model / 64, but at
-            most 16.
-
-    Returns:
-        The number of heads; and a list of sentences for the user, empty if nothing is assumed.
-
-    Raises:
-        InputError: The number is missing, and `d_model` is not divisible by 64.
-    """
-    if (n_heads := get_key(settings, "model_args.num_heads")) is not None:
-        return n_heads, []
-    if d_model % _HEAD_WIDTH:
-        message = f"must be in {CONFIG_FILE}, since weights of width {d_model} do not determine"
-        raise InputError(f"{message} the number of heads", option="model_args.num_heads")
-    n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
-    return n_heads, [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]
