@@ -85,14 +85,11 @@ def test_translation_is_initialized_from_encoder_and_decoder(
                 found = ours[name.replace("stack", role, 1)]
                 torch.testing.assert_close(found, tensor, rtol=0, atol=1e-9)
     # Each token keeps its embedding under its new id.
-    pairs = shared_vocabulary(
-        read_source(both["decoder"]).tokenizer.to_str(), data.tokenizer.to_str()
-    )
+    new = data.tokenizer.to_str()
+    pairs = shared_vocabulary(read_source(both["decoder"]).tokenizer.to_str(), new)
     assert pairs is not None
     for role, place in (("encoder", "src_embed"), ("decoder", "tgt_embed")):
-        pairs = shared_vocabulary(
-            read_source(both[role]).tokenizer.to_str(), data.tokenizer.to_str()
-        )
+        pairs = shared_vocabulary(read_source(both[role]).tokenizer.to_str(), new)
         assert pairs is not None
         table, old = ours[f"{place}.tokens.weight"], sources[role]["embed.tokens.weight"]
         torch.testing.assert_close(table[pairs[1]], old[pairs[0]], rtol=0, atol=1e-9)

@@ -214,7 +214,8 @@ def _build_model(
     read_as = None if tuning.lora_rank else dtype  # updates are merged in fp32
     meta = directory.build_on_meta(build, config, content["state_dict"])
     check_kinds(state, meta.state_dict())
-    tensors = {name: directory.copy_tensor(x, read_as) for name, x in state.items()}
+    kind = read_as or torch.float32
+    tensors = {name: directory.copy_tensor(x, kind) for name, x in state.items()}
     try:
         model = directory.build_with(build, meta, tensors, read_as)
     except RuntimeError as error:

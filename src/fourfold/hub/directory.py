@@ -192,12 +192,12 @@ def build_on_meta(
 
 
 def copy_tensor(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a contiguous copy of a tensor of a file in memory; None means fp32.
+    """Return a contiguous copy, in memory, of a tensor that shares the memory of a file.
 
-    Integers keep their type.
+    Floating-point numbers are converted to `dtype`, unless it is None.
     """
     # Without a copy, the weights would be lost if somebody changes the file that holds them.
-    kind = (dtype or torch.float32) if x.is_floating_point() else x.dtype
+    kind = dtype if dtype is not None and x.is_floating_point() else x.dtype
     return x.detach().to(kind, copy=True, memory_format=torch.contiguous_format)
 
 

@@ -167,7 +167,7 @@ class KeyMap:
         Args:
             external: Tensors by external name.
             expected: State dict of the model, for the required names and shapes.
-            dtype: Data type of the native state dict; None means fp32.
+            dtype: Data type of the native state dict; None keeps those of the tensors.
 
         Returns:
             Two dictionaries: the native state dict; and the unmapped tensors by external name,
@@ -221,7 +221,7 @@ class KeyMap:
         """
         check_stored(external)
         meta = build_on_meta(build, config, external)
-        native, _ = self.to_native(external, meta.state_dict(), dtype)
+        native, _ = self.to_native(external, meta.state_dict(), dtype or torch.float32)
         return build_with(build, meta, native, dtype)
 
     def to_native_subset(

@@ -247,13 +247,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     if "pre_logits.fc.weight" in tensors:
         options["representation_size"] = len(tensors["pre_logits.fc.weight"])
     check_allowed(settings, allowed)
-    notes = []
-    if (n_heads := get_key(settings, "model_args.num_heads")) is None:
-        if d_model % _HEAD_WIDTH:
-            message = f"must be in {CONFIG_FILE}, since weights of width {d_model} do not determine"
-            raise InputError(f"{message} the number of heads", option="model_args.num_heads")
-        n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
-        notes = [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]
+    n_heads, notes = _read_n_heads(settings, d_model)
     if get_key(settings, _ACT_LAYER, ...) is ...:
         notes.append("assumed the exact GELU, as in all but a few of timm's models")
     config = ViTConfig(
@@ -298,3 +292,14 @@ def _read_grid(
         rows = f"a row for each of {n_prefix} prefix tokens and of a square of patches"
         raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
     return side, not unplaced
+
+
+def _read_n_heads(settings: Json, d_model: int) -> tuple[int, list[str]]:
+    """Read the number of heads from config.json, or assume it with a sentence for the user."""
+    if (n_heads := get_key(settings, "model_args.num_heads")) is not None:
+        return n_heads, []
+    if d_model % _HEAD_WIDTH:
+        message = f"must be in {CONFIG_FILE}, since weights of width {d_model} do not determine"
+        raise InputError(f"{message} the number of heads", option="model_args.num_heads")
+    n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
+    return n_heads, [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]
