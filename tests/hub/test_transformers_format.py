@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -17,6 +18,7 @@ import fourfold
 from fourfold import json_files
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.errors import InputError
+from fourfold.families import families
 from fourfold.hub import directory, transformers_format
 from fourfold.losses import IGNORE_INDEX
 from fourfold.models import (
@@ -416,7 +418,9 @@ ORDER_FOR_EXPORT = {
     ],
     "ViT": ["vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"],
     "EncoderDecoder": ["marian", "pegasus", "bart"],
-    **{"T5": ["t5"], "CLIP": ["clip"], "SigLIP": ["siglip"]},
+    "T5": ["t5"],
+    "CLIP": ["clip"],
+    "SigLIP": ["siglip"],
 }
 HEADS = ["SequenceClassifier", "TokenClassifier", "SpanExtractor", "MaskedLM"]
 ORDER_FOR_IMPORT = {"bert": HEADS, "roberta": HEADS, "modernbert": [HEADS[0], HEADS[3]]}
@@ -425,7 +429,8 @@ ORDER_FOR_IMPORT = {"bert": HEADS, "roberta": HEADS, "modernbert": [HEADS[0], HE
 def test_order_of_the_architectures() -> None:
     by_class: dict[str, list[str]] = {}
     by_type: dict[str, list[str]] = {}
-    for architecture in transformers_format.ARCHITECTURES:
+    modules = dict.fromkeys(path for family in families() for path in family.architectures.values())
+    for architecture in [x for path in modules for x in import_module(path).ARCHITECTURES]:
         name, model_type = architecture.model_class.__name__, architecture.model_type
         by_class.setdefault(name, []).append(model_type)
         by_type.setdefault(model_type, []).append(name)

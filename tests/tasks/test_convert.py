@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pickle
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from fourfold.checkpoints.save import write_transformers
 from fourfold.cli import main
 from fourfold.commands.infer.main import PROCESSORS
 from fourfold.errors import InputError
+from fourfold.families import families
 from fourfold.hub import directory
-from fourfold.hub.transformers_format import ARCHITECTURES
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig, TokenClassifier
 from fourfold.tasks import load_task
 from tests.fixtures.hf_models import MODELS, make_model, random_ids, to_fp64
@@ -322,7 +323,8 @@ def test_only_names_with_a_prefix_are_asked_of_the_hub(
 def test_runtimes_that_do_not_read_an_export_are_named(tmp_path: Path, capsys: Any) -> None:
     """In the message of the export, and in the table of the page."""
     page = Path("docs/interoperability.md").read_text()
-    for architecture in ARCHITECTURES:
+    modules = {path for family in families() for path in family.architectures.values()}
+    for architecture in [x for path in modules for x in import_module(path).ARCHITECTURES]:
         name = str(architecture.hf_class)
         for runtime in architecture.unread_by:
             assert f"| `{name}` | {runtime} |" in page
@@ -430,11 +432,11 @@ def test_wrong_arguments_are_rejected(command: str, arguments: list[str], capsys
 
 
 def test_reordered_sinusoids_are_the_same_function() -> None:
-    from fourfold.models.encoder_decoder.hub import deinterleave_positions
+    from fourfold.models.encoder_decoder.hub import prepare_export
 
     config = EncoderDecoderConfig(**{**vars(CONFIGS["encoder_decoder"]), "tie_embeddings": "none"})
     model = EncoderDecoder(config).double().eval()
-    other: nn.Module = deinterleave_positions(model).double().eval()
+    other: nn.Module = prepare_export(model).double().eval()
     x, tgt = torch.randint(29, (3, 8)), torch.randint(29, (3, 5))
     torch.testing.assert_close(other(x, tgt), model(x, tgt), rtol=1e-9, atol=1e-9)
     assert not torch.equal(other.src_embed.tokens.weight, model.src_embed.tokens.weight)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,7 @@ from torch import Tensor
 
 from fourfold.core.validation import check_stored, check_types
 from fourfold.errors import InputError, errors_in, reading
-from fourfold.hub import (
-    bert,
-    clip,
-    gemma,
-    gpt,
-    llama,
-    marian,
-    modernbert,
-    siglip,
-    t5,
-    vit,
-)
+from fourfold.families import families
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
 from fourfold.hub.directory import (
     CONFIG_FILE,
@@ -37,17 +27,8 @@ from fourfold.hub.directory import (
 )
 from fourfold.hub.keymap import listed
 from fourfold.json_files import TYPES, check_values, read_json
-from fourfold.layers.base_model import Model, on_meta
-from fourfold.models import EncoderDecoder
+from fourfold.layers.base_model import Model
 
-# For import, the first architecture of a `model_type` whose distinctive tensors exist is chosen.
-# For export of a model without a source, the first architecture that represents all of its settings
-# is chosen. So the order counts among the architectures of one `model_type` or one model class.
-ARCHITECTURES: tuple[Architecture, ...] = (
-    *(*bert.ARCHITECTURES, *gpt.ARCHITECTURES, *vit.ARCHITECTURES, *marian.ARCHITECTURES),
-    *(*t5.ARCHITECTURES, *clip.ARCHITECTURES, *llama.ARCHITECTURES, *gemma.ARCHITECTURES),
-    *(*modernbert.ARCHITECTURES, *siglip.ARCHITECTURES),
-)
 _EXPERTS = "it has a mixture of experts"
 _IMAGES = "it also has an image encoder"
 _REASONS = {
@@ -182,8 +163,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     """
     source: SourceCheckpoint | None = model.source
     if source is None:
-        model = marian.deinterleave_positions(model)
-        architecture = _choose_architecture(model)
+        model, architecture = _choose_architecture(model)
     else:
         with reading(_RECORD):
             candidates = _architectures_of(source.config)
@@ -221,10 +201,6 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
 
 def export_problem(model: Model) -> str | None:
     """Return the reason for which a model cannot be exported to transformers; None if it can."""
-    config: Any = model.config
-    if isinstance(model, EncoderDecoder) and config.positions == "sinusoidal":
-        with on_meta():  # as `deinterleave_positions`, which copies the weights
-            model = EncoderDecoder(replace(config, positions="sinusoidal_halves"))
     try:
         _choose_architecture(model)
     except InputError as error:
@@ -232,19 +208,29 @@ def export_problem(model: Model) -> str | None:
     return None
 
 
-def _choose_architecture(model: Model) -> Architecture:
-    """Return the first architecture to which a model can be exported without loss of a setting."""
-    config: Any = model.config
+def _choose_architecture(model: Model) -> tuple[Model, Architecture]:
+    """Return the first architecture that represents every setting, and the model as it stores it."""
     reasons = []
-    known = (a for a in ARCHITECTURES if type(model) is a.model_class and a.export_if(config))
-    for architecture in known:
-        tensors, unmatched = architecture.keymap.to_external(model.state_dict(), {})
-        problems = architecture.unrepresentable(config, tensors.keys()) or unmatched
-        if not problems:
-            return architecture
-        reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")
+    name = type(model).__name__
+    paths = [x for f in families() if name in f.models for x in f.architectures.values()]
+    for module in map(import_module, dict.fromkeys(paths)):
+        # Marian stores sinusoidal positions in another order, to which a model is converted.
+        model = getattr(module, "prepare_export", _unchanged)(model)
+        config: Any = model.config
+        for architecture in module.ARCHITECTURES:
+            if type(model) is not architecture.model_class or not architecture.export_if(config):
+                continue
+            tensors, unmatched = architecture.keymap.to_external(model.state_dict(), {})
+            problems = architecture.unrepresentable(config, tensors.keys()) or unmatched
+            if not problems:
+                return model, architecture
+            reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")
     detail = "; ".join(reasons) or "transformers has no class for this model"
-    raise InputError(f"cannot be exported to transformers: {detail}", option=type(model).__name__)
+    raise InputError(f"cannot be exported to transformers: {detail}", option=name)
+
+
+def _unchanged(model: Model) -> Model:
+    return model
 
 
 def _merge_config(
@@ -268,14 +254,17 @@ def _merge_config(
 def _architectures_of(config: Json) -> list[Architecture]:
     """Return the architectures that have the `model_type` of a config.json."""
     model_type = config.get("model_type")
-    candidates = [a for a in ARCHITECTURES if a.model_type == model_type]
+    known = {name: path for family in families() for name, path in family.architectures.items()}
+    # The first architecture of a `model_type` whose distinctive tensors exist is chosen.
+    found = import_module(known[model_type]).ARCHITECTURES if model_type in known else ()
+    candidates = [architecture for architecture in found if architecture.model_type == model_type]
     if not candidates:
         if model_type in UNSUPPORTED:
             reason, nearest = UNSUPPORTED[model_type]
             message = f"{model_type} is not supported, because {reason}; the nearest supported one"
             raise InputError(f"{message} is {nearest}", option="model_type")
-        known = ", ".join(dict.fromkeys(a.model_type for a in ARCHITECTURES))
-        raise InputError(f"must be one of {known}, got {model_type!r}", option="model_type")
+        names = ", ".join(known)
+        raise InputError(f"must be one of {names}, got {model_type!r}", option="model_type")
     return candidates
 
 

@@ -85,9 +85,16 @@ def llama_fields(*, kv_heads: int | None = None, d_head: int | None = None, **de
     num_attention_heads. `defaults` are those that differ from the defaults of Llama.
     """
     values = {
-        **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-        **{"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
-        **{"rms_norm_eps": 1e-6, "tied": False, "activation": "hidden_act", **defaults},
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tied": False,
+        "activation": "hidden_act",
+        **defaults,
     }
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return (

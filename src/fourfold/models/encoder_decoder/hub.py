@@ -1,6 +1,6 @@
 """Marian, Pegasus and BART: config fields, tensor names and channel order of transformers.
 
-`deinterleave_positions` converts sinusoidal positions to Marian's order of channels.
+`prepare_export` converts sinusoidal positions to Marian's order of channels.
 """
 
 from collections.abc import Collection
@@ -162,7 +162,7 @@ _READS_RESIDUAL = ("tokens", "q", "k", "v", "up", "gate", "own")
 _WRITES_RESIDUAL = ("out", "down")
 
 
-def deinterleave_positions(model: Model) -> Model:
+def prepare_export(model: Model) -> Model:
     """Convert a model with interleaved sinusoidal positions to Marian's order of channels.
 
     In Vaswani et al. 2017 (section 3.5), sines and cosines alternate. In Marian and Pegasus, all
@@ -177,7 +177,11 @@ def deinterleave_positions(model: Model) -> Model:
         return model
     width = model.config.d_model
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    result = EncoderDecoder(replace(model.config, positions="sinusoidal_halves"))
+    is_meta = next(model.parameters()).is_meta
+    with torch.device("meta" if is_meta else "cpu"):
+        result = EncoderDecoder(replace(model.config, positions="sinusoidal_halves"))
+    if is_meta:  # of `export_problem`, which reads shapes only
+        return result
     state = {name: x.cpu() for name, x in model.state_dict().items()}
     for name, x in state.items():
         *_, module, parameter = name.split(".")
