@@ -25,12 +25,12 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt scripts/setup.sh
-	@sh scripts/setup.sh .venv
+$(READY): pyproject.toml constraints.txt scripts/tools/setup.sh
+	@sh scripts/tools/setup.sh .venv
 	@touch $@
 
 demo: setup
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python scripts/demo
 
 test: check pytest
 
@@ -56,7 +56,7 @@ test-slow: setup
 	$(RUN) pytest -m slow
 
 docs: setup
-	@$(BIN)/python scripts/build_docs.py
+	@$(BIN)/python scripts/tools/build_docs.py
 
 format: setup
 	$(RUN) ruff check --fix-only .

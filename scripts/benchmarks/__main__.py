@@ -30,7 +30,7 @@ from scripts.benchmarks.decoding import measure_decoding
 from scripts.benchmarks.memory import measure_growth, measure_memory
 from scripts.benchmarks.peers.nanogpt import import_file
 from scripts.benchmarks.report import markdown, summary_line, write_report
-from scripts.benchmarks.train_steps import Measurement, measure_sentences, measure_steps
+from scripts.benchmarks.train_steps import Measurement, measure_steps
 from scripts.benchmarks.workloads import (
     DEFAULT_WORKLOADS,
     FAMILIES,
@@ -46,7 +46,6 @@ from scripts.benchmarks.workloads import (
 MEASURE: dict[str, Callable[[str, str, Shape, Settings], Iterator[Measurement]]] = {
     "train": measure_steps,
     "evaluate": measure_steps,
-    "sentences": measure_sentences,
     "memory": measure_memory,
     "greedy": measure_decoding,
     "prefill": measure_decoding,
@@ -75,8 +74,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--work",
         nargs="+",
         choices=WORKLOADS,
-        help="workloads; sentences is training on Multi30k and SST-2 under $FOURFOLD_DATA, growth"
-        f" needs --growth or measures every axis (default: {' '.join(DEFAULT_WORKLOADS)})",
+        help="workloads; growth needs --growth or measures every axis"
+        f" (default: {' '.join(DEFAULT_WORKLOADS)})",
     )
     add(
         "--growth",
@@ -111,16 +110,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
-    add("--out", type=Path, metavar="DIR", help="directory for bench.md, bench.json and bench.png")
+    add("--out", type=Path, metavar="DIR", help="directory for bench.md and bench.json")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print the report, and write it if a directory is given.
-
-    Raises:
-        InputError: An option has an invalid value, or there is nothing to measure.
-    """
+    """Measure, print the report, and write it if a directory is given."""
     options = make_parser().parse_args(argv)
     settings = make_settings(options)
     out: Path | None = options.out
@@ -128,30 +123,22 @@ def main(argv: Sequence[str]) -> int:
         out.mkdir(parents=True, exist_ok=True)
     description = machine(torch.device(settings.device))
     measurements: list[Measurement] = []
-    is_complete = False
     with _exit_on_sigterm():
         try:
             for measurement in measure(settings):
                 measurements.append(measurement)
                 print(summary_line(measurement), file=sys.stderr, flush=True)
-            is_complete = True
         finally:  # an interrupted run reports what it has measured
             if measurements:
                 print(markdown(measurements, description, settings), end="", flush=True)
                 if out is not None:
-                    written = write_report(
-                        measurements, description, settings, out, has_figure=is_complete
-                    )
+                    written = write_report(measurements, description, settings, out)
                     print("\nwrote", *written, flush=True)
     return 0
 
 
 def make_settings(options: argparse.Namespace) -> Settings:
-    """Check the options and create the settings.
-
-    Raises:
-        InputError: An option has an invalid value, or there is nothing to measure.
-    """
+    """Check the options and create the settings, or raise InputError."""
     check_positive("--rounds", options.rounds)
     check_positive("--threads", options.threads)
     check_range("--dropout", options.dropout, minimum=0.0, below=1.0)

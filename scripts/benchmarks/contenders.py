@@ -1,7 +1,7 @@
 """Benchmark contenders: models with their losses, training and evaluation steps."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,17 +29,11 @@ COMPILED_SUFFIX = " compiled"  # of the name of a contender
 
 @dataclass(frozen=True)
 class Contender:
-    """A model with the loss that users of its library train it with.
-
-    Args:
-        module: The model.
-        loss: Computes a scalar from the module, compiled or not, and a batch.
-        compile: Compiles the module as users of its library do.
-    """
+    """A model with the loss that users of its library train it with."""
 
     module: nn.Module
-    loss: Callable[[Any, Any], Tensor]
-    compile: Callable[[nn.Module], Any] = torch.compile
+    loss: Callable[[Any, Any], Tensor]  # of the module, compiled or not, and a batch
+    compile: Callable[[nn.Module], Any] = torch.compile  # as users of its library do
 
     @property
     def n_parameters(self) -> int:
@@ -54,47 +48,35 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def training_step(
-    contender: Contender,
-    batches: Sequence[Any],
-    precision: str,
-    device: torch.device,
-    *,
-    compile: bool = False,
+    contender: Contender, batch: Any, precision: str, device: torch.device, *, compile: bool = False
 ) -> Call:
-    """Return a function that trains one step on each batch with fused AdamW."""
+    """Return a function that trains one step with fused AdamW."""
     module: Any = contender.module.to(device).train()
     weights = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-4, weight_decay=0.01, fused=True)
     module = contender.compile(module) if compile else module
 
     def step() -> None:
-        for batch in batches:
-            with autocast(precision, device):
-                loss = contender.loss(module, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        with autocast(precision, device):
+            loss = contender.loss(module, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     return step
 
 
 def evaluation_step(
-    contender: Contender,
-    batches: Sequence[Any],
-    precision: str,
-    device: torch.device,
-    *,
-    compile: bool = False,
+    contender: Contender, batch: Any, precision: str, device: torch.device, *, compile: bool = False
 ) -> Call:
-    """Return a function that computes the loss of each batch without gradients."""
+    """Return a function that computes the loss of a batch without gradients."""
     module: Any = contender.module.to(device)
     module = contender.compile(module) if compile else module
 
     def step() -> None:
         contender.module.eval()
         with torch.no_grad(), autocast(precision, device):
-            for batch in batches:
-                contender.loss(module, batch)
+            contender.loss(module, batch)
 
     return step
 
@@ -118,54 +100,29 @@ def _compile_blocks(model: nn.Module) -> nn.Module:
 
 
 def _sizes(shape: Shape, dropout: float) -> dict[str, Any]:
-    return {
-        "d_model": shape.d_model,
-        "n_layers": shape.n_layers,
-        "n_heads": shape.n_heads,
-        "d_ff": shape.d_ff,
-        "dropout": dropout,
-    }
+    names = ("d_model", "n_layers", "n_heads", "d_ff")
+    return {name: getattr(shape, name) for name in names} | {"dropout": dropout}
 
 
-def causal_lm(shape: Shape, dropout: float) -> CausalLanguageModeling:
-    """Create the task of GPT-2."""
-    config = CausalLMConfig(
-        **_sizes(shape, dropout),
-        attn_dropout=dropout,
-        vocab_size=shape.n_out,
-        max_len=shape.length,
-    )
-    return CausalLanguageModeling(config)
+def _text_sizes(shape: Shape, dropout: float) -> dict[str, Any]:
+    more = {"attn_dropout": dropout, "vocab_size": shape.n_out, "max_len": shape.length}
+    return _sizes(shape, dropout) | more
 
 
 def llama(shape: Shape, dropout: float) -> CausalLanguageModeling:
     """Create the task of a Llama with tied embeddings and as many parameters as GPT-2."""
     n_kv_heads, d_ff = shape.llama
     config = CausalLMConfig(
-        **{**_sizes(shape, dropout), "d_ff": d_ff},
+        **{**_text_sizes(shape, dropout), "d_ff": d_ff},
         n_kv_heads=n_kv_heads,
-        attn_dropout=dropout,
         activation="silu",
         feed_forward="glu",
         norm="rms",
         bias=False,
         positions="none",
         rope_theta=10000.0,
-        vocab_size=shape.n_out,
-        max_len=shape.length,
     )
     return CausalLanguageModeling(config)
-
-
-def masked_lm(shape: Shape, dropout: float) -> MaskedLanguageModeling:
-    """Create the task of BERT without next-sentence prediction."""
-    config = MaskedLMConfig(
-        **_sizes(shape, dropout),
-        attn_dropout=dropout,
-        vocab_size=shape.n_out,
-        max_len=shape.length,
-    )
-    return MaskedLanguageModeling(config)
 
 
 def vit(shape: Shape, dropout: float) -> ImageClassification:
@@ -198,9 +155,9 @@ def encoder_decoder(shape: Shape, dropout: float, *, bias: bool = False) -> Tran
 
 
 TASKS: dict[str, Callable[[Shape, float], Task]] = {
-    "causal_lm": causal_lm,
+    "causal_lm": lambda *given: CausalLanguageModeling(CausalLMConfig(**_text_sizes(*given))),
     "llama": llama,
-    "masked_lm": masked_lm,
+    "masked_lm": lambda *given: MaskedLanguageModeling(MaskedLMConfig(**_text_sizes(*given))),
     "vit": vit,
     "encoder_decoder": encoder_decoder,
 }

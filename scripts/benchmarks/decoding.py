@@ -16,27 +16,14 @@ import torch
 from torch import Tensor, nn
 
 import fourfold
+from scripts.benchmarks import workloads
 from scripts.benchmarks.contenders import DTYPES, TASKS, encoder_decoder
 from scripts.benchmarks.measurements import Rounds, copying
 from scripts.benchmarks.peers import litgpt
 from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
 from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
 from scripts.benchmarks.train_steps import Measurement, relative_to_fourfold
-from scripts.benchmarks.workloads import (
-    BEAM_MAX_NEW_TOKENS,
-    BOS_ID,
-    EOS_ID,
-    FIRST_ID,
-    FOURFOLD,
-    GREEDY_DECODING,
-    NUM_BEAMS,
-    PAD_ID,
-    WORKLOADS,
-    GreedyDecoding,
-    Settings,
-    Shape,
-    make_batch,
-)
+from scripts.benchmarks.workloads import FOURFOLD, GreedyDecoding, Settings, Shape, make_batch
 
 # Loads a peer's model of a data type from a directory.
 Loader = Callable[[str, torch.dtype], nn.Module]
@@ -49,20 +36,12 @@ EOS_LOGIT = -1e4  # bias that excludes the end-of-text token
 
 @dataclass(frozen=True)
 class DecodingCase:
-    """Decoding of one batch by all contenders.
-
-    Args:
-        name: Name of the case.
-        batch_size: Number of rows B.
-        functions: Functions that return the new tokens (B, N), by contender.
-        model: Model of fourfold.
-        n_new: Number of new tokens N.
-    """
+    """Decoding of one batch by all contenders."""
 
     name: str
     batch_size: int
-    functions: dict[str, Callable[[], Tensor]]
-    model: nn.Module
+    functions: dict[str, Callable[[], Tensor]]  # return the new tokens (B, N), by contender
+    model: nn.Module  # of fourfold
     n_new: int
 
     def equal_rows(self) -> dict[str, float]:
@@ -132,48 +111,36 @@ def measure_decoding(
 
 
 def greedy_cases(
-    family: str, settings: Settings, shape: Shape, device: torch.device, peers: list[str]
-) -> list[DecodingCase]:
-    """Create the cases of greedy decoding by a causal LM, one for each batch size."""
-    sizes = GREEDY_DECODING[settings.size]
-    names = {n: f"batch {n}" for n in sizes.batch_sizes}
-    return sized_greedy_cases(family, settings, shape, device, peers, names, sizes)
-
-
-def prefill_cases(
-    family: str, settings: Settings, shape: Shape, device: torch.device, peers: list[str]
-) -> list[DecodingCase]:
-    """Create the case of the first token after a prompt as long as a row of the training."""
-    sizes = GreedyDecoding(shape.length - 1, 1, (1,))
-    names = {1: f"prompt of {sizes.prompt_len} tokens"}
-    return sized_greedy_cases(family, settings, shape, device, peers, names, sizes)
-
-
-def sized_greedy_cases(
+    workload: str,
     family: str,
     settings: Settings,
     shape: Shape,
     device: torch.device,
     peers: list[str],
-    names: dict[int, str],
-    sizes: GreedyDecoding,
 ) -> list[DecodingCase]:
-    """Create cases of greedy decoding with given sizes, one for each batch size in `names`."""
+    """Create the cases of greedy decoding by a causal LM, one for each batch size.
+
+    The workload prefill is the first token after a prompt as long as a row of the training.
+    """
+    sizes, case_name = workloads.GREEDY_DECODING[settings.size], "batch {}"
+    if workload == "prefill":
+        sizes = GreedyDecoding(shape.length - 1, 1, (1,))
+        case_name = f"prompt of {sizes.prompt_len} tokens"
     n_new = sizes.max_new_tokens
     shape = replace(shape, length=max(shape.length, sizes.prompt_len + n_new))
     model, load = _with_same_weights(settings, TASKS[family](shape, 0.0), device)
     loaders = {TRANSFORMERS: load_causal_lm, LITGPT: litgpt.load_llama}
     loaded = {name: load(loaders[name]) for name in peers}
     cases = []
-    for batch_size, name in names.items():
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(
-            FIRST_ID, shape.n_out, (batch_size, sizes.prompt_len), generator=generator
-        ).to(device)
+    for batch_size in sizes.batch_sizes:
+        noise = torch.Generator().manual_seed(0)
+        given = (workloads.FIRST_ID, shape.n_out, (batch_size, sizes.prompt_len))
+        ids = torch.randint(*given, generator=noise).to(device)
         functions = {FOURFOLD: _fourfold_greedy(model, ids, n_new)}
         for library, peer in loaded.items():
             greedy = _transformers_greedy if library == TRANSFORMERS else _litgpt_greedy
             functions[library] = greedy(peer, ids, n_new)
+        name = case_name.format(batch_size)
         cases.append(DecodingCase(name, batch_size, functions, model, n_new))
     return cases
 
@@ -182,7 +149,7 @@ def beam_cases(
     settings: Settings, shape: Shape, device: torch.device, peers: list[str]
 ) -> list[DecodingCase]:
     """Create the case of beam search by the encoder-decoder, on its training batch."""
-    n_new = min(BEAM_MAX_NEW_TOKENS, shape.max_len)
+    n_new = min(workloads.BEAM_MAX_NEW_TOKENS, shape.max_len)
     task = encoder_decoder(shape, 0.0, bias=True)
     model, load = _with_same_weights(settings, task, device)
     batch = make_batch("encoder_decoder", shape, device)
@@ -190,7 +157,7 @@ def beam_cases(
     if peers:
         functions[TRANSFORMERS] = _transformers_beam_search(load(load_seq2seq), batch, n_new)
     batch_size = len(batch.src)
-    name = f"batch {batch_size}, beam {NUM_BEAMS}"
+    name = f"batch {batch_size}, beam {workloads.NUM_BEAMS}"
     return [DecodingCase(name, batch_size, functions, model, n_new)]
 
 
@@ -198,8 +165,11 @@ def beam_cases(
 CASES: dict[
     tuple[str, str], Callable[[Settings, Shape, torch.device, list[str]], list[DecodingCase]]
 ] = {
-    **{("greedy", family): partial(greedy_cases, family) for family in WORKLOADS["greedy"]},
-    **{("prefill", family): partial(prefill_cases, family) for family in WORKLOADS["prefill"]},
+    **{
+        (work, family): partial(greedy_cases, work, family)
+        for work in ("greedy", "prefill")
+        for family in workloads.WORKLOADS[work]
+    },
     ("beam", "encoder_decoder"): beam_cases,
 }
 
@@ -215,7 +185,7 @@ def _with_same_weights(
     bias = getattr(model.head, "bias", None)
     if bias is not None:
         with torch.no_grad():
-            bias[EOS_ID] = EOS_LOGIT
+            bias[workloads.EOS_ID] = EOS_LOGIT
 
     def load(loader: Loader) -> nn.Module:
         with tempfile.TemporaryDirectory() as folder:
@@ -233,15 +203,8 @@ def _fourfold_greedy(model: nn.Module, ids: Tensor, n_new: int) -> Callable[[], 
 
 
 def _transformers_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
-    mask = torch.ones_like(ids)
-
-    def generate() -> Tensor:
-        output = model.generate(
-            ids, attention_mask=mask, max_new_tokens=n_new, do_sample=False, pad_token_id=0
-        )
-        return output[:, ids.shape[1] :]
-
-    return generate
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": n_new, "pad_token_id": 0}
+    return lambda: model.generate(ids, do_sample=False, **options)[:, ids.shape[1] :]
 
 
 def _litgpt_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
@@ -249,36 +212,13 @@ def _litgpt_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
 
 
 def _fourfold_beam_search(model: nn.Module, batch: Any, n_new: int) -> Callable[[], Tensor]:
-    def search() -> Tensor:
-        sequences, _ = fourfold.beam_search(
-            model,
-            batch.src,
-            NUM_BEAMS,
-            1.0,
-            "power",
-            src_mask=batch.src_mask,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            pad_id=PAD_ID,
-            max_len=n_new,
-        )
-        return sequences[:, 1:]
-
-    return search
+    ids = {"bos_id": workloads.BOS_ID, "eos_id": workloads.EOS_ID, "pad_id": workloads.PAD_ID}
+    options = {**ids, "src_mask": batch.src_mask, "max_len": n_new}
+    beams = workloads.NUM_BEAMS
+    return lambda: fourfold.beam_search(model, batch.src, beams, 1.0, "power", **options)[0][:, 1:]
 
 
 def _transformers_beam_search(model: Any, batch: Any, n_new: int) -> Callable[[], Tensor]:
-    mask = batch.src_mask.long()
-
-    def generate() -> Tensor:
-        output = model.generate(
-            batch.src,
-            attention_mask=mask,
-            max_new_tokens=n_new,
-            num_beams=NUM_BEAMS,
-            do_sample=False,
-            length_penalty=1.0,
-        )
-        return output[:, 1:]
-
-    return generate
+    options = {"num_beams": workloads.NUM_BEAMS, "do_sample": False, "length_penalty": 1.0}
+    options |= {"attention_mask": batch.src_mask.long(), "max_new_tokens": n_new}
+    return lambda: model.generate(batch.src, **options)[:, 1:]

@@ -35,15 +35,8 @@ class Spread:
 class Rounds:
     """Interleaved rounds, which are printed to stderr and kept if the benchmark is stopped.
 
-    Args:
-        title: First words of each printed line.
-        functions: Functions to measure, by name.
-        rounds: Number of measured rounds.
-        warm: Number of unmeasured rounds before them.
-        device: Device of the functions.
-
-    Attributes:
-        seconds: For each function by name, one duration per finished round.
+    `seconds` has, for each function by name, one duration per finished round. `warm` rounds before
+    them are not measured.
     """
 
     def __init__(

@@ -128,17 +128,9 @@ def _measure_time(
 
 
 def peak_memory(contender: str, family: str, shape: Shape, settings: Settings) -> int:
-    """Return the peak memory of training, in bytes.
-
-    Raises:
-        MeasurementFailed: It needs too much memory or time, or fails.
-    """
-    job = {
-        "contender": contender,
-        "family": family,
-        "shape": asdict(shape),
-        "settings": asdict(settings),
-    }
+    """Return the peak memory of training in bytes, or raise MeasurementFailed."""
+    job = {"contender": contender, "family": family}
+    job |= {"shape": asdict(shape), "settings": asdict(settings)}
     command = module_command("memory", job)
     try:
         done = subprocess.run(**command, capture_output=True, timeout=settings.time_limit)
@@ -181,7 +173,7 @@ def _train(contender: str, family: str, shape: Shape, settings: Settings) -> Non
     device = torch.device(settings.device)
     batch = make_batch(family, shape, device)
     built = build_contender(contender, family, shape, settings)
-    step = training_step(built, [batch], settings.precision, device)
+    step = training_step(built, batch, settings.precision, device)
     for _ in range(N_STEPS):
         step()
 

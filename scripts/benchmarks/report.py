@@ -1,4 +1,4 @@
-"""Benchmark reports: Markdown tables, JSON with every measurement, and a figure."""
+"""Benchmark reports: Markdown tables, and JSON with every measurement."""
 
 import json
 from collections.abc import Sequence
@@ -18,27 +18,14 @@ TITLES = {
     "greedy": "Greedy decoding with the same weights",
     "prefill": "First token after a prompt, with the same weights",
     "beam": "Beam search with the same weights",
-    "sentences": "Training on real sentences: batches of similar lengths against random batches",
     "growth": "Time and memory of a training step of growing size",
 }
 RATIO = "relative to fourfold"
 SHARE = "share of the limit"
 COLUMNS = (
-    "family",
-    "case",
-    "axis value",
-    "contender",
-    "parameters",
-    "value",
-    RATIO,
-    SHARE,
-    "note",
+    *("family", "case", "axis value", "contender", "parameters"),
+    *("value", RATIO, SHARE, "note"),
 )
-# Sizes of the figure in inches.
-PANEL_WIDTH = 9.0
-FRAME_HEIGHT = 1.2
-BAR_HEIGHT = 0.22
-LINE_PANEL_HEIGHT = 3.2
 
 
 def summary_line(measurement: Measurement) -> str:
@@ -130,89 +117,21 @@ def to_json(
         "settings": options,
         "shapes": {family: asdict(shape) for family, shape in SIZES[settings.size].items()},
         "measurements": [
-            {name: value for name, value in asdict(measurement).items() if value not in _EMPTY}
+            {k: v for k, v in asdict(measurement).items() if v not in (None, "", (), [])}
             for measurement in measurements
         ],
     }
     return json.dumps(content, indent=1) + "\n"
 
 
-_EMPTY: tuple[Any, ...] = (None, "", (), [])
-
-
 def write_report(
-    measurements: Sequence[Measurement],
-    machine: dict[str, Any],
-    settings: Settings,
-    out: Path,
-    *,
-    has_figure: bool = True,
+    measurements: Sequence[Measurement], machine: dict[str, Any], settings: Settings, out: Path
 ) -> list[Path]:
-    """Write bench.md, bench.json and bench.png to a directory, and return the files.
-
-    Args:
-        measurements: What was measured.
-        machine: Description of the machine.
-        settings: Settings of the benchmark.
-        out: Directory.
-        has_figure: Write bench.png, which takes seconds.
-    """
-    (out / "bench.md").write_text(markdown(measurements, machine, settings), encoding="utf-8")
-    (out / "bench.json").write_text(to_json(measurements, machine, settings), encoding="utf-8")
-    if has_figure:
-        plot(measurements, out / "bench.png")
-    names = ("bench.md", "bench.json", "bench.png")
-    return [out / name for name in names[: 3 if has_figure else 2]]
-
-
-def plot(measurements: Sequence[Measurement], file: Path) -> None:
-    """Plot ratios as bars, one panel per workload, and growth as lines, one per axis and unit."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    panels: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        if measurement.axis_value is not None and measurement.values:
-            title = f"{measurement.workload} with {measurement.case}, {measurement.unit}"
-            panels.setdefault(title, []).append(measurement)
-        elif measurement.ratios:
-            panels.setdefault(measurement.workload, []).append(measurement)
-    heights = [_panel_height(panel) for panel in panels.values()] or [FRAME_HEIGHT]
-    figure = Figure(figsize=(PANEL_WIDTH, sum(heights)), layout="tight")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (title, panel) in zip(axes, panels.items(), strict=False):
-        plot_panel = _plot_bars if panel[0].axis_value is None else _plot_lines
-        plot_panel(axis, panel)
-        axis.set_title(title, fontsize=10)
-    figure.savefig(file, dpi=110)
-
-
-def _panel_height(panel: Sequence[Measurement]) -> float:
-    if panel[0].axis_value is not None:
-        return LINE_PANEL_HEIGHT
-    return FRAME_HEIGHT + BAR_HEIGHT * len(panel)
-
-
-def _plot_bars(axis: Any, measurements: Sequence[Measurement]) -> None:
-    labels = [" ".join(filter(None, (m.family, m.case, m.contender))) for m in measurements]
-    spreads = [Spread.of(measurement.ratios) for measurement in measurements]
-    medians = [spread.median for spread in spreads]
-    below = [spread.median - spread.least for spread in spreads]
-    above = [spread.greatest - spread.median for spread in spreads]
-    positions = range(len(measurements))
-    axis.barh(positions, medians, xerr=[below, above], color="tab:blue", alpha=0.7)
-    axis.set_yticks(positions, labels, fontsize=7)
-    axis.invert_yaxis()
-    axis.axvline(1.0, color="black", linewidth=0.8)
-    axis.set_xlabel(RATIO, fontsize=8)
-
-
-def _plot_lines(axis: Any, measurements: Sequence[Measurement]) -> None:
-    for name in dict.fromkeys(measurement.contender for measurement in measurements):
-        curve = [measurement for measurement in measurements if measurement.contender == name]
-        medians = [Spread.of(measurement.values).median for measurement in curve]
-        axis.plot([m.axis_value for m in curve], medians, marker="o", label=name)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.legend(fontsize=8)
+    """Write bench.md and bench.json to a directory, and return the files."""
+    texts = {
+        out / "bench.md": markdown(measurements, machine, settings),
+        out / "bench.json": to_json(measurements, machine, settings),
+    }
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+    return list(texts)

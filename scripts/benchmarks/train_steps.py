@@ -7,60 +7,34 @@ from dataclasses import dataclass
 import torch
 
 from fourfold.analysis.flops import TRAINING_TO_FORWARD
-from fourfold.errors import InputError
 from fourfold.reproduce.interleaved_timing import WARMUP_ROUNDS
 from scripts.benchmarks.contenders import COMPILED_SUFFIX, DTYPES, batch_flops
 from scripts.benchmarks.measurements import Rounds, feed_forward_product, ratios
 from scripts.benchmarks.peers.registry import PeerUnavailable, peers_with
 from scripts.benchmarks.workers import STEPS_PER_CALL, Worker, worker_processes
-from scripts.benchmarks.workloads import (
-    FOURFOLD,
-    Settings,
-    Shape,
-    count_tokens,
-    make_batch,
-    make_batches,
-)
+from scripts.benchmarks.workloads import FOURFOLD, Settings, Shape, make_batch
 
 FEED_FORWARD_PRODUCT = "feed-forward product"
 MS_PER_STEP = "ms per step"
-MS_PER_1000_TOKENS = "ms per 1,000 tokens"
-MAIN_PEERS = ("transformers",)  # measured where one peer suffices
 FORWARD_PASSES = {"train": TRAINING_TO_FORWARD, "evaluate": 1}  # FLOPs of a step, in forward passes
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measurements of one contender in one workload.
-
-    Args:
-        workload: Key of `WORKLOADS`.
-        family: Family of the model.
-        contender: `FOURFOLD` or a peer, with `COMPILED_SUFFIX` if it is compiled.
-        unit: Unit of the values.
-        case: Distinguishes several measurements of one workload, such as batch sizes.
-        values: One value per round.
-        ratios: Values divided by those of `FOURFOLD` in the same round.
-        utilization: Fraction of the rate of `limit`, one per round.
-        limit: Operation with whose rate it is compared: feed-forward product (torch.mm at the
-            shape of the model's feed-forward layer) or memory bandwidth.
-        n_parameters: Number of trained parameters.
-        note: A remark, or the reason why there are no values.
-        axis_value: Length, vocabulary or batch size in the workload "growth".
-    """
+    """Measurements of one contender in one workload; the lists have one value per round."""
 
     workload: str
     family: str
-    contender: str
+    contender: str  # `FOURFOLD` or a peer, with `COMPILED_SUFFIX` if it is compiled
     unit: str
-    case: str = ""
+    case: str = ""  # distinguishes several measurements of one workload, such as batch sizes
     values: Sequence[float] = ()
-    ratios: Sequence[float] = ()
-    utilization: Sequence[float] = ()
-    limit: str = ""
+    ratios: Sequence[float] = ()  # values divided by those of `FOURFOLD` in the same round
+    utilization: Sequence[float] = ()  # fraction of the rate of `limit`
+    limit: str = ""  # feed-forward product or memory bandwidth
     n_parameters: int | None = None
-    note: str = ""
-    axis_value: int | None = None
+    note: str = ""  # a remark, or the reason why there are no values
+    axis_value: int | None = None  # length, vocabulary or batch size in the workload "growth"
 
 
 def relative_to_fourfold(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
@@ -78,16 +52,8 @@ def start_workers(
 ) -> tuple[dict[str, Worker], dict[str, str]]:
     """Start a worker for each contender, and a compiled one if the settings say so.
 
-    Args:
-        workload: Key of `STEPS`.
-        family: Family of the model.
-        shape: Sizes of the model.
-        settings: Settings of the benchmark.
-        names: Names of the contenders.
-        workers: List of `worker_processes`, to which the workers are added.
-
-    Returns:
-        Workers by name, and by name the reason why others are unavailable.
+    Returns the workers by name, and by name the reason why others are unavailable. The workers are
+    added to `workers`, the list of `worker_processes`.
     """
     started: dict[str, Worker] = {}
     unavailable: dict[str, str] = {}
@@ -152,37 +118,4 @@ def measure_steps(
         yield Measurement(
             "memory", family, name, "MiB", values=[peak / 2**20], ratios=relative_peak
         )
-    rounds.end()
-
-
-def measure_sentences(
-    workload: str, family: str, shape: Shape, settings: Settings
-) -> Iterator[Measurement]:
-    """Measure training on real sentences; a missing dataset gives one measurement with a note."""
-    try:
-        batches = make_batches(FOURFOLD, family, shape, settings)
-    except InputError as error:
-        yield Measurement(workload, family, FOURFOLD, MS_PER_1000_TOKENS, note=str(error))
-        return
-    n_tokens = count_tokens(batches)
-    n_steps = STEPS_PER_CALL[torch.device(settings.device).type]
-    names = [FOURFOLD, *(name for name in MAIN_PEERS if name in settings.peers)]
-    with worker_processes() as workers:
-        started, unavailable = start_workers(workload, family, shape, settings, names, workers)
-        device = torch.device(settings.device)
-        rounds = Rounds(f"{workload}: {family}", started, settings.rounds, 1, device)
-    seconds = rounds.seconds
-    relative = relative_to_fourfold(seconds)
-    for name, values in seconds.items():
-        yield Measurement(
-            workload,
-            family,
-            name,
-            MS_PER_1000_TOKENS,
-            values=[1e6 * value / n_steps / n_tokens for value in values],
-            ratios=relative[name],
-            n_parameters=started[name].n_parameters,
-        )
-    for name, reason in unavailable.items():
-        yield Measurement(workload, family, name, MS_PER_1000_TOKENS, note=reason)
     rounds.end()

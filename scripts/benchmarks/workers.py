@@ -22,10 +22,10 @@ from fourfold.errors import InputError
 from fourfold.reproduce.interleaved_timing import Call, wait
 from scripts.benchmarks.contenders import evaluation_step, training_step
 from scripts.benchmarks.peers.registry import PeerUnavailable, build_contender
-from scripts.benchmarks.workloads import FOURFOLD, Settings, Shape, make_batch, make_batches
+from scripts.benchmarks.workloads import FOURFOLD, Settings, Shape, make_batch
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = {"train": training_step, "evaluate": evaluation_step, "sentences": training_step}
+STEPS = {"train": training_step, "evaluate": evaluation_step}
 # Number of steps of a call, by device. On a GPU, the host enqueues the operations of several steps,
 # as in a training, before it waits for them.
 STEPS_PER_CALL = {"cpu": 1, "cuda": 5}
@@ -45,19 +45,8 @@ def module_command(module: str, job: dict[str, Any]) -> dict[str, Any]:
 class Worker:
     """A contender in a subprocess; calling it runs the steps of `STEPS_PER_CALL`.
 
-    The constructor starts the subprocess. `wait` must return before the first call.
-
-    Args:
-        workload: Key of `STEPS`.
-        contender: `FOURFOLD` or the name of a peer.
-        family: Family of the model.
-        shape: Sizes of the model.
-        settings: Settings of the benchmark.
-        compile: Whether to compile the model.
-
-    Attributes:
-        n_parameters: Number of trained parameters, after `wait`.
-        peak: Peak memory on a GPU in bytes, after a call.
+    The constructor starts the subprocess. `wait`, which sets `n_parameters`, must return before the
+    first call. A call sets `peak`, the peak memory on a GPU in bytes.
     """
 
     def __init__(
@@ -70,14 +59,8 @@ class Worker:
         *,
         compile: bool,
     ) -> None:
-        job = {
-            "workload": workload,
-            "contender": contender,
-            "family": family,
-            "compile": compile,
-            "shape": asdict(shape),
-            "settings": asdict(settings),
-        }
+        job = {"workload": workload, "contender": contender, "family": family, "compile": compile}
+        job |= {"shape": asdict(shape), "settings": asdict(settings)}
         self._process = subprocess.Popen(
             **module_command("workers", job),
             stdin=subprocess.PIPE,
@@ -88,11 +71,7 @@ class Worker:
         self.peak = 0
 
     def wait(self) -> None:
-        """Wait until the first step has ended.
-
-        Raises:
-            PeerUnavailable: The peer is not installed, or fails.
-        """
+        """Wait until the first step has ended; PeerUnavailable if the peer fails."""
         reply = self._read_reply()
         if "unavailable" in reply:
             raise PeerUnavailable(reply["unavailable"])
@@ -161,23 +140,16 @@ def make_step(job: dict[str, Any], shape: Shape, settings: Settings) -> tuple[Ca
     if name == FOURFOLD and device.type == "cpu":
         disable_malloc_trim()  # as `fourfold fit` does
     torch.manual_seed(0)
-    if job["workload"] == "sentences":
-        batches = make_batches(name, family, shape, settings)
-    else:
-        batches = [make_batch(family, shape, device)]
+    batch = make_batch(family, shape, device)
     contender = build_contender(name, family, shape, settings)
     make = STEPS[job["workload"]]
-    step = make(contender, batches, settings.precision, device, compile=job["compile"])
+    step = make(contender, batch, settings.precision, device, compile=job["compile"])
     run_once(step, name)
     return step, contender.n_parameters
 
 
 def run_once(step: Call, contender: str) -> None:
-    """Run a step for the first time.
-
-    Raises:
-        PeerUnavailable: The step of a peer failed. Errors of fourfold are raised unchanged.
-    """
+    """Run a step for the first time; the error of a peer becomes PeerUnavailable."""
     try:
         step()
     except Exception as error:  # peers raise many classes

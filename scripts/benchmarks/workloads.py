@@ -1,4 +1,4 @@
-"""Benchmark workloads: model sizes, settings, synthetic batches and batches of real sentences.
+"""Benchmark workloads: model sizes, settings and synthetic batches.
 
 Shapes: B rows, T tokens, S source tokens, V vocabulary, K classes.
 """
@@ -7,19 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.data import MaskedTextData, TranslationData
 from fourfold.data.loading.batches import CausalBatch, ImageBatch, MaskedBatch, PairBatch
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
-from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.losses import IGNORE_INDEX
-from fourfold.tokenization.training import TokenizerConfig
 
 FOURFOLD = "fourfold"  # the contender that others are compared with
-PEER_NAMES = ("transformers", "timm", "nanogpt", "litgpt", "x_transformers", "torch")
+PEER_NAMES = ("transformers", "timm", "nanogpt", "litgpt")
 FAMILIES = ("causal_lm", "llama", "masked_lm", "vit", "encoder_decoder")
 PRECISIONS = ("bf16", "fp32")
 # Workloads, and the families that each is defined for.
@@ -30,7 +25,6 @@ WORKLOADS = {
     "greedy": ("causal_lm", "llama"),
     "prefill": ("causal_lm", "llama"),
     "beam": ("encoder_decoder",),
-    "sentences": ("masked_lm", "encoder_decoder"),
     "growth": ("causal_lm", "llama"),
 }
 DEFAULT_WORKLOADS = ("train", "evaluate", "memory", "greedy", "beam")
@@ -42,31 +36,18 @@ MASK_ID = 3
 FIRST_ID = 4  # smallest id of an ordinary token
 MLM_PROBABILITY = 0.15
 LENGTH_DEVIATION = 0.3  # standard deviation of sentence lengths, relative to their mean
-SENTENCES_PER_BATCH = 64
-N_SENTENCE_BATCHES = 16  # batches of real sentences in one measurement
-N_SENTENCE_BATCHES_TINY = 2
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model and of its batch.
-
-    Args:
-        d_model: Width.
-        n_layers: Layers; of an encoder-decoder, in each stack.
-        n_heads: Attention heads.
-        n_out: Size of the vocabulary, or number of classes.
-        batch: Rows of a batch.
-        length: Tokens of a row; mean length of source and target; height and width of an image.
-        patch_size: Height and width of a patch.
-    """
+    """Sizes of a model and of its batch."""
 
     d_model: int
-    n_layers: int
+    n_layers: int  # of an encoder-decoder, in each stack
     n_heads: int
-    n_out: int
+    n_out: int  # size of the vocabulary, or number of classes
     batch: int
-    length: int
+    length: int  # tokens of a row; mean length of source and target; height and width of an image
     patch_size: int = 16
 
     @property
@@ -96,17 +77,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class GreedyDecoding:
-    """Sizes of greedy decoding.
-
-    Args:
-        prompt_len: Tokens of a prompt.
-        max_new_tokens: Tokens that are generated after it.
-        batch_sizes: Numbers of prompts, each of which is one measurement.
-    """
+    """Sizes of greedy decoding."""
 
     prompt_len: int
     max_new_tokens: int
-    batch_sizes: tuple[int, ...]
+    batch_sizes: tuple[int, ...]  # each is one measurement
 
 
 SIZES: dict[str, dict[str, Shape]] = {
@@ -168,23 +143,7 @@ GROWTH_AXES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a benchmark run.
-
-    Args:
-        size: Key of `SIZES`.
-        families: Members of `FAMILIES`.
-        workloads: Keys of `WORKLOADS`.
-        peers: Members of `PEER_NAMES`.
-        precision: Member of `PRECISIONS`: autocast in training, data type of weights in decoding.
-        compile: Whether to measure each contender a second time after torch.compile.
-        nanogpt: Path of nanoGPT's `model.py`.
-        rounds: Number of measurements of each contender.
-        dropout: Dropout rate.
-        growth_axes: Keys of `GROWTH_AXES`.
-        time_limit: Seconds that one measurement of memory may take.
-        device: cpu, cuda or cuda:N.
-        threads: CPU threads.
-    """
+    """Settings of a benchmark run; the options of the command line describe them."""
 
     size: str = "laptop"
     families: tuple[str, ...] = FAMILIES
@@ -272,79 +231,6 @@ _MAKERS: dict[str, Callable[[Shape, torch.Generator], Any]] = {
 }
 
 
-def make_batches(contender: str, family: str, shape: Shape, settings: Settings) -> list[Any]:
-    """Create the batches of real sentences that one measurement consists of.
-
-    All contenders get the same sentences. fourfold gets batches of similar lengths with a limited
-    number of tokens, as `fourfold fit` trains; a peer gets batches of 64 random sentences, padded
-    to the longest, as its users train.
-
-    Raises:
-        InputError: The dataset is missing.
-    """
-    split = _DATASETS[family](shape).split("train")
-    lengths = _row_lengths(split)
-    order = LengthBucketedOrder(lengths, max_tokens=int(SENTENCES_PER_BATCH * lengths.mean()))
-    is_tiny = settings.size == "tiny"
-    batches = order.batches(0)[: N_SENTENCE_BATCHES_TINY if is_tiny else N_SENTENCE_BATCHES]
-    if contender != FOURFOLD:
-        rows = np.random.default_rng(0).permutation(np.concatenate(batches))
-        batches = np.array_split(rows, -(-len(rows) // SENTENCES_PER_BATCH))
-    device = torch.device(settings.device)
-    return [_to_device(split.batch(rows, 0, 0), device) for rows in batches]
-
-
-def count_tokens(batches: list[Any]) -> int:
-    """Count the tokens that are not padding; of sentence pairs, on both sides."""
-    return sum(int(mask.sum()) for batch in batches for mask in _masks(batch))
-
-
-def _multi30k(shape: Shape) -> TranslationData:
-    """Create the DataModule of Multi30k (Elliott et al. 2016), German to English."""
-    return TranslationData(
-        "files",
-        "de",
-        "en",
-        "translation/multi30k/train.{lang}.gz",
-        too_long="drop",
-        max_len=shape.max_len,
-        tokenizer=TokenizerConfig(vocab_size=shape.n_out),
-        max_tokens=SENTENCES_PER_BATCH * shape.max_len,
-    )
-
-
-def _sst2(shape: Shape) -> MaskedTextData:
-    """Create the masked LM DataModule of the sentences of SST-2 (Socher et al. 2013)."""
-    return MaskedTextData(
-        "files",
-        train="glue/SST-2/train.tsv.gz",
-        column="sentence",
-        documents="line",
-        layout="documents",
-        tokenizer=TokenizerConfig("wordpiece", shape.n_out, lowercase=True),
-        max_len=shape.length,
-        too_long="truncate",
-        batch_size=SENTENCES_PER_BATCH,
-    )
-
-
-_DATASETS: dict[str, Callable[[Shape], ResumableDataModule]] = {
-    "encoder_decoder": _multi30k,
-    "masked_lm": _sst2,
-}
-
-
-def _row_lengths(split: BatchedDataset) -> np.ndarray:
-    assert isinstance(split.order, LengthBucketedOrder)
-    return split.order.lengths
-
-
 def _to_device(batch: Any, device: torch.device) -> Any:
     tensors = {k: v.to(device) for k, v in batch._asdict().items() if isinstance(v, Tensor)}
     return batch._replace(**tensors)
-
-
-def _masks(batch: Any) -> list[Tensor]:
-    if isinstance(batch, PairBatch):
-        return [batch.src_mask, batch.tgt_mask[:, 1:]]
-    return [torch.ones_like(batch.ids) if batch.mask is None else batch.mask]

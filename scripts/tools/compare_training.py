@@ -8,7 +8,6 @@ refactoring leaves all of them equal; exit code 1 says that it did not.
 """
 
 import argparse
-import csv
 import os
 import subprocess
 import sys
@@ -18,6 +17,10 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from scripts.tools.kill_test import rows, unequal  # noqa: E402
+
 # The encoder-decoder, masked LM, causal LM, ViT, CLIP, recurrent models (a translator, a language
 # model, a reader of documents), a convolution, the masked autoencoder, captions, fine-tuning.
 RECIPES = (
@@ -74,13 +77,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def metrics(run: Path) -> list[dict[str, str]]:
-    """Return the rows of metrics.csv; speeds differ between any two runs."""
-    with (run / "metrics.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if not k.endswith("per_second")} for row in rows]
-
-
 def differences(before: Path, after: Path) -> list[str]:
     """Return what differs between two runs of one recipe."""
     for run in (before, after):
@@ -89,13 +85,12 @@ def differences(before: Path, after: Path) -> list[str]:
     a, b = weights(before), weights(after)
     found = [f"weight {n} only before" for n in a if n not in b]
     found += [f"weight {n} only after" for n in b if n not in a]
-    found += [f"weight {n} differs" for n in a if n in b and not torch.equal(a[n], b[n])]
-    rows, others = metrics(before), metrics(after)
-    if len(rows) != len(others):
-        found.append(f"metrics.csv has {len(rows)} rows before and {len(others)} after")
-    columns = {
-        k for row, other in zip(rows, others, strict=False) for k, _ in row.items() ^ other.items()
-    }
+    found += [f"weight {n} differs" for n in a if n in b and unequal(a[n], b[n])]
+    lines, others = rows(before), rows(after)
+    if len(lines) != len(others):
+        found.append(f"metrics.csv has {len(lines)} rows before and {len(others)} after")
+    pairs = zip(lines, others, strict=False)
+    columns = {name for line, other in pairs for name, _ in line.items() ^ other.items()}
     return found + [f"metric {name} differs" for name in sorted(columns)]
 
 

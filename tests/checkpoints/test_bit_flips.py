@@ -14,7 +14,7 @@ from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig
 from fourfold.tasks import CausalLanguageModeling
 from fourfold.training.loading import load_task, read_for_trainer
-from scripts.kill_test import unequal
+from scripts.tools.kill_test import unequal
 
 MAX_SIZE = 16_384  # bytes
 

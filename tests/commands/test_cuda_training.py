@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from scripts.kill_cases import COMMON, tasks, write_files
-from scripts.kill_test import difference
+from scripts.tools.kill_cases import COMMON, tasks, write_files
+from scripts.tools.kill_test import difference
 
 FAMILIES = ("translation", "masked LM", "causal LM", "images", "recurrent")
 CASES = [

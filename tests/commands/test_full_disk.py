@@ -15,7 +15,7 @@ from PIL import Image
 
 from fourfold.checkpoints.files import read_file
 from fourfold.errors import DiskError
-from scripts.kill_test import difference
+from scripts.tools.kill_test import difference
 from tests.fixtures.failing_disk import FailingDisk
 from tests.fixtures.fake_network import use_fake_network
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
-from scripts.kill_cases import damage
-from scripts.kill_test import difference
+from scripts.tools.kill_cases import damage
+from scripts.tools.kill_test import difference
 
 Run = Callable[..., Any]
 

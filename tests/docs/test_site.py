@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from scripts.build_docs import ROOT, build, problems, spell
+from scripts.tools.build_docs import ROOT, build, problems, spell
 
 pytestmark = [pytest.mark.slow, pytest.mark.docs, pytest.mark.timeout(3600)]
 COURSE = sorted((ROOT / "docs" / "course").glob("[0-9][0-9]-*.md"))

@@ -44,7 +44,7 @@ ENVIRONMENT = re.compile(
 )
 PYTEST = re.compile(r"^((\S*python3? -m |\S*/)?pytest)\b")
 LIGHTNING = re.compile(r"^fourfold (fit|validate|test|predict)\b")
-STARTERS = re.compile(r"^(torchrun .*?-m fourfold|sbatch scripts/slurm\.sbatch)\b")
+STARTERS = re.compile(r"^(torchrun .*?-m fourfold|sbatch scripts/tools/slurm\.sbatch)\b")
 OURS = re.compile(r"(?<![\w./-])((?:configs|scripts|tests|src|docs)/[\w./-]*\w)(?![\w<{*])")
 
 
@@ -244,7 +244,7 @@ $ fourfold fit --config configs/a.yaml
 Epoch 1
 $ torchrun big.py
 $ torchrun --nnodes 2 -m fourfold fit --config configs/a.yaml
-$ sbatch scripts/slurm.sbatch --config configs/a.yaml
+$ sbatch scripts/tools/slurm.sbatch --config configs/a.yaml
 ```
 """
 

@@ -1,4 +1,4 @@
-"""Tests of scripts/bench_rows.py."""
+"""Tests of scripts/measurements/bench_rows.py."""
 
 import csv
 import sys
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts import bench_rows
+from scripts.measurements import bench_rows
 
 
 def test_each_row_has_the_median_of_its_rounds(

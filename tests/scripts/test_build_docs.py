@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.build_docs import problems
+from scripts.tools.build_docs import problems
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.slow
 def test_printed_commands_use_the_trained_models(root: Path, tmp_path: Path) -> None:
-    script = [sys.executable, str(root / "scripts" / "demo.py"), "--quick"]
+    script = [sys.executable, str(root / "scripts" / "demo"), "--quick"]
     output = subprocess.run(
         script, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
     ).stdout  # pytest shows stderr

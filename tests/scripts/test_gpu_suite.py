@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.gpu_report import page, read
+from scripts.benchmarks.gpu_report import page, read
 
 
 def suite(root: Path, out: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +20,7 @@ def suite(root: Path, out: Path, **more: str) -> subprocess.CompletedProcess[str
         "PYTHON": sys.executable,
         **more,
     }
-    command = ["sh", str(root / "scripts/gpu_suite.sh"), str(out)]
+    command = ["sh", str(root / "scripts/benchmarks/gpu_suite.sh"), str(out)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=out.parent)
 
 

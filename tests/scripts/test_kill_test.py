@@ -1,4 +1,4 @@
-"""Tests of scripts/kill_test.py with a few signals; a hundred signals are a slow test."""
+"""Tests of scripts/tools/kill_test.py with a few signals; a hundred signals are a slow test."""
 
 import random
 import subprocess
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.kill_cases import DAMAGES, SETTINGS, cases, damage, tasks
-from scripts.kill_test import MOMENTS, SIGNALS, difference, draw_plan, unequal
+from scripts.tools.kill_cases import DAMAGES, SETTINGS, cases, damage, tasks
+from scripts.tools.kill_test import MOMENTS, SIGNALS, difference, draw_plan, unequal
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*options: object) -> str:
-    script = ROOT / "scripts/kill_test.py"
+    script = ROOT / "scripts/tools/kill_test.py"
     result = subprocess.run(
         [sys.executable, script, *map(str, options)], capture_output=True, text=True, cwd=ROOT
     )

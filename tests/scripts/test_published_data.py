@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.published_data import MODULUS, cmudict, main, modular, scan, with_sample
+from scripts.tools.published_data import MODULUS, cmudict, main, modular, scan, with_sample
 
 
 def test_scan_lines_become_command_and_actions() -> None:

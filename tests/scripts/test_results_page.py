@@ -7,8 +7,7 @@ from fourfold.reproduce.cells import run_cell
 from fourfold.reproduce.load_tables import find_tables
 from fourfold.reproduce.rank_correlation import compare_orders
 from fourfold.reproduce.report import content
-from scripts.bench_tables import BEGIN, END, insert
-from scripts.results_page import ROOT, pages, section
+from scripts.tools.results_page import BEGIN, END, ROOT, insert, pages, section
 
 
 def write_table(results: Path, name: str, rows: int) -> Path:
@@ -29,14 +28,14 @@ def test_results_page_is_up_to_date() -> None:
     page = (ROOT / "results/README.md").read_text(encoding="utf-8")
     between = page.partition(BEGIN)[2].partition(END)[0]
     wanted = section(ROOT / "results")
-    assert between.strip() == wanted, "run python scripts/results_page.py"
+    assert between.strip() == wanted, "run python scripts/tools/results_page.py"
 
 
 def test_table_pages_are_up_to_date() -> None:
     found = pages(ROOT / "results")
     assert len(found) > 10
     for file, page in found.items():
-        assert file.read_text(encoding="utf-8") == page, "run python scripts/results_page.py"
+        assert file.read_text(encoding="utf-8") == page, "run python scripts/tools/results_page.py"
 
 
 def test_trained_table_shows_rows_rank_correlation_and_finding(tmp_path: Path) -> None:

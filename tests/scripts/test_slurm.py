@@ -1,4 +1,4 @@
-"""Tests of scripts/slurm.sbatch with simulated srun and scontrol commands."""
+"""Tests of scripts/tools/slurm.sbatch with simulated srun and scontrol commands."""
 
 import os
 import shlex
@@ -34,7 +34,7 @@ def job(root: Path, tmp_path: Path) -> object:
             "CODE": code,
             "RECEIVED": received,
         }
-        command = ["bash", str(root / "scripts/slurm.sbatch"), "--config", "a.yaml"]
+        command = ["bash", str(root / "scripts/tools/slurm.sbatch"), "--config", "a.yaml"]
         return subprocess.Popen(command, cwd=tmp_path, env=env, stdout=-1, text=True)
 
     return start

@@ -8,7 +8,7 @@ import pytest
 from fourfold.data import StreamedCausalTextData
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "stream_text.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/tools/stream_text.py"
 TEXTS = {name: "".join(f"{name} {i}\n" for i in range(3000)) for name in ("one", "two", "three")}
 
 

@@ -4,7 +4,6 @@ Shapes: B rows, T prompt tokens, N new tokens.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,4 +92,4 @@ def _loss(model: Any, batch: Any) -> Tensor:
     return chunked_cross_entropy(model(batch.ids), batch.targets)
 
 
-FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {"llama": llama}
+FAMILIES = {"llama": llama}

@@ -5,17 +5,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from scripts.benchmarks.contenders import Contender, fourfold_contender
-from scripts.benchmarks.peers import (
-    litgpt,
-    nanogpt,
-    timm,
-    torch_modules,
-    transformers,
-    x_transformers,
-)
+from scripts.benchmarks.peers import litgpt, nanogpt, timm, transformers
 from scripts.benchmarks.workloads import FOURFOLD, PEER_NAMES, Settings, Shape
-
-Build = Callable[[Shape, float], Contender]
 
 
 class PeerUnavailable(Exception):
@@ -24,15 +15,10 @@ class PeerUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """A library that fourfold is compared with.
+    """A library that fourfold is compared with."""
 
-    Args:
-        package: Package that must be installed.
-        families: Function that builds each family, from a shape and a dropout rate.
-    """
-
-    package: str
-    families: Mapping[str, Build]
+    package: str  # must be installed
+    families: Mapping[str, Callable[..., Contender]]  # build a model from shape and dropout rate
 
 
 PEERS: dict[str, Peer] = {
@@ -40,8 +26,6 @@ PEERS: dict[str, Peer] = {
     "timm": Peer("timm", timm.FAMILIES),
     "nanogpt": Peer("torch", nanogpt.FAMILIES),
     "litgpt": Peer("litgpt", litgpt.FAMILIES),
-    "x_transformers": Peer("x_transformers", x_transformers.FAMILIES),
-    "torch": Peer("torch", torch_modules.FAMILIES),
 }
 assert tuple(PEERS) == PEER_NAMES
 
@@ -60,24 +44,12 @@ def check_available(name: str, settings: Settings) -> None:
 
 
 def build_contender(name: str, family: str, shape: Shape, settings: Settings) -> Contender:
-    """Build the model of a family.
-
-    Args:
-        name: `FOURFOLD` or the name of a peer.
-        family: Family of the model.
-        shape: Sizes of the model.
-        settings: Settings of the benchmark.
-
-    Raises:
-        PeerUnavailable: The peer is not installed.
-        InputError: The file given for nanoGPT is not its model.py.
-    """
+    """Build the model of a family of fourfold or of a peer, or raise PeerUnavailable."""
     if name == FOURFOLD:
         return fourfold_contender(family, shape, settings.dropout)
     check_available(name, settings)
-    if name == "nanogpt":
-        return nanogpt.causal_lm(shape, settings.dropout, str(settings.nanogpt))
+    more = (settings.nanogpt,) if name == "nanogpt" else ()
     try:
-        return PEERS[name].families[family](shape, settings.dropout)
+        return PEERS[name].families[family](shape, settings.dropout, *more)
     except ImportError as error:  # a package that the peer requires
         raise PeerUnavailable(f"cannot be imported: {error}") from error

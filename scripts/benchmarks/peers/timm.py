@@ -1,6 +1,5 @@
 """timm as a benchmark peer: VisionTransformer with the cross-entropy of timm's training script."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -32,4 +31,4 @@ def _loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch.images), batch.labels)
 
 
-FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {"vit": vit}
+FAMILIES = {"vit": vit}

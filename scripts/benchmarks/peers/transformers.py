@@ -1,6 +1,5 @@
 """transformers as a benchmark peer: its model classes with their own losses."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -52,18 +51,24 @@ def llama(shape: Shape, dropout: float) -> Contender:
     return Contender(LlamaForCausalLM(config), _causal_loss)
 
 
+def _bert_sizes(shape: Shape, dropout: float) -> dict[str, Any]:
+    return {
+        "hidden_size": shape.d_model,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "intermediate_size": shape.d_ff,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
+
+
 def masked_lm(shape: Shape, dropout: float) -> Contender:
     """Build BertForMaskedLM."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
+        **_bert_sizes(shape, dropout),
         vocab_size=shape.n_out,
-        hidden_size=shape.d_model,
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        intermediate_size=shape.d_ff,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
         max_position_embeddings=shape.length,
     )
     return Contender(BertForMaskedLM(config), _masked_loss)
@@ -74,12 +79,7 @@ def vit(shape: Shape, dropout: float) -> Contender:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        hidden_size=shape.d_model,
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        intermediate_size=shape.d_ff,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
+        **_bert_sizes(shape, dropout),
         image_size=shape.length,
         patch_size=shape.patch_size,
         id2label={i: str(i) for i in range(shape.n_out)},
@@ -144,16 +144,11 @@ def _image_loss(model: Any, batch: Any) -> Tensor:
 
 def _pair_loss(model: Any, batch: Any) -> Tensor:
     labels = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], IGNORE_INDEX)
-    output = model(
-        input_ids=batch.src,
-        attention_mask=batch.src_mask,
-        decoder_input_ids=batch.tgt[:, :-1],
-        labels=labels,
-    )
-    return output.loss
+    inputs = {"input_ids": batch.src, "attention_mask": batch.src_mask}
+    return model(**inputs, decoder_input_ids=batch.tgt[:, :-1], labels=labels).loss
 
 
-FAMILIES: dict[str, Callable[[Shape, float], Contender]] = {
+FAMILIES = {
     "causal_lm": causal_lm,
     "llama": llama,
     "masked_lm": masked_lm,

@@ -18,7 +18,7 @@ from fourfold.checkpoints.files import read_file
 from fourfold.data import RecallData
 from fourfold.models import CausalLMConfig
 from fourfold.tasks import CausalLanguageModeling
-from scripts.kill_test import unequal
+from scripts.tools.kill_test import unequal
 
 MODULE: Any = SimpleNamespace(loss_normalizer=SimpleNamespace(stop_requested_anywhere=False))
 

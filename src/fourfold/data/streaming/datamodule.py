@@ -95,7 +95,7 @@ class StreamedMaskedRows(ChunkedRows):
 class StreamedTextDataModule(TextDataModule):
     """Base class of DataModules for text that is stored as chunks of token ids.
 
-    The chunks are written by `scripts/stream_text.py`, or by `litdata.optimize` with a
+    The chunks are written by `scripts/tools/stream_text.py`, or by `litdata.optimize` with a
     `TokensLoader`. Every machine reads all chunks once per epoch, and keeps copies of chunks with a
     total size of up to `max_cache_gb`.
 
@@ -181,7 +181,7 @@ class StreamedCausalTextData(StreamedTextDataModule):
         >>> sizes = {"chunk_bytes": 12 + ids.nbytes, "chunk_size": 1, "dim": 60}
         >>> config = {"data_format": ["no_header_tensor:20"], "compression": None}
         >>> index = {"chunks": [{"filename": "0.bin", **sizes}], "config": config}
-        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/stream_text.py
+        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/tools/stream_text.py
         ...     tokenizer.save(f"{folder}/tokenizer.json")
         ...     _ = Path(folder, "0.bin").write_bytes(header.tobytes() + ids.tobytes())
         ...     _ = Path(folder, "index.json").write_text(json.dumps(index))
@@ -228,7 +228,7 @@ class StreamedMaskedTextData(StreamedTextDataModule):
         >>> sizes = {"chunk_bytes": 12 + ids.nbytes, "chunk_size": 1, "dim": 60}
         >>> config = {"data_format": ["no_header_tensor:20"], "compression": None}
         >>> index = {"chunks": [{"filename": "0.bin", **sizes}], "config": config}
-        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/stream_text.py
+        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/tools/stream_text.py
         ...     tokenizer.save(f"{folder}/tokenizer.json")
         ...     _ = Path(folder, "0.bin").write_bytes(header.tobytes() + ids.tobytes())
         ...     _ = Path(folder, "index.json").write_text(json.dumps(index))

@@ -55,7 +55,6 @@ def test_peer_has_the_same_sizes_and_trains(name: str, family: str) -> None:
     except PeerUnavailable as error:
         pytest.skip(str(error))
     reference = fourfold_contender(family, shape, 0.0)
-    # The docstrings of torch_modules and x_transformers state why their parameters differ.
     tolerance = 0.0 if name in ("transformers", "timm") else 0.1
     assert peer.n_parameters == pytest.approx(reference.n_parameters, rel=tolerance)
     batch = make_batch(family, shape, CPU)
@@ -63,12 +62,12 @@ def test_peer_has_the_same_sizes_and_trains(name: str, family: str) -> None:
         expected, before = (c.loss(c.module.eval(), batch) for c in (reference, peer))
     # With random weights, both are about the logarithm of the number of outputs.
     assert before.item() == pytest.approx(expected.item(), rel=0.25)
-    step = training_step(peer, [batch], "bf16", CPU)
+    step = training_step(peer, batch, "bf16", CPU)
     for _ in range(8):
         step()
     with torch.no_grad():
         assert peer.loss(peer.module.eval(), batch) < before
-    evaluation_step(peer, [batch], "bf16", CPU)()
+    evaluation_step(peer, batch, "bf16", CPU)()
 
 
 def test_missing_package_makes_a_peer_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +84,7 @@ def test_nanogpt_is_imported_from_a_file(tmp_path: Path) -> None:
     shape = SIZES["tiny"]["causal_lm"]
     settings = Settings(size="tiny", nanogpt=str(file))
     contender = build_contender("nanogpt", "causal_lm", shape, settings)
-    training_step(contender, [make_batch("causal_lm", shape, CPU)], "fp32", CPU)()
+    training_step(contender, make_batch("causal_lm", shape, CPU), "fp32", CPU)()
     assert contender.n_parameters == 101 * 32
 
 
@@ -94,7 +93,6 @@ def test_nanogpt_is_imported_from_a_file(tmp_path: Path) -> None:
     [
         (None, "--nanogpt must be an existing file"),
         ("x = 1", "must be nanoGPT's model.py"),
-        ("1 / 0", "cannot be imported: division by zero"),
     ],
 )
 def test_wrong_nanogpt_file_is_rejected(content: str | None, message: str, tmp_path: Path) -> None:
