@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import shutil
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,10 +54,6 @@ def test_the_page_of_a_run_shows_rows_of_its_test_data(
     assert run(*arguments).code == 0
     found = read_document(out)
     assert [row["title"] for row in found["rows"]] == ["grey.png"]
-    packed = read_maps(out)
-    assert run(*arguments, "--raw").code == 0
-    assert (found["raw"], read_document(out)["raw"]) == (False, True)
-    assert read_maps(out) == zlib.decompress(packed)
     before = out.read_bytes()
     for wrong, problem in ((broken, "broken.png"), (tmp_path / "none.png", "none.png")):
         result = run(*arguments, wrong)

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from fourfold.explorer.document import join_documents
-from fourfold.explorer.page import assemble, unpack
+from fourfold.explorer.page import assemble
 from tests.explorer.test_page import HOSTILE
-from tests.fixtures.explorer_documents import SAMPLES, causal_lm, document, heads
+from tests.fixtures.explorer_documents import SAMPLES, causal_lm, document, heads, unpack
 
 pytestmark = pytest.mark.browser
 AXE = "axe-core@4.14.1"
@@ -471,9 +471,9 @@ def test_saved_files_hold_the_shown_map(visit, tmp_path: Path) -> None:
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_reader_without_scripts_sees_the_table(visit) -> None:
+def test_a_reader_without_scripts_is_told_so(visit) -> None:
     page = visit(SAMPLES["translation"](), java_script_enabled=False)
-    assert "house" in page.inner_text("noscript table >> nth=0")
+    assert "by a script" in page.inner_text("noscript")
 
 
 def test_damaged_maps_are_reported(chromium, tmp_path: Path) -> None:
@@ -487,22 +487,14 @@ def test_damaged_maps_are_reported(chromium, tmp_path: Path) -> None:
     page.close()
 
 
-@pytest.mark.parametrize("raw", [True, False])
-def test_raw_maps_need_no_decompression(chromium, tmp_path: Path, raw: bool) -> None:
-    source, data, arrays = SAMPLES["causal_lm"]()
-    file = tmp_path / "raw.html"
-    file.write_text(assemble({**source, "raw": raw}, data), encoding="utf-8")
+def test_a_browser_that_cannot_unpack_the_maps_is_told_so(chromium, tmp_path: Path) -> None:
+    file = tmp_path / "old.html"
+    file.write_text(assemble(*SAMPLES["causal_lm"]()[:2]), encoding="utf-8")
     page = chromium.new_page()
     page.add_init_script("delete window.DecompressionStream")
-    page.goto(f"{file.as_uri()}#map=self&layer=1&head=1")
-    page.wait_for_selector("html[data-ready], #error:visible", state="attached")
-    error = page.text_content("#error")
-    assert (error == "") is raw
-    if raw:
-        found = np.reshape(page.evaluate("[...page.view.data]"), (12, 12))
-        np.testing.assert_allclose(found, arrays[5], atol=0.004)
-    else:
-        assert "or write the page with --raw" in error
+    page.goto(file.as_uri())
+    page.wait_for_selector("#error:visible", state="attached")
+    assert "this browser cannot unpack the maps" in page.text_content("#error")
     page.close()
 
 

@@ -19,7 +19,6 @@ from fourfold.explorer import document as document_module
 from fourfold.explorer.document import Settings, build_document, join_documents, make_view
 from fourfold.explorer.image_views import darken
 from fourfold.explorer.inputs import Example, token_texts
-from fourfold.explorer.page import unpack
 from fourfold.generation.defaults import GenerationDefaults
 from fourfold.models import LadderLMConfig, SigLIPConfig
 from fourfold.tasks import (
@@ -29,6 +28,7 @@ from fourfold.tasks import (
 )
 from fourfold.tokenization.tokenizer import Tokenizer
 from tests.fixtures import tiny_tasks
+from tests.fixtures.explorer_documents import unpack
 
 
 def ladder(texts: Path) -> Any:

@@ -14,8 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fourfold.explorer.page import assemble, compact, pack, unpack
-from tests.fixtures.explorer_documents import SAMPLES, causal_lm, document, heads, weights
+from fourfold.explorer.page import assemble, pack
+from tests.fixtures.explorer_documents import (
+    SAMPLES,
+    causal_lm,
+    document,
+    heads,
+    unpack,
+    weights,
+)
 
 HOSTILE = [
     "</script>",
@@ -118,14 +125,12 @@ def test_maps_in_the_page_are_the_weights(pages, name: str) -> None:
 
 def test_half_the_cells_of_a_causal_map_are_stored() -> None:
     array = weights(7, 7, 0, causal=True)
-    data, offsets = pack([array, array], [True, False])
-    assert (len(data), offsets) == (28 + 49, [0, 28])
+    assert [len(pack(array, triangle)) for triangle in (True, False)] == [28, 49]
 
 
 def test_error_of_the_quantisation_is_small_everywhere() -> None:
     values = np.linspace(0, 1, 10_001)[None]
-    data, _ = pack([values])
-    shown = unpack({"shape": [1, 10_001], "offset": 0}, data)
+    shown = unpack({"shape": [1, 10_001], "offset": 0}, pack(values))
     assert np.abs(shown - values).max() <= 0.00394
     assert np.abs(shown - values)[values < 4e-6].max() <= 4e-6
 
@@ -179,7 +184,7 @@ def test_same_document_gives_same_bytes_of_a_bounded_size() -> None:
     text = assemble(source, data)
     assert text == assemble(*causal_lm(length=128, layers=4, count=4)[:2])
     cells = 21 * 128 * 129 // 2
-    assert len(text.encode()) < 1.4 * cells + 120_000
+    assert len(text.encode()) < 1.4 * cells + 135_000
 
 
 def test_code_of_the_page_is_small(pages) -> None:
@@ -187,90 +192,17 @@ def test_code_of_the_page_is_small(pages) -> None:
     assert lengths["look.js"] < 1000
     assert lengths["pure.js"] < 200
     assert len(resource("look.css").encode()) < 8192
-    assert len(pages["vit"][1].inner["script"].encode()) < 51_000
+    assert len(pages["vit"][1].inner["script"].encode()) < 64_000
 
 
-PLAIN = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/|\s+|[\w$]+(\.\d+)?|\+\+|--|=>|.")
-
-
-def quoted_end(script: str, i: int) -> int:
-    """Return the index after the string, template or regular expression that begins at `i`."""
-    end = script[i]
-    i += 1
-    while script[i] != end:
-        if script[i] == "[" and end == "/":
-            i = script.index("]", i)
-        if end == "`" and script.startswith("${", i):
-            i, depth = i + 2, 1
-            while depth:
-                depth += {"{": 1, "}": -1}.get(script[i], 0)
-                i = quoted_end(script, i) if script[i] in "`'\"" else i + 1
-        else:
-            i += 2 if script[i] == "\\" else 1
-    return i + 1
-
-
-def scan(script: str) -> list[str]:
-    """Return the tokens of a script without comments, one character after the other.
-
-    A string, a template with all that it contains, and a regular expression are one token each. A
-    "/" begins a regular expression unless a value (a word, a number or a bracket) precedes it.
-    """
-    found: list[str] = []
-    i = 0
-    while i < len(script):
-        plain = PLAIN.match(script, i)
-        assert plain is not None
-        is_regex = plain[0] == "/" and not re.fullmatch(r"(?!return$)[\w$.]+|[)\]}]", found[-1])
-        end = quoted_end(script, i) if is_regex or plain[0] in "`'\"" else plain.end()
-        if script[i].strip() and not plain[0].startswith(("//", "/*")):
-            found.append(script[i:end])
-        i = end
-    return found
-
-
-def test_script_of_the_page_has_the_tokens_of_its_source(pages) -> None:
-    source = resource("pure.js") + resource("look.js").removeprefix('"use strict";\n')
-    short = pages["translation"][1].inner["script"]
-    assert short == compact(source)
-    tokens = scan(source)
-    assert tokens == scan(short)
-    assert len(tokens) > 10_000
-    assert sum(token[0] == "`" for token in tokens) > 50
-    assert sum(len(token) > 2 and token[0] == "/" for token in tokens) >= 8
-    assert not re.search(r"//|<!--|-->|</script", short.replace("http://www.w3.org", ""))
-
-
-@pytest.mark.parametrize(
-    ("script", "short"),
-    [
-        ("a = b\n(c) ;\n// d\n e", "a=b\n(c);e"),
-        ("return\nx ; return x", "return\nx;return x"),
-        ("a\n++b; a + +b; a - -b; a +  b", "a\n++b;a+ +b;a- -b;a+b"),
-        ("f = () => { } /* a\n b */ const g = 1", "f=()=>{}\nconst g=1"),
-        ('x = /\'/.test(" a  // ") / 2', 'x=/\'/.test(" a  // ")/2'),
-        ('`a  ${ b ? `  // ${"}"}` : c }  d`  ;', '`a  ${ b ? `  // ${"}"}` : c }  d`;'),
-        ("s.replace(/[/\"] /g,  '\\'  ')", "s.replace(/[/\"] /g,'\\'  ')"),
-    ],
-)
-def test_white_space_is_removed_only_where_it_has_no_effect(script: str, short: str) -> None:
-    assert compact(script) == short
+def test_script_of_the_page_ends_at_its_end(pages) -> None:
+    script = pages["translation"][1].inner["script"]
+    assert script == resource("pure.js") + resource("look.js").removeprefix('"use strict";\n')
+    assert not re.search(r"<!--|-->|</script", script)
 
 
 def resource(name: str) -> str:
     return files("fourfold.explorer").joinpath(name).read_text(encoding="utf-8")
-
-
-def test_table_for_browsers_without_scripts_has_the_largest_weight() -> None:
-    source, data, arrays = SAMPLES["translation"]()
-    text = assemble(source, data)
-    (inner,) = re.findall(r"<noscript>(.*?)</noscript>", text, re.DOTALL)
-    mean_free = arrays[3]  # cross-attention, layer 1, mean of heads
-    best = int(mean_free[1].argmax())
-    token = source["rows"][0]["tokens"]["source"][best]
-    (found,) = re.findall(rf">house</th><td dir=auto>{token}</td><td>([0-9.]+)<", inner)
-    assert float(found) == pytest.approx(mean_free[1, best], abs=0.005)
-    assert inner.count("<table>") == 2
 
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -287,7 +219,10 @@ def test_script_parses(name: str) -> None:
 def test_pure_functions_of_the_page(root: Path, tmp_path: Path) -> None:
     """The functions of pure.js agree with Python on maps that `pack` made."""
     array = weights(5, 5, 0, causal=True)
-    packed = {p: pack([array, array], [True, False], p) for p in (8, 16)}
+    packed = {
+        precision: (pack(array, True, precision) + pack(array, False, precision), [0, 15])
+        for precision in (8, 16)
+    }
     cases = {
         str(precision): {
             "bytes": base64.b64encode(zlib.compress(data)).decode(),

@@ -191,10 +191,6 @@ def test_the_exact_tier_writes_what_it_prints(
             "TABLE must be a table such as vaswani2017/table3, a paper, or all; before",
         ),
         (["gpt2_2019/table2", "--rows", ","], "--rows must name at least one row"),
-        (
-            ["gpt2_2019/table2", "--out", "/dev/null"],
-            "--out must be a writable directory, got /dev/null (/dev/null is not one)",
-        ),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -1083,33 +1079,18 @@ def test_a_column_may_take_a_training_of_its_own(
         (
             "start: base",
             "start: bose",
-            "p/t, row other, tier laptop: start must be one of base, wide, got 'bose';",
+            "p/t, row other: start must be one of base, wide, got 'bose';",
         ),
         (
             "start: base",
             "start: scratch",
-            "p/t, row other, tier laptop: start must be one of base, wide, got 'scratch'",
+            "p/t, row other: start must be one of base, wide, got 'scratch'",
         ),
         ("start: base", "start: q/t/base", "TABLE must be one of p, all, got 'q'"),
         (
             "words: base",
             "words: bose",
-            "p/t, row worded, tier laptop: words must be one of base, wide, got 'bose';",
-        ),
-        (
-            "each: {config",
-            "eech: {config",
-            "p/t, row wide, tier laptop: key must be one of config, model, data, trainer, run,",
-        ),
-        (
-            "each: {config",
-            "each: {cinfig",
-            "got 'cinfig'; did you mean config?",
-        ),
-        (
-            "task: {data",
-            "task: {dota",
-            "p/t, row wide, tier laptop, task: key must be one of config, model, data,",
+            "p/t, row worded: words must be one of base, wide, got 'bose';",
         ),
     ],
 )

@@ -7,6 +7,7 @@ import yaml
 
 from fourfold.errors import InputError
 from fourfold.reproduce.load_tables import all_tables, find_tables, merged, papers, read_paper
+from fourfold.reproduce.runs.plan import SECTIONS
 from fourfold.reproduce.tables import RANDOM, RECIPES, printed_number, printed_step
 
 TABLES = {table.name: table for table in all_tables()}
@@ -93,6 +94,19 @@ def test_a_training_tier_names_a_recipe_and_metrics_that_are_there(name: str, ro
                 assert config["model"]["class_path"].startswith("fourfold.tasks.")
             assert all(metric.startswith("test/") for metric in recipe.columns.values())
         assert TABLES[name].cells(tier)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_changes_of_a_row_have_known_keys(name: str) -> None:
+    """An unknown key would be ignored, so that the row would be trained like another one."""
+    of_run = {*SECTIONS, "recipe", "minutes"}
+    for row in TABLES[name].rows.values():
+        for tier, changes in row.runs.items():
+            parts = TABLES[name].tiers[tier].parts
+            known = {*of_run, "each", "start", "words", "teacher", "columns", *parts}
+            assert set(changes) <= known, row.name
+            for key in ("each", *parts):
+                assert set(changes.get(key) or {}) <= of_run, f"{row.name}, {key}"
 
 
 def test_some_numbers_as_they_are_printed() -> None:

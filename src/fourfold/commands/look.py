@@ -38,7 +38,6 @@ def make_parser() -> OptionParser:
     add("--out", default="look.html", metavar="FILE", help="file to write (%(default)s)")
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--precision", type=int, default=8, choices=(8, 16), help="bits of a weight (%(default)s)")
-    add("--raw", action="store_true", help="do not compress the maps (for browsers before 2023)")
     add("--truncate", action="store_true", help="shorten texts that are too long for the model")
     add("--open", action="store_true", help="open the file in the browser")
     return parser
@@ -91,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"needs a single checkpoint, got {len(paths)}", option=f"--{given}")
     settings = Settings(layers, options.precision, options.generate, options.truncate)
     command = shown_command(argv)
-    settings = settings._replace(command=command, n_models=len(paths), raw=options.raw)
+    settings = settings._replace(command=command, n_models=len(paths))
     page = Page.join([document_of(path, options, settings) for path in paths])
     page.save(out, overwrite=options.overwrite)
     print(page.describe(out))

@@ -8,7 +8,8 @@ attention map. The weights of all maps are stored outside the document, as one b
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from fourfold.analysis.attention_maps import attention_layers, select_layers
 from fourfold.environment import commit
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import Example
-from fourfold.explorer.maps import Collector, Layers, MapWriter
+from fourfold.explorer.maps import Collector, Layers
 from fourfold.explorer.views import View
 from fourfold.families import lookup
 from fourfold.layers.base_model import Model
@@ -28,37 +29,19 @@ FILE_BYTES = 15_000_000  # largest size in bytes of the maps of all rows togethe
 
 
 class Settings(NamedTuple):
-    """Options of the document of a page.
-
-    Args:
-        layers: Indices of the layers whose maps are stored. Negative indices count from the last
-            layer. None means all layers. If the maps then exceed `ROW_BYTES` or `FILE_BYTES`, most
-            layers store only the mean over the heads.
-        precision: Bits of a stored weight, 8 (quantized) or 16 (half floats).
-        generate: Number of tokens that a causal LM generates.
-        truncate: Shorten texts that are too long for the model.
-        command: Command that made the page. The page displays the command.
-        checkpoint: File name of the checkpoint, without its folder.
-        n_models: Number of models that share the page and the bound on its size.
-        raw: Store the maps without compression, for browsers that cannot unpack them.
-    """
+    """Options of the document of a page; `look` describes the first four."""
 
     layers: tuple[int, ...] | None = None
     precision: int = 8
     generate: int = 20
     truncate: bool = False
-    command: str = ""
-    checkpoint: str = ""
-    n_models: int = 1
-    raw: bool = False
+    command: str = ""  # made the page, which displays it
+    checkpoint: str = ""  # name of the file, without its folder
+    n_models: int = 1  # share the page and the bound on its size
 
 
 def make_view(model: Model, settings: Settings) -> View:
-    """Return the view of a model, the object that runs the model and builds the page's content.
-
-    Args:
-        model: The model, in eval mode.
-        settings: Options of the document.
+    """Return the view of a model in eval mode, which runs it and builds the page's content.
 
     Raises:
         InputError: The model has no attention, its family has no view, or it has fewer layers than
@@ -76,19 +59,9 @@ def make_view(model: Model, settings: Settings) -> View:
 def build_document(
     model: Model, examples: Sequence[Example], settings: Settings, other: Model | None = None
 ) -> tuple[dict[str, Any], bytes]:
-    """Run a model on examples, and return the content of a page.
+    """Run a model on examples of its view, and return the document and the bytes of all maps.
 
-    Args:
-        model: The model, in eval mode.
-        examples: Inputs, as the methods `from_text`, `from_image` and `from_batch` of the model's
-            view return them.
-        settings: Options of the document.
-        other: Second model, of the same family and with the same tokens, whose maps the page also
-            shows; None for no second model.
-
-    Returns:
-        The document, a dictionary of JSON values (see the docstring of the module), and the stored
-        weights of all maps as bytes.
+    The page also shows the maps of a second model `other` of the same family and tokens.
 
     Raises:
         InputError: The model has no attention or no view, or `other` differs in family or tokens.
@@ -100,17 +73,18 @@ def build_document(
         raise InputError(problem, option="--compare")
     for each in filter(None, (view, compared)):
         each.prepare(examples)
-    writer, notices, rows = MapWriter(settings.precision), [], []
+    data, notices, rows = bytearray(), [], []
     budget = min(ROW_BYTES, FILE_BYTES // max(1, settings.n_models * len(examples)))
     for number, given in enumerate(examples):
         example = view.complete(given)
-        begin = len(writer.data)
-        row = _row(view, compared, example, writer, Layers(settings.layers), number == 0)
-        size = len(zlib.compress(bytes(writer.data[begin:]), 0 if settings.raw else 6)) * 4 // 3
+        begin = len(data)
+        collect = partial(Collector, data, settings.precision)
+        row = _row(view, compared, example, partial(collect, Layers(settings.layers)), number == 0)
+        size = len(zlib.compress(data[begin:])) * 4 // 3
         if size > budget and settings.layers is None:
-            del writer.data[begin:]
+            del data[begin:]
             reduced = Layers(with_heads=_few_layers(model))
-            row = _row(view, compared, example, writer, reduced, number == 0)
+            row = _row(view, compared, example, partial(collect, reduced), number == 0)
             notices.append(
                 f"Row {number}: the heads of layers other than"
                 f" {', '.join(map(str, reduced.with_heads or ()))} are left out, since the maps of"
@@ -122,7 +96,6 @@ def build_document(
         "title": f"Attention of {settings.checkpoint or name}",
         "family": view.family,
         "precision": settings.precision,
-        "raw": settings.raw,
         "provenance": {
             "command": settings.command,
             "checkpoint": settings.checkpoint,
@@ -136,18 +109,14 @@ def build_document(
         "rows": rows,
         "compare": None if other is None else {"title": f"{type(other).__name__} (other)"},
     }
-    return document, bytes(writer.data)
+    return document, bytes(data)
 
 
 def join_documents(parts: Sequence[tuple[dict[str, Any], bytes]]) -> tuple[dict[str, Any], bytes]:
-    """Join the documents and maps of several models to those of one page.
+    """Join the documents and maps of several models, which have one precision, to one page.
 
-    Each row of the joined document has the family and the provenance of its own model.
-
-    Args:
-        parts: Document and bytes of all maps of each model, as `build_document` returns them. The
-            maps of all models have the same precision. The first part of the name of the
-            checkpoint, such as its run directory, precedes the titles of the rows.
+    Each row has the family and the provenance of its own model, and the first part of the name of
+    its checkpoint, such as the run directory, before its title.
     """
     rows: list[dict[str, Any]] = []
     notices, data = [], b""
@@ -169,32 +138,15 @@ def _row(
     view: View,
     compared: View | None,
     example: Example,
-    writer: MapWriter,
-    layers: Layers,
+    collect: Callable[..., Collector],
     is_first: bool,
 ) -> dict[str, Any]:
-    """Run one or two models on an example, and return the example's data for the page.
-
-    Args:
-        view: View of the model.
-        compared: View of the second model; None if there is no second model.
-        example: Input of the models, with its target tokens.
-        writer: Writer to which the weights of the attention maps are added.
-        layers: Layers whose maps are stored.
-        is_first: True if the example is the first one of the page.
-
-    Returns:
-        A row of the document. This is a dictionary with the tokens, the predictions, the curves and
-        an entry for each attention map.
-
-    Raises:
-        InputError: The two models divide the example into different tokens.
-    """
-    collector = Collector(writer, layers)
+    """Run one or two models on an example with its target, and return its row of the document."""
+    collector = collect()
     row = view.row(example, collector, is_first)
     maps, curves = collector.maps, collector.curves
     if compared is not None:
-        collector = Collector(writer, layers, model_index=1)
+        collector = collect(model_index=1)
         second = compared.row(example, collector, is_first)
         if second["tokens"] != row["tokens"]:
             problem = "must have the same tokens or patches as the checkpoint for each input"
@@ -205,12 +157,7 @@ def _row(
 
 
 def _few_layers(model: Model) -> tuple[int, ...]:
-    """Return the indices of three layers: the first, the middle and the last one.
-
-    Only these layers store the map of each head if the maps of all heads are too large for the
-    page. In a model with several kinds of attention, such as encoder and decoder, the kind with the
-    most layers determines the indices.
-    """
+    """Return the indices of the first, the middle and the last layer of the deepest stack."""
     last = max(layer for _, layer in attention_layers(model).values())
     return tuple(sorted({0, (last + 1) // 2, last}))
 

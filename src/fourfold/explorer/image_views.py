@@ -34,30 +34,22 @@ VISIBLE = 0.25  # share of the patches that the encoder of a masked autoencoder 
 
 
 class ImageView(View):
-    """View that runs a Vision Transformer on an image.
+    """View of a Vision Transformer: attention, rollout, and relevance for the predicted class.
 
-    The page shows the attention between patches, the attention rollout, the relevance of the
-    patches for the predicted class, and the most probable classes.
+    All maps are stored for the first example and for images of at most `FULL_PATCHES` tokens. Of
+    other examples, only the attention of the class token is stored.
     """
 
     family = "vit"
 
     def from_image(self, path: str) -> Example:
-        """Convert an image file to an `Example`, an input of the page.
-
-        The page displays the image after the resizing and cropping of evaluation.
-        """
+        """Convert an image file; the page shows it as resized and cropped for evaluation."""
         image = input_transform(self.model.artifacts)(path)
         seen = eval_transform(self.model.artifacts)(path)
         return Example(Path(path).name, image=image, picture=pixels(seen, self.model.artifacts))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Convert the images of an `ImageBatch` to inputs of the page.
-
-        Args:
-            batch: The batch.
-            dataset: Dataset of the batch, from which the displayed pixels are read.
-        """
+        """Convert an `ImageBatch`; the displayed pixels are read from the dataset."""
         examples = []
         for i, row in enumerate(batch.rows.tolist()):
             stored = dataset.images.pixels(row, dataset.transform.n_channels)
@@ -70,22 +62,14 @@ class ImageView(View):
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model on an image, and return the data for the page.
-
-        The field `classes` holds the most probable classes. The attention maps are stored
-        completely for the first example and for images of at most `FULL_PATCHES` (80) tokens. For
-        other examples, only the attention of the class token is stored.
-        """
         assert example.image is not None
-        side = self.model.config.image_size // self.model.config.patch_size
+        side = self.side
         images = self._batch(example.image)
         n_prefix = self.model.n_prefix
         n_tokens = n_prefix + side * side
         kind = self._kind(side, n_prefix, is_first)
-        outputs: list[Tensor] = []
         model = self.model if self.model.heads else self.model.encode  # as in a published DINOv2
-        collector.collect(self.model, lambda: outputs.append(model(images)), {"self": kind})
-        logits = outputs[0][0]
+        logits = collector.collect(self.model, lambda: model(images), {"self": kind})[0]
         classes = self.classes(logits) if self.model.heads else []
         if self.model.heads:
             best, title = int(logits.argmax()), "relevance for the output"
@@ -108,7 +92,7 @@ class ImageView(View):
         }
 
     def _kind(self, side: int, n_prefix: int, is_first: bool, name: str | None = None) -> Kind:
-        """Return the options for the self-attention of an image encoder (see `row`)."""
+        """Return the options for the self-attention of an image encoder."""
         whole = is_first or not n_prefix or n_prefix + side * side <= FULL_PATCHES
         return Kind(
             "patches" if whole else "class",
@@ -119,39 +103,35 @@ class ImageView(View):
             rollout="rollout",
         )
 
+    @property
+    def side(self) -> int:
+        """Number of patches in a row and in a column."""
+        return int(self.model.config.image_size // self.model.config.patch_size)
+
     def _batch(self, image: Tensor) -> Tensor:
         return image[None].to(self.device, next(self.model.parameters()).dtype)
 
 
 class MaskedImageView(ImageView):
-    """View that runs a masked autoencoder, whose encoder sees only some of the patches of an image.
-
-    The page shows the attention of the decoder between all patches, and the attention of the
-    encoder between the visible patches. Patches that the encoder does not see are dark.
-    """
+    """View of a masked autoencoder; patches that the encoder does not see are dark."""
 
     family = "masked_image"
 
     def from_image(self, path: str) -> Example:
-        """Convert an image file to an `Example`, an input of the page.
-
-        A quarter of the patches, which the same random numbers select for each image, is visible.
-        """
-        n_patches = (self.model.config.image_size // self.model.config.patch_size) ** 2
-        order = np.random.default_rng(0).permutation(n_patches)
-        visible = sorted(order[: max(1, round(VISIBLE * n_patches))].tolist())
+        """Convert an image file; the same quarter of the patches is visible in each image."""
+        order = np.random.default_rng(0).permutation(self.side**2)
+        visible = sorted(order[: max(1, round(VISIBLE * len(order)))].tolist())
         return replace(super().from_image(path), visible=visible)
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Convert the images of a `MaskedImageBatch` to inputs of the page."""
+        """Convert a `MaskedImageBatch`."""
         pairs = zip(super().from_batch(batch, dataset), batch.visible.tolist(), strict=True)
         return [replace(example, visible=visible) for example, visible in pairs]
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model on an image, and return the data for the page."""
         assert example.image is not None
         assert example.picture is not None
-        side = self.model.config.image_size // self.model.config.patch_size
+        side = self.side
         images, visible = self._batch(example.image), self.tensor(example.visible)
         names, distances = patch_names(side, side, 1), patch_distances(side, side, 1)
         seen = [0, *(1 + patch for patch in example.visible)]
@@ -173,20 +153,18 @@ class MaskedImageView(ImageView):
 
 
 class ImageTextView(ImageView):
-    """View that runs CLIP or SigLIP on images and texts.
+    """View of CLIP or SigLIP on images and texts.
 
-    The page shows the attention of the image encoder and of the text encoder. The classes of an
-    image are the texts of all examples, with the softmax of their similarities as probabilities.
-    SigLIP has no class token; the page shows the attention of the learned query that pools the
-    patches, and the relevance of the patches for the pooled vector. The probability of a text is
-    the sigmoid of its logit, and a text has the padding to which the encoder attends.
+    The classes of an image are the texts of all examples, and the relevance is that for the text of
+    the example, or else for the most similar text. SigLIP has no class token but a learned query
+    that pools the patches, and a text has the padding to which its encoder attends.
     """
 
     family = "image_text"
     texts: Sequence[list[int]] = ()
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Convert a text to an `Example`, an input of the page. `target` is ignored."""
+        """Convert a text."""
         tokenizer = tokenizer_of(self.model)
         # The published SigLIPs have no start token.
         has_start = not (isinstance(self.model, SigLIP) and self.model.source)
@@ -196,7 +174,7 @@ class ImageTextView(ImageView):
         return Example(short_title(text), [*start, *ids, tokenizer.eos_id])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Convert the images of a `CaptionBatch`, with their captions, to inputs of the page."""
+        """Convert the images of a `CaptionBatch` with their captions."""
         decode, found = tokenizer_of(self.model).decode, []
         examples = super().from_batch(batch, dataset)
         for example, row, mask in zip(examples, batch.ids, batch.mask, strict=True):
@@ -211,11 +189,6 @@ class ImageTextView(ImageView):
         self.texts = list(found.values())
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run both encoders on an image and a text, or one of them, and return the data.
-
-        The relevance of the patches is that for the text of the example, or for the most similar
-        text if the example has none.
-        """
         model: Any = self.model
         n_prefix, is_siglip = model.config.n_prefix, isinstance(model, SigLIP)
         fields: Row = {"title": example.title, "tokens": {}}
@@ -229,8 +202,7 @@ class ImageTextView(ImageView):
             collector.collect(model, lambda: model.encode_text(ids), kinds)
         if example.image is None:
             return fields
-        side = model.config.image_size // model.config.patch_size
-        images = self._batch(example.image)
+        side, images = self.side, self._batch(example.image)
         kinds = {"image_stack": self._kind(side, n_prefix, is_first, name="image")}
         if is_siglip:
             kinds["self"] = Kind("class", "patches", "pooling by the learned query", is_self=False)
@@ -259,32 +231,22 @@ class ImageTextView(ImageView):
 
 
 class CaptionView(ImageView):
-    """View that runs a captioning model on an image and on the caption that it generates.
-
-    The page shows the attention of each word to the image.
-    """
+    """View of a captioning model on an image and on the caption that it generates."""
 
     family = "captioning"
 
     def complete(self, example: Example) -> Example:
-        """Return a copy of an example whose `target` is a caption that beam search generates."""
+        """Generate a caption by beam search."""
         assert example.image is not None
-        limits = (getattr(self.model.config, "max_len", None), self.model.artifacts.get("max_len"))
-        longest = min([51, *(limit for limit in limits if limit is not None)]) - 1
+        longest = min(51, longest_input(self.model) or 51) - 1
         with torch.inference_mode():
             found = self.search(self._batch(example.image), bos_id=self.start_id, max_len=longest)
         title = f"{example.title}: {tokenizer_of(self.model).decode(found[0].ids)}"
         return replace(example, target=found[0].ids, hypotheses=found, title=title)
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model once on image and caption, and return the data for the page.
-
-        The data hold the attention to the image for each token of the caption, and the distribution
-        that the model predicts for the token.
-        """
         assert example.image is not None
-        target = list(example.target or [])
-        inputs = [self.start_id, *target[:-1]]
+        inputs = self.decoder_inputs(example)
         encoder = getattr(self.model.config, "encoder", None)
         is_recurrent = self.model.is_recurrent
         n_encoded = 0 if encoder is None else encoder.n_prefix
@@ -304,7 +266,7 @@ class CaptionView(ImageView):
                 total="alpha sum",
             ),
         }
-        fields = self.tokens(target=target, inputs=inputs)
+        fields = self.tokens(target=example.target or [], inputs=inputs)
         fields["tokens"]["sum"] = ["sum over the words"]
         fields["tokens"]["patches"] = patch_names(grid[0], grid[1], n_prefix)
         if encoder is not None:
@@ -312,17 +274,11 @@ class CaptionView(ImageView):
         gates: list[Tensor] = []
         gate = getattr(self.model.decoder, "gate", None)
         hook = gate and gate.register_forward_hook(lambda _m, _a, y: gates.append(y[0].sigmoid()))
-        chosen = self.tensor(target)
         try:
-            logits, ranks = self.run(
-                collector, kinds, chosen, self._batch(example.image), self.tensor(inputs)
-            )
+            fields |= self.decode(example, collector, kinds, self._batch(example.image))
         finally:
             if hook:
                 hook.remove()
-        positions = {i: i for i in range(len(target))}
-        steps = self.steps(logits, target, positions, ranks, "generate", list="target")
-        fields |= {"title": example.title, "steps": steps, "beams": self.beams(example)}
         fields["image"] = image_entry(example.picture, grid, n_prefix)
         if gates:
             fields["gate"] = [short_number(float(value)) for value in torch.cat(gates)]
@@ -330,25 +286,16 @@ class CaptionView(ImageView):
 
 
 def pixels(image: Tensor, artifacts: Any) -> Array:
-    """Return the pixels (H, W, C) uint8 of a normalized image.
-
-    Args:
-        image: Normalized image (C, H, W).
-        artifacts: Mapping with the keys `mean` and `std`, the values of each channel with which the
-            image was normalized.
-    """
+    """Return the pixels (H, W, C) uint8 of an image (C, H, W) normalized as the artifacts say."""
     mean, std = (torch.tensor(artifacts[key]).view(-1, 1, 1) for key in ("mean", "std"))
     levels = (image.float().cpu() * std + mean).clamp(0, 1).mul(255).round().byte()
     return levels.permute(1, 2, 0).numpy()
 
 
 def darken(picture: Array, hidden: Sequence[int], side: int) -> Array:
-    """Return a picture in which the hidden patches have a quarter of their brightness.
+    """Return pixels (H, W, C) whose hidden patches, from 1, have a quarter of their brightness.
 
-    Args:
-        picture: Pixels (H, W, C) uint8.
-        hidden: Indices of the hidden patches, where 1 is the first patch of the image.
-        side: Number of patches in a row and in a column.
+    `side` is the number of patches in a row and in a column.
     """
     seen = np.ones(side * side, np.float32)
     seen[np.array(hidden, int) - 1] = 0.25
@@ -358,18 +305,10 @@ def darken(picture: Array, hidden: Sequence[int], side: int) -> Array:
 
 
 def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | None:
-    """Return the field `image` of the page's data, with the image as a JPEG in a data URL.
+    """Return the field `image`: a JPEG of at most `IMAGE_BYTES` in a data URL, and its sizes.
 
-    The JPEG has at most 60 kB, unless the lowest quality is larger.
-
-    Args:
-        picture: Pixels (H, W, C) uint8; None if the example has no image.
-        grid: Number of rows and number of columns of the patches.
-        n_prefix: Number of tokens before the patches.
-
-    Returns:
-        A dictionary with the keys `src` (the data URL), `width` and `height` in pixels, `grid` and
-        `prefix`; None if `picture` is None.
+    A JPEG of the lowest quality may be larger. `grid` is the number of rows and of columns of the
+    patches, before which there are `n_prefix` tokens. The result is None without a picture.
     """
     if picture is None:
         return None
@@ -405,16 +344,9 @@ def _add_relevance(
     title: str,
     paths: Sequence[str] | None = None,
 ) -> None:
-    """Add the relevance of the patches for an output of the model to the maps of a collector.
+    """Add the relevance of the patches for the output (1,) of `forward` to the maps.
 
-    Args:
-        collector: Collector of the maps.
-        model: The model.
-        forward: Function that returns the output (1,) of the model.
-        n_prefix: Number of tokens before the patches. If it is 0, the mean over all queries, or the
-            relevance for the learned query, replaces the relevance for the class token.
-        title: Name of the map on the page.
-        paths: Paths of the attention modules; None means all self-attention.
+    Without a class token, it is the mean over all queries, or that for the learned query.
     """
     total = relevance(model, forward, paths)[0]
     scores = (total[:1] if n_prefix else total.mean(0, keepdim=True)).cpu().numpy()

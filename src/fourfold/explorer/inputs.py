@@ -19,56 +19,31 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class Hypothesis(NamedTuple):
-    """Text that beam search generated.
+    """Text that beam search generated."""
 
-    Args:
-        ids: Token ids without the start token, up to the end token.
-        score: Log-probability divided by the length penalty.
-    """
-
-    ids: list[int]
-    score: float
+    ids: list[int]  # without the start token, up to the end token
+    score: float  # log-probability divided by the length penalty
 
 
 @dataclass(frozen=True)
 class Example:
-    """One input of a model, whose attention the page shows.
-
-    Args:
-        title: Title of the input on the page.
-        ids: Token ids of the text, special tokens included. For an encoder-decoder, these are the
-            ids of the source text.
-        target: Token ids of the target text or of the generated text, without the start token. None
-            if the model has not generated the text yet or does not generate.
-        hypotheses: Results of beam search, the best one first, if it generated `target`.
-        segments: Segment (0 or 1) of each token; None means segment 0 for all tokens.
-        truth: Dictionary from each masked position to the id of the original token.
-        image: Normalized image (C, H, W) that an image model reads.
-        picture: Pixels (H, W, C) uint8 of the image, which the page displays.
-        label: Index of the true class of the image, if the data have it.
-        visible: Indices of the patches that a masked autoencoder sees, ascending.
-        sentences: List of the word ids of each sentence, for a hierarchical attention network.
-    """
+    """One input of a model, whose attention the page shows."""
 
     title: str
-    ids: Sequence[int] = ()
-    target: Sequence[int] | None = None
-    hypotheses: Sequence[Hypothesis] = ()
-    segments: Sequence[int] | None = None
-    truth: Mapping[int, int] = field(default_factory=dict)
-    image: Tensor | None = None
-    picture: Array | None = None
-    label: int | None = None
-    visible: Sequence[int] = ()
-    sentences: Sequence[Sequence[int]] = ()
+    ids: Sequence[int] = ()  # of the text or the source text, special tokens included
+    target: Sequence[int] | None = None  # without the start token; None if not generated (yet)
+    hypotheses: Sequence[Hypothesis] = ()  # of beam search, the best one first
+    segments: Sequence[int] | None = None  # 0 or 1 for each token; None means 0
+    truth: Mapping[int, int] = field(default_factory=dict)  # original id at each masked position
+    image: Tensor | None = None  # (C, H, W), normalized, as the model reads it
+    picture: Array | None = None  # (H, W, C) uint8, as the page shows it
+    label: int | None = None  # index of the true class of the image
+    visible: Sequence[int] = ()  # patches that a masked autoencoder sees, ascending
+    sentences: Sequence[Sequence[int]] = ()  # word ids, for a hierarchical attention network
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
-    """Return the tokenizer of a model.
-
-    Raises:
-        InputError: The checkpoint was imported from weights without a tokenizer.
-    """
+    """Return the tokenizer of a model, or raise InputError if it has none."""
     if model.tokenizer is None:
         problem = "has no tokenizer: it was imported from weights without one"
         raise InputError(problem, option="the checkpoint")
@@ -76,25 +51,13 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 
 def longest_input(model: Model) -> int | None:
-    """Return the largest number of tokens in an input of a model, or None for no limit.
-
-    The number is the smaller one of `max_len` in the config and `max_len` of the training data.
-    """
+    """Return the largest number of tokens that the model and its training data allow, if any."""
     limits = (getattr(model.config, "max_len", None), model.artifacts.get("max_len"))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def fit(ids: list[int], limit: int | None, truncate: bool, n_special: int = 0) -> list[int]:
-    """Check the length of a text, and remove tokens at its end if the text is too long.
-
-    Args:
-        ids: Token ids without special tokens.
-        limit: Largest number of tokens that the model reads; None means any number.
-        truncate: If True, a text that is too long is shortened. If False, it raises InputError.
-        n_special: Number of special tokens that are added to the text later.
-
-    Returns:
-        The token ids that are left, at most `limit` - `n_special`.
+    """Return at most `limit` - `n_special` ids; a text that is too long is cut at its end.
 
     Raises:
         InputError: The text is too long, and `truncate` is False.
@@ -128,10 +91,7 @@ def _decode(encoded: bytes) -> str:
 
 
 def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the index of the word, from 0, to which each token belongs.
-
-    The words are those of `Tokenizer.word_starts`. A special token is a word by itself.
-    """
+    """Return the index of the word, as of `Tokenizer.word_starts`, to which each token belongs."""
     starts = tokenizer.word_starts(np.asarray(ids, np.int64))
     return [int(i) for i in np.cumsum(starts) - 1]
 
@@ -149,18 +109,10 @@ def short_title(text: str, width: int = 80) -> str:
 
 
 def real_rows(batch: Any, limit: int) -> list[dict[str, Any]]:
-    """Return the tokens of each row of a batch of texts, without padding.
+    """Return the first `limit` ids, segments and targets of each row, without padding.
 
-    If a row holds several packed documents, only the first document is kept.
-
-    Args:
-        batch: Batch with the field `ids` (B, T), and optionally with `segments`, `targets`, `mask`
-            (True = real token) and `documents` (index of each token's document), all (B, T).
-        limit: Largest number of tokens. Further tokens of a row are dropped.
-
-    Returns:
-        A dictionary for each row, with the keys `ids`, `segments` and `targets`. A value is a list
-        of integers, or None if the batch lacks the field.
+    Of several documents that are packed into a row, only the first one is kept. A value is None if
+    the batch lacks the field.
     """
     mask, documents = getattr(batch, "mask", None), getattr(batch, "documents", None)
     rows = []

@@ -971,10 +971,10 @@ async function main() {
   setTheme();
   page.doc = JSON.parse($("meta").textContent);
   page.bytes = decodeBase64($("maps").textContent);
-  if (!page.doc.raw && typeof DecompressionStream === "undefined") {
-    throw new Error("this browser cannot unpack the maps; use Chromium 80, Firefox 113, Safari 16.4 or later, or write the page with --raw");
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("this browser cannot unpack the maps; use Chromium 80, Firefox 113, Safari 16.4 or later");
   }
-  if (!page.doc.raw) page.bytes = await inflate(page.bytes);
+  page.bytes = await inflate(page.bytes);
   say("maps", "");
   page.images = await Promise.all(page.doc.rows.map(async ({ image }) => {
     if (!image) return null;

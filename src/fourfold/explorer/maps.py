@@ -10,7 +10,7 @@ Shapes: H heads, T queries, S keys.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,127 +27,58 @@ from fourfold.analysis.attention_maps import (
 from fourfold.analysis.attention_statistics import head_label, head_statistics
 from fourfold.explorer.page import pack
 
+T = TypeVar("T")
 DIGITS = 4  # significant digits to which statistics are rounded
-
-
-class MapWriter:
-    """Writer that appends the weights of attention maps to one byte array.
-
-    Args:
-        precision: Bits of a stored weight, 8 (quantized) or 16 (half floats), as for
-            `fourfold.explorer.page.pack`.
-
-    Attributes:
-        data: Bytes of all maps that were added so far.
-    """
-
-    def __init__(self, precision: int) -> None:
-        self.precision = precision
-        self.data = bytearray()
-
-    def add(
-        self, name: str, weights: Array, queries: str, keys: str, *, model: int = 0, **fields: Any
-    ) -> dict[str, Any]:
-        """Append the weights of an attention map to `data`.
-
-        Args:
-            name: Name of the map, such as "self", "cross" or "rollout".
-            weights: Weights (T, S) in [0, 1], or in the interval `range`.
-            queries: Name of the token list that labels the rows, such as "target".
-            keys: Name of the token list that labels the columns, such as "source".
-            model: 0 for the model, 1 for the second model of a comparison.
-            **fields: Further fields of the entry. `title` is the name that the page shows instead
-                of the default. `layer` and `head` are indices. `triangle` is True if only the lower
-                triangle is stored. `range` is [low, high], the interval of the values. `stats`
-                holds the statistics by name, and `label` the label of the head.
-
-        Returns:
-            Entry of the map in the page's document, a dictionary with the arguments, the shape and
-            the offset of the map in `data`.
-        """
-        low, high = fields.get("range", (0.0, 1.0))
-        scaled = (weights - low) / (high - low) if high > low else np.zeros_like(weights)
-        triangle = fields.pop("triangle", False)
-        packed, _ = pack([scaled], [triangle], self.precision)
-        offset = len(self.data) * 8 // self.precision
-        self.data += packed
-        entry = {"name": name, "model": model, "layer": None, "head": None}
-        entry |= {"queries": queries, "keys": keys, "shape": list(weights.shape)}
-        return entry | {
-            "triangle": triangle,
-            "offset": offset,
-            "stats": {},
-            "label": None,
-            **fields,
-        }
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Options for the maps of one kind of attention, such as "self", "encoder" or "cross".
+    """Options for the maps of one kind of attention, such as "self", "encoder" or "cross"."""
 
-    Args:
-        queries: Name of the token list of the queries.
-        keys: Name of the token list of the keys.
-        name: Name of the maps on the page; None means the name of the kind.
-        ids: Token ids (S,) of the keys, for the induction score; None omits this score.
-        separators: Bool (S,), True at separators such as [SEP], for the weight on separators; None
-            omits this statistic.
-        distances: Distances (T, S) between queries and keys, which are patches; None means the
-            distance in tokens.
-        is_self: True if queries and keys are the same tokens (self-attention).
-        first_queries: Number of queries, from the first, whose rows are stored; None stores all.
-        rollout: Name of the attention rollout of this kind on the page; None computes no rollout.
-        total: Name of the map (1, S) of the weights summed over all queries; None computes no sum.
-    """
-
-    queries: str
+    queries: str  # name of the token list of the queries
     keys: str
-    name: str | None = None
-    ids: Tensor | None = None
-    separators: Tensor | None = None
-    distances: Tensor | None = None
-    is_self: bool = True
-    first_queries: int | None = None
-    rollout: str | None = None
-    total: str | None = None
+    name: str | None = None  # of the maps on the page; None means the name of the kind
+    ids: Tensor | None = None  # (S,) token ids of the keys, for the induction score
+    separators: Tensor | None = None  # (S,) bool, for the weight on separators such as [SEP]
+    distances: Tensor | None = None  # (T, S) between patches; None means the distance in tokens
+    is_self: bool = True  # queries and keys are the same tokens
+    first_queries: int | None = None  # number of queries whose rows are stored; None means all
+    rollout: str | None = None  # name of the attention rollout; None computes no rollout
+    total: str | None = None  # name of the map (1, S) of the weights summed over all queries
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Choice of the layers whose maps are stored.
+    """Choice of the layers whose maps are stored; None means all layers.
 
-    Indices count the layers of each kind of attention from 0. Negative indices count from the last
-    layer.
-
-    Args:
-        only: Indices of the layers whose maps are stored; None means all layers.
-        with_heads: Indices of the layers of which the map of each head is stored; None means all
-            layers. For other layers, only the mean over the heads is stored.
+    Indices count the layers of each kind of attention from 0, negative ones from the last layer.
     """
 
     only: tuple[int, ...] | None = None
-    with_heads: tuple[int, ...] | None = None
+    with_heads: tuple[int, ...] | None = None  # of other layers, only the mean over heads is stored
 
 
 class Collector:
     """Collector of the attention maps and curves of one example, which records them in a model.
 
     Args:
-        writer: Writer that stores the weights of the maps.
+        data: Bytes of all maps of the page, to which the weights are appended.
+        precision: Bits of a stored weight, 8 (quantized) or 16 (half floats).
         layers: Layers whose maps are stored.
         model_index: 0 for the model, 1 for the second model of a comparison.
 
     Attributes:
-        maps: List with a dictionary for each map, the result of `MapWriter.add`.
-        curves: List of curves, such as the entropy by layer. A curve is a dictionary with a title,
-            axis labels, a label, and the lists `x` and `y`.
+        maps: Entries of the maps.
+        curves: Curves, such as the entropy by layer: dictionaries of titles, `x` and `y`.
         centers: Predicted centre of the window of each target token, in source positions from 0, if
             the model has local-p attention (Luong et al. 2015); otherwise None.
     """
 
-    def __init__(self, writer: MapWriter, layers: Layers, model_index: int = 0) -> None:
-        self.writer = writer
+    def __init__(
+        self, data: bytearray, precision: int, layers: Layers, model_index: int = 0
+    ) -> None:
+        self.data = data
+        self.precision = precision
         self.layers = layers
         self.model_index = model_index
         self.maps: list[dict[str, Any]] = []
@@ -155,29 +86,27 @@ class Collector:
         self.centers: list[float] | None = None
 
     def add(self, name: str, weights: Array, queries: str, keys: str, **fields: Any) -> None:
-        """Store a map with the writer, and append its entry to `maps`.
+        """Store the weights (T, S) of a map and its entry.
 
-        Args:
-            name: Name of the map, such as "rollout".
-            weights: Weights (T, S).
-            queries: Name of the token list that labels the rows.
-            keys: Name of the token list that labels the columns.
-            **fields: Further fields of the entry, such as `layer` and `range` (see
-                `MapWriter.add`).
+        `queries` and `keys` are the names of the token lists that label rows and columns. Further
+        fields of the entry are `title` (shown instead of the default), `layer`, `head`, `triangle`
+        (only the lower triangle is stored), `range` (interval of the values, otherwise [0, 1]),
+        `stats` by name, and `label` of the head.
         """
-        options = {"model": self.model_index, **fields}
-        self.maps.append(self.writer.add(name, weights, queries, keys, **options))
+        entry = {"name": name, "model": self.model_index, "layer": None, "head": None}
+        entry |= {"queries": queries, "keys": keys, "shape": list(weights.shape)}
+        entry |= {"triangle": False, "stats": {}, "label": None, **fields}
+        low, high = fields.get("range", (0.0, 1.0))
+        scaled = (weights - low) / (high - low) if high > low else np.zeros_like(weights)
+        entry["offset"] = len(self.data) * 8 // self.precision
+        self.data += pack(scaled, entry["triangle"], self.precision)
+        self.maps.append(entry)
 
-    def collect(
-        self, model: nn.Module, forward: Callable[[], object], kinds: Mapping[str, Kind]
-    ) -> None:
-        """Run a model on one sequence, and store its attention maps, rollouts and curves.
+    def collect(self, model: nn.Module, forward: Callable[[], T], kinds: Mapping[str, Kind]) -> T:
+        """Run a model on one sequence, store its maps and curves, and return its output.
 
-        Args:
-            model: The model, in eval mode.
-            forward: Function that runs the model once on a batch of one sequence.
-            kinds: Options of each kind of attention, by its name in `LayerAttention`, such as
-                "self" or "cross". Attention of other kinds is not recorded.
+        `forward` runs the model once on a batch of one sequence. `kinds` has the options of each
+        kind of attention by its name in `LayerAttention`; other kinds are not recorded.
 
         Raises:
             InputError: The model has no attention, or lacks a layer that `layers.only` names.
@@ -208,27 +137,21 @@ class Collector:
                 self._add_layer(maps[0].cpu().numpy(), statistics, record, kind)
 
         paths = [path for path, (name, _) in places.items() if name in kinds]
+        outputs: list[T] = []
         with torch.no_grad():
-            visit_attention(model, forward, visit, paths)
+            visit_attention(model, lambda: outputs.append(forward()), visit, paths)
         for name, matrices in means.items():
             if matrices:
                 self._add_rollout(np.stack(matrices), kinds[name], stored, places, name)
         self._add_curves(points)
+        return outputs[0]
 
     def _statistics(
         self, weights: Tensor, record: LayerAttention, kind: Kind
     ) -> list[dict[str, list[float]]]:
-        """Compute the statistics of each head in one layer.
+        """Return the statistics of the mean over heads and of each head, from weights (1, H, T, S).
 
-        Args:
-            weights: Weights (1, H, T, S).
-            record: The layer, with the pairs of query and key that its mask allows.
-            kind: Options of the kind of attention.
-
-        Returns:
-            List of 1 + H dictionaries from the name of a statistic to a pair. The pair holds the
-            value of the head and the value of uniform attention with the same mask. The first
-            dictionary holds the mean of each statistic over the heads.
+        A statistic is a pair: its value, and its value for uniform attention with the same mask.
         """
         found = head_statistics(
             weights,
@@ -287,14 +210,9 @@ class Collector:
                 self.add(kind.rollout or "rollout", rows, kind.queries, kind.keys, **fields)
 
     def _add_curves(self, points: dict[tuple[str, str], Any]) -> None:
-        """Append curves of the statistics by layer to `curves`.
+        """Append the mean over heads, the values of the heads and that of uniform attention.
 
-        There are three curves for each statistic: the mean over heads, the value of each head as a
-        point, and the value of uniform attention. A kind with one layer gets no curves.
-
-        Args:
-            points: For each pair (kind of attention, "entropy" or "distance"), a list with a triple
-                for each layer: index of the layer, value of each head, value of uniform attention.
+        The key of `points` is a kind of attention and a statistic, the value a triple by layer.
         """
         names = {
             "entropy": ("Entropy", "entropy in nats"),

@@ -1,7 +1,6 @@
 """Base class of the views, which run the models of one family and build the data of a page.
 
-The data of one example are a row of the page's document, a dictionary of JSON values (see
-`fourfold.explorer.document`).
+The data of one example are a row of the page's document (see `fourfold.explorer.document`).
 
 Shapes: L layers, T tokens, K classes, V vocabulary, C channels, H height, W width.
 """
@@ -38,19 +37,15 @@ class View:
     """Base class of views, which run the models of one family and build the data of a page.
 
     `from_text`, `from_image` or `from_batch` converts inputs to examples. `complete` adds the
-    tokens that the model generates to an example. `row` runs the model on the result, and returns
-    the data that the page shows for the example.
+    tokens that the model generates. `row` runs the model, and returns the data of the page.
 
     Args:
         model: The model, in eval mode.
         truncate: Shorten texts that are too long for the model.
         generate: Number of tokens that a causal LM generates.
-
-    Attributes:
-        family: Name of the model family, such as "causal_lm", which selects the layout of the page.
     """
 
-    family: ClassVar[str]
+    family: ClassVar[str]  # such as "causal_lm"; selects the layout of the page
 
     def __init__(self, model: Model, truncate: bool = False, generate: int = 20) -> None:
         self.model: Any = model
@@ -59,11 +54,7 @@ class View:
         self.device = next(model.parameters()).device
 
     def from_text(self, text: str, target: str | None = None) -> Example:
-        """Convert a text to an `Example`, an input of the page.
-
-        Args:
-            text: Input of the model, or source text of an encoder-decoder.
-            target: Target text of an encoder-decoder; None if the model generates the text.
+        """Convert a text, and the target of an encoder-decoder, to an input of the page.
 
         Raises:
             InputError: The model reads no texts, or the text is too long.
@@ -71,7 +62,7 @@ class View:
         raise InputError("must not be given: the model reads no texts", option="--text")
 
     def from_image(self, path: str) -> Example:
-        """Convert an image file to an `Example`, an input of the page.
+        """Convert an image file to an input of the page.
 
         Raises:
             InputError: The model reads no images, or the file is no image.
@@ -79,38 +70,21 @@ class View:
         raise InputError("must not be given: the model reads no images", option="--image")
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
-        """Convert the rows of a batch of test data to inputs of the page.
-
-        Args:
-            batch: Batch of the DataModule (see `fourfold.data.loading.batches`).
-            dataset: Dataset of the test split.
-        """
+        """Convert the rows of a batch of a dataset to inputs of the page."""
         raise NotImplementedError
 
     def prepare(self, examples: Sequence[Example]) -> None:
-        """Receive all examples of the page, before `row` is called for the first one.
-
-        The base class ignores them, because most models process each example by itself.
-        """
+        """Receive all examples of the page, before `row` is called for the first one."""
 
     def complete(self, example: Example) -> Example:
-        """Return a copy of an example with the tokens that the model generates as `target`.
-
-        The base class returns the example itself, because most models generate nothing.
-        """
+        """Return an example with the tokens that the model generates, if any, as `target`."""
         return example
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        """Run the model on an example, and return the data that the page shows for the example.
+        """Run the model on a result of `complete`, and return its row of the page's document.
 
-        Args:
-            example: Result of `complete`.
-            collector: Collector to which the attention maps and the curves are added.
-            is_first: True if the example is the first one of the page.
-
-        Returns:
-            A row of the page's document, without its fields `maps` and `curves`. This is a
-            dictionary with the title, the tokens and the predictions.
+        The row lacks the fields `maps` and `curves`, which the collector holds. `is_first` is True
+        for the first example of the page.
         """
         raise NotImplementedError
 
@@ -119,15 +93,10 @@ class View:
         return torch.tensor([list(ids)], dtype=torch.long, device=self.device)
 
     def tokens(self, **lists: Any) -> Row:
-        """Return the fields of the page's data that describe the tokens of an example.
+        """Return the fields that describe the tokens of an example, from ids by token list.
 
-        Args:
-            **lists: Token ids of each token list by the name of the list, such as `source`.
-
-        Returns:
-            A dictionary with three keys. Each value is a dictionary by the name of the list:
-            `tokens` holds the text of each token, `words` the index of each token's word, and
-            `special` the positions of special tokens.
+        `tokens` holds the text of each token, `words` the index of each token's word, and `special`
+        the positions of special tokens.
         """
         tokenizer = tokenizer_of(self.model)
         return {
@@ -147,21 +116,14 @@ class View:
     ) -> list[Row]:
         """Return the field `steps` of the page's data, the model's predictions for some tokens.
 
-        A token of `ids` that the model has to predict is called a target here.
-
         Args:
             logits: Logits (T, V).
-            ids: Token ids of the sequence, which contains the targets.
-            positions: Dictionary with an entry for each target. The key is the index of the target
-                in `ids`. The value is the index of the row of `logits` that predicts the target.
-            ranks: Rank (L, T) of the target after each layer (logit lens), where 0 is the most
-                probable token. Column t belongs to row t of `logits`. None omits the ranks.
+            ids: Token ids of the sequence, which contains the predicted tokens.
+            positions: For the index of each predicted token in `ids`, the row of `logits`.
+            ranks: Rank (L, T) of the token after each layer (logit lens), 0 for the most probable
+                one; None omits the ranks.
             kind: "generate" or "masked".
             **fields: Further fields of each step.
-
-        Returns:
-            A dictionary for each target, with the probability of the target, the entropy of the
-            distribution in nats, the most probable tokens and the ranks.
         """
         tokenizer, steps = tokenizer_of(self.model), []
         for token, query in positions.items():
@@ -191,48 +153,49 @@ class View:
     ) -> tuple[Tensor, Tensor | None]:
         """Run the model once on one sequence, and collect its attention maps.
 
-        Args:
-            collector: Collector to which the maps and curves are added.
-            kinds: Options of each kind of attention to collect, by the name of the kind.
-            chosen: Token ids (1, T) whose ranks are computed. The rank of token t is its rank in
-                row t of the logits.
-            *inputs: Positional arguments of the model.
-            **options: Keyword arguments of the model.
-
-        Returns:
-            The logits (T, V), and the rank (L, T) of each token in `chosen` after each layer (logit
-            lens), where 0 is the most probable token. The ranks are None if the head of the model
-            does not read a stack of transformer blocks.
+        Returns the logits (T, V), and the rank (L, T) of token t of `chosen` (1, T) in row t of the
+        logits after each layer (logit lens). The ranks are None if the head of the model does not
+        read a stack of transformer blocks.
         """
         outputs: list[Tensor] = []
-        ranks: list[Tensor] = []
 
-        def forward() -> None:
-            outputs.append(self.model(*inputs, **options))
+        def look() -> Tensor | None:
+            def forward() -> None:
+                outputs.append(self.model(*inputs, **options))
 
-        def look() -> None:
-            if text_stack(self.model) is None:
-                forward()
-            else:
-                ranks.append(logit_lens(self.model, forward, chosen))
+            if text_stack(self.model) is not None:
+                return logit_lens(self.model, forward, chosen)
+            forward()
+            return None
 
-        collector.collect(self.model, look, kinds)
-        return outputs[0][0], ranks[0][:, 0] if ranks else None
+        ranks = collector.collect(self.model, look, kinds)
+        return outputs[0][0], None if ranks is None else ranks[:, 0]
+
+    def decode(self, example: Example, collector: Collector, kinds: dict[str, Kind], x: Any) -> Row:
+        """Run an encoder-decoder on a source `x` and the target; return the predictions.
+
+        Row t of an attention map of the decoder holds the weights that predict target token t.
+        """
+        target = list(example.target or [])
+        inputs = self.tensor(self.decoder_inputs(example))
+        logits, ranks = self.run(collector, kinds, self.tensor(target), x, inputs)
+        positions = {i: i for i in range(len(target))}
+        steps = self.steps(logits, target, positions, ranks, "generate", list="target")
+        return {"title": example.title, "steps": steps, "beams": self.beams(example)}
+
+    def decoder_inputs(self, example: Example) -> list[int]:
+        """Return the ids that the decoder reads: start token, and target without its end."""
+        return [self.start_id, *list(example.target or [])[:-1]]
 
     def classes(
         self, logits: Tensor, names: Sequence[str] | None = None, *, are_independent: bool = False
     ) -> list[list[Any]]:
-        """Return the field `classes` of the page's data, the most probable classes.
+        """Return the field `classes`: pairs of name and probability, the most probable first.
 
         Args:
-            logits: Logits (K,).
+            logits: Logits (K,); the list is empty for regression (K = 1).
             names: Name of each class; None means the names of the training data.
-            are_independent: The probability of a class is the sigmoid of its logit, so that the
-                probabilities do not add up to 1.
-
-        Returns:
-            List of at most `N_CLASSES` (5) pairs [name of the class, probability], the most
-            probable class first. The list is empty for regression (K = 1).
+            are_independent: The probability of a class is the sigmoid of its logit.
         """
         if len(logits) < 2:
             return []
@@ -245,24 +208,15 @@ class View:
         ]
 
     def class_names(self, logits: Tensor) -> Sequence[str]:
-        """Return the names of the K classes, those of the training data or default names.
-
-        Args:
-            logits: Logits (K,).
-        """
+        """Return the names of the K classes, those of the training data or default names."""
         names: Sequence[str] | None = self.model.artifacts.get("class_names")
         return names or default_class_names(len(logits))
 
     def search(self, source: Tensor, **options: Any) -> list[Hypothesis]:
-        """Generate target texts by beam search with the options stored in the checkpoint.
+        """Generate texts by beam search with the options stored in the checkpoint.
 
-        Args:
-            source: Source tokens (1, S), or an image (1, C, H, W).
-            **options: Further arguments of `beam_search`.
-
-        Returns:
-            The finished hypotheses, the best one first, at most as many as beams. If the search
-            finishes none, the list holds the best unfinished hypothesis.
+        Returns the finished hypotheses, the best one first, or the best unfinished hypothesis. The
+        source is tokens (1, S) or an image (1, C, H, W).
         """
         defaults = self.model.generation_defaults
         names = {"num_beams": "beam", "length_penalty": "length_penalty"}
@@ -278,10 +232,7 @@ class View:
         return found or [Hypothesis(rows[0], float(scores.flatten()[0]))]
 
     def beams(self, example: Example) -> list[list[Any]]:
-        """Return the field `beams` of the page's data: the text and the score of each hypothesis.
-
-        The list is empty if beam search did not generate the target, or has a single hypothesis.
-        """
+        """Return the field `beams`: text and score of each hypothesis, if there are several."""
         decode = tokenizer_of(self.model).decode
         found = [[decode(one.ids), short_number(one.score)] for one in example.hypotheses]
         return found if len(found) > 1 else []

@@ -22,22 +22,15 @@ N_ROWS = 8  # examples of the test data in a page of `fourfold test`
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Page of attention maps, which a notebook displays.
+    """Page of attention maps, which a notebook displays."""
 
-    Args:
-        html: Text of the HTML file.
-        document: Content of the page without the weights, a dictionary of JSON values (see
-            `fourfold.explorer.document`).
-        height: Height of the frame in a notebook, in pixels.
-    """
-
-    html: str
-    document: dict[str, Any]
-    height: int = 800
+    html: str  # text of the file
+    document: dict[str, Any]  # content without the weights (see `fourfold.explorer.document`)
+    height: int = 800  # of the frame in a notebook, in pixels
 
     @classmethod
     def join(cls, parts: Sequence[tuple[dict[str, Any], bytes]]) -> "Page":
-        """Return the page of one or several models; arguments of `join_documents`."""
+        """Return the page of one or several models, from results of `build_document`."""
         document, maps = parts[0] if len(parts) == 1 else join_documents(parts)
         return cls(assemble(document, maps), document)
 
@@ -47,11 +40,7 @@ class Page:
         return f'<iframe title="Attention maps" srcdoc="{source}" {style}></iframe>'
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the page to a file, completely or not at all.
-
-        Args:
-            path: Path of the HTML file.
-            overwrite: Replace the file if it exists.
+        """Write the page to an HTML file, completely or not at all.
 
         Raises:
             InputError: The file exists and `overwrite` is False, or its folder does not exist.
@@ -61,14 +50,7 @@ class Page:
         write_atomically(path, self.html)
 
     def describe(self, path: Path) -> str:
-        """Return a line of text about a page that was written to a file.
-
-        The line holds the path, the size in MB, the numbers of inputs and maps, and the names of
-        the model classes.
-
-        Args:
-            path: Path of the file.
-        """
+        """Return a line about the page in a file: size in MB, inputs, maps and model classes."""
         rows, default = self.document["rows"], self.document["provenance"]
         models = dict.fromkeys(row.get("provenance", default)["model"] for row in rows)
         n_maps = sum(len(row["maps"]) for row in rows)
@@ -77,19 +59,7 @@ class Page:
 
 
 def check_output(path: Path, overwrite: bool, option: str = "--out") -> None:
-    """Check that a page may be written to a path, before the model runs.
-
-    Args:
-        path: Path of the HTML file.
-        overwrite: Allow a file that exists.
-        option: Name of the option in the error message.
-
-    Raises:
-        InputError: The path is a folder, its folder does not exist, or the file exists and
-            `overwrite` is False.
-    """
-    if path.is_dir():
-        raise InputError(f"must be a file, got the folder {path}", option=option)
+    """Raise InputError if a page cannot be written to a path, before the model runs."""
     if not path.absolute().parent.is_dir():
         raise InputError(f"must be in a folder that exists, got {path}", option=option)
     if path.exists() and not overwrite:
@@ -114,38 +84,28 @@ def look(
 
     Args:
         model: A model, or a path that `fourfold.load` accepts.
-        text: One or several texts. A mask is written as [MASK]. A pair of texts is one string with
-            a tab between the texts.
-        source: One or several source texts of a translation model, in place of `text`.
+        text: One or several texts, with [MASK] for masks and a tab between the texts of a pair.
+        source: One or several source texts of a translation model.
         target: A target text for each source text; None means that the model generates it.
-        image: Path of one or several image files.
+        image: One or several image files.
         generate: Number of tokens that a causal LM appends to a text.
-        compare: Second model, or its path, whose maps the page also shows. The model must have the
-            family and the tokens of `model`.
-        layers: Indices of the layers to show. Negative indices count from the last layer. None
-            means all layers. If the maps of all heads are too large for the page, the heads of only
-            three layers are then shown.
-        precision: Bits of a stored weight, 8 (quantized, with an error of at most 0.004) or 16
-            (half floats).
+        compare: Second model, or its path, of the same family and tokens.
+        layers: Indices of the layers to show, negative ones from the last layer; None means all. If
+            their maps are too large for the page, the heads of three layers are shown.
+        precision: Bits of a stored weight, 8 (an error of at most 0.004) or 16 (half floats).
         truncate: Shorten texts that are too long for the model.
 
-    Returns:
-        The page, which `save` writes to an HTML file.
-
     Raises:
-        InputError: The model has no attention, an input does not fit the model, or no input is
-            given.
+        InputError: The model has no attention, an input does not fit it, or no input is given.
 
     Example:
-        >>> import tempfile, fourfold
+        >>> import fourfold
         >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
         >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100).eval()  # or a trained one
         >>> model.tokenizer = train_tokenizer(TokenizerConfig("char"), ["the cat"], mask=False)
         >>> page = fourfold.look(model, "the cat", generate=0)  # a notebook shows the page
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     page.save(f"{folder}/look.html")
-        ...     Path(folder, "look.html").stat().st_size > 10_000
-        True
+        >>> page.document["rows"][0]["tokens"]  # `page.save` writes an HTML file
+        {'tokens': ['t', 'h', 'e', ' ', 'c', 'a', 't']}
     """
     path = model if isinstance(model, str | Path) else None
     loaded = load(path) if path is not None else model
@@ -164,34 +124,16 @@ def look(
 def make_page(
     model: Model, examples: Sequence[Example], settings: Settings, other: Model | None = None
 ) -> Page:
-    """Run a model on examples, and return the page of its attention maps.
-
-    Args:
-        model: The model, in eval mode.
-        examples: Inputs of the model, as its view returns them.
-        settings: Options of the document.
-        other: Second model, whose maps the page also shows; None for no second model.
-
-    Raises:
-        InputError: The model has no attention or no view, or `other` differs in family or tokens.
-    """
+    """Return the page of `build_document`, which has the same arguments."""
     return Page.join([build_document(model, examples, settings, other)])
 
 
 def write_page(
     checkpoint: Path, data: Any, out: Path, classes: Sequence[str] = (), command: str = ""
 ) -> str:
-    """Write a page of the first `N_ROWS` (8) examples of the test data to a file.
+    """Write a page of the first `N_ROWS` (8) test rows of a DataModule; return a line about it.
 
-    Args:
-        checkpoint: Path of the checkpoint file.
-        data: DataModule with a test split.
-        out: Path of the HTML file, which is replaced if it exists.
-        classes: Import paths of the user's classes that the checkpoint may name.
-        command: Text of the command that made the page, which the page displays.
-
-    Returns:
-        A line of text with the path, the size and the content of the page.
+    `classes` are the import paths of the user's classes that the checkpoint may name.
 
     Raises:
         InputError: The model has no attention, or there is no page for its family.
@@ -205,17 +147,7 @@ def write_page(
 
 
 def first_examples(view: View, data: Any, n_rows: int, split: str = "test") -> list[Example]:
-    """Convert the first rows of a split of a DataModule to inputs of the page.
-
-    Args:
-        view: View of the model, which converts the batch to examples.
-        data: The DataModule.
-        n_rows: Largest number of examples.
-        split: Name of the split.
-
-    Raises:
-        InputError: The data have no such split.
-    """
+    """Convert the first rows of a split of a DataModule to inputs of the page."""
     dataset = data.split(split)
     dataset.prepare()
     batch = dataset.batch(np.arange(min(n_rows, len(dataset))), 0, 0)
@@ -231,16 +163,10 @@ def read_examples(
 ) -> list[Example]:
     """Convert texts and image files to inputs of the page, in the order sources, texts, images.
 
-    Args:
-        view: View of the model.
-        texts: Texts without targets.
-        sources: Source texts of an encoder-decoder.
-        targets: A target text for each text of `sources` and then of `texts`. If the list is empty,
-            the model generates the target texts.
-        images: Paths of image files.
+    There are targets for all sources and texts, or none, so that the model generates them.
 
     Raises:
-        InputError: An input does not fit the model, or the number of target texts is wrong.
+        InputError: An input does not fit the model, or the number of targets is wrong.
     """
     sources = [*sources, *texts]
     if targets and len(targets) != len(sources):

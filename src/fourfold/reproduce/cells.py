@@ -1,9 +1,7 @@
 """Cells of a reproduced table: our values, the printed value, and the verdict of the comparison.
 
-A cell is the number in one row (line) and one column of a table. A tier is one way to obtain cells:
-`exact` computes them, `measured` times layers, and the other tiers train or test models. Printed
-units are the units of the paper, such as millions of parameters. Values in base units, such as
-parameters, are divided by `Column.scale` to obtain printed units.
+Printed units are the units of the paper, such as millions of parameters. Values in base units, such
+as parameters, are divided by `Column.scale` to obtain printed units.
 """
 
 import math
@@ -27,39 +25,26 @@ T_975 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 
 class Cell:
     """Number in one row and one column of a table: our values and the printed value.
 
-    Printed units are the units of the paper, such as millions of parameters.
-
-    Args:
-        row: Name of the row of the table.
-        column: Name of the column.
-        printed: Text that the paper prints; None if the cell is empty in the paper.
-        values: Our values in printed units: one value per seed, one value per round of a timing, or
-            the only value of a computed cell. The list is empty if the cell was not run. A string
-            is a formula, or a bound such as "over 1024". A bound is the only entry of the list.
-        verdict: Result of the comparison. A computed cell has the verdict "agrees", "explained"
-            (the value agrees after the inputs or the rounding are changed as in `why`), "unknown
-            cause", "differs" or "not printed". Every other cell has the verdict "measured" or
-            "not run", and "agrees" or "differs" if the paper has the same split.
-        seeds: Seeds of the values, or indices of the rounds; empty if the value is computed.
-        why: Explanation of the difference from the printed value; "" if there is none.
-        source: Keys of `Paper.sources` that support the explanation.
-        changed: Our value in printed units if the inputs are changed as the explanation says
-            (`Reason.changes`); None if the explanation changes no input.
+    A computed cell has the verdict "agrees", "explained" (the value agrees after the inputs or the
+    rounding are changed as in `why`), "unknown cause", "differs" or "not printed". Every other cell
+    has "measured" or "not run", and "agrees" or "differs" if the paper has the same split.
     """
 
     row: str
     column: str
-    printed: str | None
+    printed: str | None  # text that the paper prints; None if the cell is empty in the paper
+    # In printed units: one value per seed or round, or the only value of a computed cell. A string
+    # is a formula, or a bound such as "over 1024", which is then the only entry.
     values: list[Value]
     verdict: str
-    seeds: list[int] = field(default_factory=list)
-    why: str = ""
-    source: list[str] = field(default_factory=list)
-    changed: Value | None = None
+    seeds: list[int] = field(default_factory=list)  # or rounds; empty if the value is computed
+    why: str = ""  # explanation of the difference from the printed value
+    source: list[str] = field(default_factory=list)  # keys of `Paper.sources` that support it
+    changed: Value | None = None  # our value with the inputs of the explanation
 
     @property
     def numbers(self) -> list[float]:
-        """Our values of the cell that are numbers, in printed units; formulas are left out."""
+        """Our values that are numbers, in printed units."""
         return [v for v in self.values if not isinstance(v, str)]
 
     @property
@@ -79,19 +64,13 @@ class Cell:
 
     @property
     def deviation(self) -> float | None:
-        """Relative deviation of our mean from the printed number: 0.01 if our mean is 1 % higher.
-
-        None if one of the two numbers is missing or the printed number is 0.
-        """
+        """Relative deviation of our mean from the printed number, if both are known and not 0."""
         if self.mean is None or not self.printed_number:
             return None
         return self.mean / self.printed_number - 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dict with the fields of the cell and the keys `mean`, `std` and `deviation`.
-
-        The value of `std` is the property `spread`. The dict is written to JSON and CSV files.
-        """
+        """Return the fields with `mean`, `std` and `deviation`, as JSON and CSV files have them."""
         statistics = {"mean": self.mean, "std": self.spread, "deviation": self.deviation}
         return {**asdict(self), **statistics}
 
@@ -99,14 +78,8 @@ class Cell:
 def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest") -> bool:
     """Return True if a value in printed units rounds to the printed number.
 
-    A formula agrees only with a formula of the same text.
-
-    Args:
-        value: Our number in printed units, or a formula.
-        printed: Text of the cell in the paper.
-        column: Column of the cell. Its `step` is the step of the rounding; None means one unit in
-            the last printed digit.
-        rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
+    The rounding of the paper is "nearest", or "down" if the paper truncates. A formula agrees only
+    with a formula of the same text.
     """
     number = printed_number(printed)
     if isinstance(value, str) or number is None:
@@ -128,35 +101,18 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def in_units(value: Value, column: Column) -> Value:
-    """Convert a number from base units to printed units; return a formula unchanged.
-
-    Args:
-        value: Number in base units, such as parameters, or a formula as text.
-        column: Column of the value. Its `scale` is the value of one printed unit in base units,
-            such as 1e6 for millions of parameters.
-    """
+    """Convert a number from base units to printed units; return a formula unchanged."""
     return value if isinstance(value, str) else value / column.scale
 
 
 def run_cell(
     table: Table, row: Row, name: str, metric: str, metrics: Metrics, same_split: bool = False
 ) -> Cell:
-    """Create a cell (number of a table) from the results of `fourfold test` with several seeds.
+    """Create a cell from the results of `fourfold test` with several seeds, in base units.
 
-    Args:
-        table: Published table that the cell belongs to.
-        row: Row of the table, such as one model.
-        name: Name of the column.
-        metric: Metric of `fourfold test` that fills the column.
-        metrics: For each seed with a finished test, the values of its metrics by name, in base
-            units. Seeds without `metric` are ignored.
-        same_split: True if the training and test examples are those of the printed number.
-
-    Returns:
-        A cell with one value in printed units per seed, and the verdict "measured" or "not run".
-        With `same_split`, a printed number and three or more seeds, the verdict is "agrees" if a
-        number that rounds to the printed one lies in the 95 % interval of the mean over the seeds,
-        otherwise "differs".
+    With `same_split` (training and test examples are those of the printed number) and three or more
+    seeds, the verdict is "agrees" if a number that rounds to the printed one lies in the 95 %
+    interval of the mean over the seeds, otherwise "differs".
     """
     column = table.columns[name]
     known = {seed: float(m[metric]) for seed, m in metrics.items() if metric in m}
@@ -170,25 +126,13 @@ def run_cell(
 
 
 def measured_cell(row: Row, name: str, values: list[Value], seeds: list[int]) -> Cell:
-    """Create a cell (number of a table) with the verdict "measured" or, without values, "not run".
-
-    Args:
-        row: Row of the table, which also holds the printed number.
-        name: Name of the column.
-        values: One value in printed units per seed or per round of a timing. A single string such
-            as "over 1024" replaces the values of all rounds.
-        seeds: Seeds, or indices of the rounds.
-    """
+    """Create a cell with the verdict "measured" or, without values, "not run"."""
     verdict = "measured" if values else "not run"
     return Cell(row.name, name, row.printed.get(name), values, verdict, seeds)
 
 
 def format_number(value: Value | None) -> str:
-    """Format a number for display; return a string unchanged, and "" for None.
-
-    Integers below 10^12 have all digits. Other numbers from 1000 to 10^12 have one decimal. All
-    remaining numbers have five significant digits.
-    """
+    """Format a number for display; return a string unchanged, and "" for None."""
     if value is None or isinstance(value, str):
         return value or ""
     if float(value).is_integer() and abs(value) < 1e12:
@@ -197,13 +141,7 @@ def format_number(value: Value | None) -> str:
 
 
 def format_value(value: Value | None, column: Column) -> str:
-    """Format a value for display.
-
-    Args:
-        value: Number in printed units, or a string, which is returned unchanged.
-        column: Column of the value. If `column.whole` is True, the number is converted to base
-            units and shown with all its digits.
-    """
+    """Format a value for display."""
     if column.whole and isinstance(value, int | float):
         return f"{value * column.scale:,.0f}"
     return format_number(value)

@@ -1,9 +1,7 @@
 """Command `fourfold reproduce`: published tables with our numbers next to the printed ones.
 
 The module parses and checks the options before torch is imported, so that mistakes are reported
-without delay. A row of a table is one of its lines, a cell is one number, and a tier is one way to
-obtain cells, such as computing them without training. A run is one training of a row, followed by a
-test.
+without delay. `tables` explains the terms.
 """
 
 import re
@@ -33,15 +31,7 @@ directory has to be removed first. A failed run only prevents the runs that star
 def main(argv: Sequence[str]) -> int:
     """Compute, time or train the numbers of published tables, then print and write the tables.
 
-    The tier (option `--tier`) is the way to obtain the numbers, such as exact or laptop. With
-    `--list`, only a list of the tables is printed. With `--commands`, only the commands of the
-    trainings and tests are printed.
-
-    Args:
-        argv: Arguments after `fourfold reproduce`.
-
-    Returns:
-        The exit code: 0, or that of a training or test that failed or was stopped.
+    The exit code is 0, or that of a training or test that failed or was stopped.
 
     Raises:
         InputError: A table, tier or row is unknown, or data files are missing.
@@ -116,16 +106,7 @@ def parse_budget(text: str) -> float:
 
 
 def _with_tier(options: Namespace) -> list[Table]:
-    """Return the tables on the command line that have cells (numbers) for the option `--tier`.
-
-    A tier is a way to obtain cells, such as exact or laptop.
-
-    Args:
-        options: Parsed options of `fourfold reproduce`.
-
-    Raises:
-        InputError: A given name is unknown, or no table of that name has cells for the tier.
-    """
+    """Return the tables on the command line that have cells for the option `--tier`."""
     for name in options.tables:
         tiers = {tier for table in find_tables([name]) for tier in table.obtainable}
         known = tuple(tier for tier in TIERS if tier in tiers)
@@ -134,19 +115,7 @@ def _with_tier(options: Namespace) -> list[Table]:
 
 
 def _rows(table: Table, options: Namespace) -> list[Row]:
-    """Return the rows of a table that `--rows` or `--effect` names, in the order of the table.
-
-    Without these options, all rows that have cells (numbers) for the tier `--tier` are returned. A
-    tier is a way to obtain cells, such as exact or laptop.
-
-    Args:
-        table: Published table.
-        options: Parsed options of `fourfold reproduce`.
-
-    Raises:
-        InputError: `--rows` is empty, or names an unknown row or a row without cells for the tier,
-            or the table has no such effect.
-    """
+    """Return the rows of a table that `--rows` or `--effect` names, in the order of the table."""
     available = {row.name: row for row, _ in table.cells(options.tier)}
     words = options.rows or available
     if options.effect:

@@ -1,10 +1,10 @@
 """Computation of table cells without training: parameters, FLOPs, formulas, schedules, attention.
 
-Each function of `EXACT` computes the cells of one column. The argument is the setup of a row (line)
-of the table: a mapping with the inputs of the function, such as `model` (a class of
-`fourfold.models`) and `config` (fields of its config), or the number of training `steps`. The
-result is a number in base units, such as parameters and not millions of parameters, or a formula
-as text. A multiply-add counts as two FLOPs.
+Each function of `EXACT` computes the cells of one column from the setup of a row, a mapping with
+the inputs of the function. Most setups have a `model` (a class of `fourfold.models`) and its
+`config`, and except for images a `length` (tokens of a sequence, of which source and target of an
+encoder-decoder have as many each). The result is a number in base units, such as parameters and not
+millions of parameters, or a formula as text. A multiply-add counts as two FLOPs.
 """
 
 import json
@@ -37,7 +37,7 @@ from fourfold.reproduce.layers.costs import (
 )
 from fourfold.reproduce.load_tables import merged
 from fourfold.reproduce.mask_statistics import distinct_masks, shares
-from fourfold.reproduce.measured.decoding import POSITIONS, cache_bytes
+from fourfold.reproduce.measured.decoding import POSITIONS, build, cache_bytes
 from fourfold.reproduce.recipe_cards.conventions import max_learning_rate
 from fourfold.reproduce.tables import Row, Table
 from fourfold.schedules import ScheduleConfig
@@ -46,102 +46,57 @@ Setup = Mapping[str, Any]
 DISTANCES = (1, 5, 10, 20, 50, 100)  # between two tokens, for gradient norms
 
 
-def _model(setup: Setup, device: str = "meta") -> models.Model:
-    """Build the model of a row of a table, by default on the meta device, without weight values.
-
-    Args:
-        setup: Mapping with `model`, the name of a class of `fourfold.models`, and `config`, the
-            fields of its config.
-        device: Device of the weights.
-    """
+def _model(setup: Setup) -> models.Model:
+    """Build the model of a row of a table on the meta device, without weight values."""
     name = setup["model"]
     config = getattr(models, f"{name}Config")(**setup["config"])
-    with torch.device(device):
+    with torch.device("meta"):
         model: models.Model = getattr(models, name)(config)
     return model
 
 
 def parameters(setup: Setup) -> int:
-    """Count the parameters of a model.
-
-    Args:
-        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
-            config) and optionally `leave_out`. The latter lists parts of the model that are not
-            counted: "embeddings", "blocks" or "head".
-    """
+    """Count the parameters, without the parts ("embeddings", "blocks", "head") in `leave_out`."""
     parts: CostBreakdown = count(_model(setup))
     return parts.total - sum(getattr(parts, part) for part in setup.get("leave_out", ()))
 
 
 def forward(setup: Setup) -> int:
-    """Count the FLOPs of a forward pass of a model for one image or one sequence.
-
-    Args:
-        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
-            config) and, except for images, `length` (number of tokens of the sequence). The source
-            and the target of an encoder-decoder each have that length.
-    """
+    """Count the FLOPs of a forward pass of a model for one image or one sequence."""
     return forward_flops(_model(setup), setup.get("length")).total
 
 
 def device_flops(setup: Setup) -> float:
-    """Estimate the training FLOPs as time x devices x sustained FLOP/s of one device.
+    """Estimate the training FLOPs as time x devices x sustained speed of one device.
 
-    Vaswani et al. 2017, Table 2, prints this estimate.
-
-    Args:
-        setup: Mapping with the `hours` of training, the number of `devices`, and `tflops`, the
-            sustained speed of one device in 10^12 FLOP/s.
+    Vaswani et al. 2017, Table 2, prints this estimate. `tflops` is the speed in 10^12 FLOP/s.
     """
     return float(setup["hours"] * 3600 * setup["devices"] * setup["tflops"] * 1e12)
 
 
 def training_flops(setup: Setup) -> float:
-    """Compute the training FLOPs of a model: three times the FLOPs of all forward passes.
+    """Compute three times the FLOPs of all forward passes of a training.
 
-    Args:
-        setup: Mapping with `model` (name of a class of `fourfold.models`), `config` (fields of its
-            config) and, except for images, `length` (tokens of a sequence). The number of training
-            sequences or images is either `samples`, or `steps` times `batch` (number per step).
+    The number of sequences or images is `samples`, or `steps` times `batch` (number per step).
     """
     samples = setup.get("samples") or setup["steps"] * setup["batch"]
     return TRAINING_TO_FORWARD * float(forward(setup)) * samples
 
 
 def six_n_d(setup: Setup) -> float:
-    """Estimate the training FLOPs as 6 x parameters x tokens.
-
-    Args:
-        setup: Mapping with the number of training `tokens`, and the keys `model` and `config` of
-            `parameters`. If the key `rounded` is present, its value replaces the number of
-            parameters of the model.
-    """
+    """Estimate the training FLOPs as 6 x parameters (or `rounded`) x `tokens`."""
     return 6.0 * setup.get("rounded", parameters(setup)) * setup["tokens"]
 
 
 def peak_rate(setup: Setup) -> float:
-    """Compute the maximum learning rate of a training.
-
-    Args:
-        setup: Mapping with the `schedule` (fields of `ScheduleConfig`), the learning rate `lr` that
-            the schedule multiplies by a factor, the number of optimizer `steps`, and the width
-            `d_model` of the model.
-    """
+    """Compute the maximum learning rate of a training of `steps` steps and width `d_model`."""
     schedule = ScheduleConfig(**setup["schedule"])
     return max_learning_rate(schedule, float(setup["lr"]), setup["steps"], setup["d_model"])
 
 
 @cache
 def _gradient_norms(of: Any, setup: str) -> list[float]:
-    """Compute the gradient norms of newly initialized layers for all DISTANCES between tokens.
-
-    Args:
-        of: Earlier tensor to differentiate by, "state" or "input".
-        setup: Keyword arguments of `initial_gradient_norms` as JSON text.
-
-    Returns:
-        One spectral norm of a Jacobian matrix per distance.
-    """
+    """Return the gradient norm for each distance; `setup` is JSON text, so that it is hashable."""
     options = json.loads(setup)
     if "config" in options:
         options["config"] = TransformerConfig(**options["config"])
@@ -151,13 +106,8 @@ def _gradient_norms(of: Any, setup: str) -> list[float]:
 def gradient_norm(of: str, distance: int, setup: Setup) -> float:
     """Compute the norm of the gradient of the last state with respect to an earlier token.
 
-    The layers are newly initialized. The norm is the spectral norm of the Jacobian matrix.
-
-    Args:
-        of: Tensor of the earlier token to differentiate by, "state" or "input".
-        distance: Number of tokens from the earlier to the last token, one of DISTANCES.
-        setup: Keyword arguments of `initial_gradient_norms`, such as the recurrent `cell`, or the
-            `config` of a transformer as a mapping.
+    The layers are newly initialized, with the arguments of `initial_gradient_norms` in the setup.
+    The norm is the spectral norm of the Jacobian matrix with respect to `of`, "state" or "input".
     """
     # The state of a transformer is its input, so both norms are computed once.
     norms = _gradient_norms("input" if "config" in setup else of, json.dumps(setup, sort_keys=True))
@@ -165,29 +115,15 @@ def gradient_norm(of: str, distance: int, setup: Setup) -> float:
 
 
 def score_statistic(name: str, setup: Setup) -> float:
-    """Measure a statistic of the attention scores of random queries and keys.
-
-    Args:
-        name: Field of `ScoreStatistics`, such as variance or entropy.
-        setup: Mapping with the `width` of queries and keys, and `scaled`, which is True if the
-            scores are multiplied by 1 / sqrt(width).
-    """
+    """Measure a field of `ScoreStatistics` with random queries and keys of a `width`."""
     width = setup["width"]
     scale = width**-0.5 if setup["scaled"] else 1.0
     return float(getattr(score_statistics(width, scale), name))
 
 
 def layer_property(name: str, setup: Setup) -> float:
-    """Measure a property of the layers of a model that was initialized with seed 0.
-
-    Args:
-        name: Field of `LayerProperties`, such as equivariance.
-        setup: Mapping with `model` (name of a class of `fourfold.models` with the attribute
-            `stack`) and `config` (fields of its config).
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model: Any = _model(setup, "cpu").double().eval()
+    """Measure a field of `LayerProperties` of the stack of a model initialized with seed 0."""
+    model = build(setup).double()
     return float(getattr(layer_properties(model.stack, model.config.d_model), name))
 
 
@@ -230,14 +166,6 @@ def exact_cell(table: Table, row: Row, name: str) -> Cell:
     An explanation may include other inputs, with which the paper presumably computed its number.
     The value is then computed again with these inputs, stored as `Cell.changed`, and compared with
     the printed number.
-
-    Args:
-        table: Published table.
-        row: Row of the table with a `setup`, the inputs of the computation.
-        name: Name of a column that is computed without training (`Column.exact` is not None).
-
-    Returns:
-        The cell with our value in printed units, and a verdict such as "agrees" or "explained".
     """
     column, printed = table.columns[name], row.printed.get(name)
     compute = EXACT[str(column.exact)]

@@ -1,9 +1,7 @@
 """Filling of tables by computation, timing or training; listing of the commands to run.
 
-A row of a table is one of its lines, and a cell is one number of a row. A tier is one way to obtain
-cells: `exact` computes them, `measured` times layers, and the other tiers train or test models. A
-run is one training of a row with one seed, followed by a test. The provenance of a table, in its
-file provenance.json, names the command and machine and records the result of each run.
+`tables` explains the terms. The provenance of a table, in its file provenance.json, names the
+command and machine and records the result of each run.
 """
 
 import time
@@ -23,7 +21,7 @@ from fourfold.reproduce.runs.plan import find_config, plan_runs
 from fourfold.reproduce.runs.record import Entry, Record, collect_results
 from fourfold.reproduce.runs.required_data import find_files, hashes
 from fourfold.reproduce.runs.run import Machine, title_of
-from fourfold.reproduce.table_files import check_folder, write
+from fourfold.reproduce.table_files import write
 from fourfold.reproduce.tables import Row, Table
 
 Rows = Mapping[str, list[Row]]  # selected rows by name of the table
@@ -34,11 +32,6 @@ def show_commands(tables: Sequence[Table], rows: Rows, options: Namespace) -> No
     """Print the commands of the trainings and tests behind some rows, in the order of execution.
 
     The commands are not executed.
-
-    Args:
-        tables: Published tables.
-        rows: Selected rows by name of the table.
-        options: Parsed options of `fourfold reproduce`.
     """
     tier, folder, machine = options.tier, Path(options.runs), _machine(options)
     commands: list[str] = []
@@ -61,27 +54,15 @@ def fill_tables(
 ) -> int:
     """Compute, time or train the cells of some tables, print the tables, and write their files.
 
-    Args:
-        tables: Published tables.
-        rows: Selected rows by name of the table. The tier `exact` ignores the selection and
-            computes all rows.
-        options: Parsed options of `fourfold reproduce`. The option `tier` is the way to obtain the
-            cells: exact (computed), measured (timed), or the name of a kind of training.
-        command: Command line of this process, to be recorded in provenance.json.
-        seconds: Time budget of all tables together in seconds; None for no limit.
-
-    Returns:
-        The exit code of the command. It is 0 if all trainings and tests succeeded. If a signal
-        stopped one of them, the exit code is that of the stopped training or test. Otherwise it is
-        that of the first one that failed.
+    The tier `exact` computes all rows. `command` is recorded in provenance.json, and `seconds` is
+    the time budget of all tables together. The exit code is that of a training or test that a
+    signal stopped, or else that of the first one that failed, or 0.
 
     Raises:
-        InputError: Data files are missing, an output directory cannot be written, or a
-            provenance.json is damaged.
+        InputError: Data files are missing, or a provenance.json is damaged.
     """
     # Missing data are reported before hours are spent on the first table.
     for table in tables:
-        check_folder(Path(options.out), table, options.tier)
         if options.tier in table.tiers:
             find_files(table, options.tier)
     budget = scheduler.Budget(seconds)
@@ -100,18 +81,7 @@ def fill_tables(
 def _fill(
     table: Table, rows: list[Row], options: Namespace, command: str, budget: scheduler.Budget
 ) -> tuple[int, str]:
-    """Compute, time or train the cells of one table, and write its files.
-
-    Args:
-        table: Published table.
-        rows: Selected rows of the table.
-        options: Parsed options of `fourfold reproduce`.
-        command: Command line of this process, to be recorded in provenance.json.
-        budget: Time budget of the trainings and tests.
-
-    Returns:
-        The exit code (see `fill_tables`), and the page of the table to print.
-    """
+    """Compute, time or train the cells of one table, and write its files."""
     start = time.monotonic()
     out = Path(options.out)
 
@@ -131,23 +101,7 @@ def _fill(
 def _train(
     table: Table, rows: list[Row], options: Namespace, budget: scheduler.Budget, save: Save
 ) -> tuple[int, str]:
-    """Execute the unfinished runs (trainings with their tests) of a table, and save the table.
-
-    The table contains the results of all finished runs. It is also saved after each run, so that no
-    finished training is lost.
-
-    Args:
-        table: Published table.
-        rows: Selected rows of the table.
-        options: Parsed options of `fourfold reproduce`.
-        budget: Time budget of the runs. Runs that do not fit into the budget are not started.
-        save: Function `save(cells, **entries)` that writes the files of the table and returns the
-            text to print. The entries are added to provenance.json.
-
-    Returns:
-        The exit code (see `fill_tables`), and the text to print. If no run is finished, nothing is
-        saved and the text says so.
-    """
+    """Execute the unfinished runs, and save the table after each, so that none is lost."""
     tier, folder = options.tier, Path(options.runs)
     data = hashes(find_files(table, tier))
     machine = _machine(options)

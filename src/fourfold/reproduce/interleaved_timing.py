@@ -25,20 +25,10 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     after_round: Callable[[dict[str, float]], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Measure the duration of several functions in interleaved rounds.
+    """Measure the seconds of several functions in interleaved rounds, after `warm` other rounds.
 
-    Args:
-        functions: Functions without arguments to measure, by name.
-        rounds: Number of measured rounds. Each function is called once per round, in random order.
-        warm: Number of unmeasured rounds before the measured rounds.
-        device: Device of the functions. A CUDA device is synchronized before and after each call.
-        seed: Seed of the random orders.
-        clock: Function that returns the time in seconds.
-        after_round: Function that is called after each measured round with the durations of that
-            round by name.
-
-    Returns:
-        For each function by name, a list of durations in seconds, one per measured round.
+    A CUDA device is synchronized before and after each call. `after_round` receives the durations
+    of each measured round by name.
     """
     orders = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in functions}

@@ -1,8 +1,4 @@
-"""Loading of published tables from YAML, lookup by name, and a listing of their progress.
-
-A row of a table is one of its lines, a cell is one number, and a tier is one way to obtain cells,
-such as computing them without training (see `fourfold.reproduce.tables`).
-"""
+"""Loading of published tables from YAML, lookup by name, and a listing of their progress."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -33,9 +29,6 @@ DATA = Path(__file__).with_name("data")
 def papers() -> dict[str, Paper]:
     """Load all papers of the package.
 
-    Returns:
-        The papers by name. The name of a paper is the name of its file without .yaml.
-
     Raises:
         InputError: A file is invalid.
     """
@@ -45,13 +38,6 @@ def papers() -> dict[str, Paper]:
 
 def read_paper(file: str, text: str) -> Paper:
     """Parse the YAML file of one paper.
-
-    Args:
-        file: Name of the file: the name of the paper followed by .yaml, such as bert2018.yaml.
-        text: Content of the file.
-
-    Returns:
-        The paper with its tables.
 
     Raises:
         InputError: A key is missing or unknown. The message names the file, table and key.
@@ -67,17 +53,7 @@ def read_paper(file: str, text: str) -> Paper:
 
 
 def _table(name: str, content: dict[str, Any], printed: dict[str, Any]) -> Table:
-    """Create a table from its YAML content.
-
-    Args:
-        name: Name of the table, PAPER/TABLE.
-        content: Content of the table, with numbers converted by YAML. The dict is changed in place.
-        printed: The `rows` of the same content with all numbers as strings, so that "5.00" keeps
-            its zeros.
-
-    Raises:
-        InputError: A key is missing or unknown.
-    """
+    """Create a table from its YAML content, which is changed; `printed` are its rows as text."""
     shared = content.pop("setup", {})
 
     def made(cls: type[T], kind: str, entries: dict[str, Any]) -> dict[str, T]:
@@ -130,10 +106,7 @@ def all_tables() -> Iterator[Table]:
 
 
 def find_tables(names: list[str]) -> list[Table]:
-    """Convert names of tables and papers to tables, each table once.
-
-    Args:
-        names: Names, each of which is PAPER/TABLE, PAPER (all tables of the paper) or "all".
+    """Convert names (PAPER/TABLE, PAPER or "all") to tables, each table once.
 
     Raises:
         InputError: A name is unknown. The message lists the known names.
@@ -151,16 +124,7 @@ def find_tables(names: list[str]) -> list[Table]:
 
 
 def list_tables(tables: Sequence[Table], out: Path) -> None:
-    """Print name, title and number of rows of each table, and the progress of each of its tiers.
-
-    A tier is one way to obtain the cells (numbers) of the table, such as exact or laptop. The
-    progress of a tier is the number of cells with a result and the number of all its cells, such as
-    "laptop 12/40".
-
-    Args:
-        tables: Tables to list.
-        out: Directory of the results, from which the number of finished cells is read.
-    """
+    """Print name, title and rows of each table, and the finished cells of each of its tiers."""
     width = max(len(table.name) for table in tables)
     for table in tables:
         tiers = []

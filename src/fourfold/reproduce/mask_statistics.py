@@ -25,10 +25,7 @@ LENGTH = 512  # T
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens.
-
-    Each letter has two tokens, one at the beginning of a word and one inside a word.
-    """
+    """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens."""
     words = [" ".join(a + b for b in ascii_lowercase) for a in ascii_lowercase]
     return train_tokenizer(
         TokenizerConfig("wordpiece", 2 * len(ascii_lowercase) + 5), words, mask=True
@@ -36,26 +33,13 @@ def _tokenizer() -> Tokenizer:
 
 
 def _masking(config: Mapping[str, Any], n: int) -> tuple[Masking, np.ndarray]:
-    """Return a `Masking` with seed 0, and random int token ids (n, T) without special tokens.
-
-    Args:
-        config: Fields of `MaskingConfig`.
-        n: Number of sequences.
-    """
+    """Return a `Masking` with seed 0, and random int token ids (n, T) without special tokens."""
     mask = Masking(MaskingConfig(**config), _tokenizer(), seed=0)
     return mask, np.random.default_rng(0).choice(mask.ordinary_ids, (n, LENGTH))
 
 
 def shares(masking: Mapping[str, Any]) -> dict[str, float]:
-    """Measure how the tokens that are selected for prediction are replaced in the input.
-
-    Args:
-        masking: Fields of `MaskingConfig`.
-
-    Returns:
-        The shares of the selected tokens that are replaced by the mask token ("mask"), replaced by
-        a random token ("random") or kept ("same"). The shares add up to 1.
-    """
+    """Return the shares of the selected tokens that are masked, random and the same."""
     mask, ids = _masking(masking, N_ROWS)
     inputs, targets = mask(ids, np.arange(N_ROWS), 0)
     chosen = targets != IGNORE_INDEX
@@ -75,10 +59,6 @@ def distinct_masks(masking: Mapping[str, Any], epochs: int) -> int:
     """Count the distinct masks of one sequence of `LENGTH` tokens over some epochs.
 
     A mask is the set of positions that are selected for prediction in one epoch.
-
-    Args:
-        masking: Fields of `MaskingConfig`.
-        epochs: Number of epochs.
     """
     mask, ids = _masking(masking, 1)
     return len({mask(ids, np.zeros(1, int), epoch)[1].tobytes() for epoch in range(epochs)})

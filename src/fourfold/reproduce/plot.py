@@ -1,7 +1,7 @@
 """Plot of a reproduced table: a panel for each column, and curves over columns of a figure.
 
-A row is one line of the table, such as one model, and a cell is one number. The columns with a
-coordinate (`Column.at`) are drawn as one curve per row, in one panel for each `Column.panel`.
+The columns with a coordinate (`Column.at`) are drawn as one curve per row, in one panel for each
+`Column.panel`.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,6 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
 
     Cells for which we have no number, because they were not run or contain a formula, are left
     out. Nothing is written if all cells are left out.
-
-    Args:
-        table: Published table.
-        cells: Cells (numbers) of the table that were obtained in one way, such as by training.
-        file: PNG file to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,13 +50,7 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
 
 
 def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
-    """Draw a panel for one column of a table: our means with error bars, and the printed values.
-
-    Args:
-        axis: Axes of matplotlib.
-        table: Published table.
-        cells: Cells of the column, one per row of the table.
-    """
+    """Draw a panel for one column of a table: our means with error bars, and the printed values."""
     rows = range(len(cells))
     spread = [cell.spread or 0.0 for cell in cells]
     axis.errorbar([cell.mean for cell in cells], rows, xerr=spread, fmt="o", label="ours")
@@ -74,14 +63,7 @@ def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
 
 
 def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell], title: str) -> None:
-    """Draw our means as one curve per row of the table, over the coordinates of the columns.
-
-    Args:
-        axis: Axes of matplotlib.
-        table: Published table.
-        cells: Cells of the columns of the panel.
-        title: Title of the panel.
-    """
+    """Draw our means as one curve per row of the table, over the coordinates of the columns."""
     for row in dict.fromkeys(cell.row for cell in cells):
         own = [cell for cell in cells if cell.row == row]
         points = sorted((table.columns[c.column].at or 0.0, c.mean, c.spread or 0.0) for c in own)

@@ -1,7 +1,6 @@
 """Spearman's rank correlation between printed and measured numbers, with a bootstrap interval.
 
-The numbers are those of one column of a table. A row is one line of the table, such as one model.
-The correlation shows to what extent our measurements order the rows as the paper does.
+The correlation shows to what extent our measurements order the rows of a table as the paper does.
 """
 
 import math
@@ -19,24 +18,14 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class RankCorrelation:
-    """Rank correlation between the printed and the measured numbers of a column.
+    """Rank correlation between the printed and the measured numbers of a column."""
 
-    Args:
-        column: Title of the column.
-        rows: Number of compared rows of the table.
-        rho: Spearman's rank correlation; nan if all printed or all measured numbers are equal.
-        low: Lower end of the 95 % bootstrap interval of `rho`, for rows drawn with replacement.
-        high: Upper end of the same interval.
-        p: One-sided p-value of a permutation test: share of random permutations of our numbers
-            whose rank correlation with the printed numbers is at least `rho`.
-    """
-
-    column: str
-    rows: int
-    rho: float
-    low: float
+    column: str  # title
+    rows: int  # number of compared rows of the table
+    rho: float  # Spearman's; nan if all printed or all measured numbers are equal
+    low: float  # ends of the 95 % bootstrap interval, for rows drawn with replacement
     high: float
-    p: float
+    p: float  # one-sided, of a permutation test
 
     def sentence(self) -> str:
         """Describe the correlation in one sentence for the page of the table."""
@@ -52,13 +41,6 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
 
     A column is left out if fewer than MIN_ROWS rows have both numbers, or if all printed or all
     measured numbers are equal.
-
-    Args:
-        table: Published table.
-        cells: Cells (numbers) of the table that were obtained in one way, such as by training.
-
-    Returns:
-        One correlation for each column that is not left out.
     """
     correlations = []
     for name, column in table.columns.items():
@@ -74,12 +56,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
 
 
 def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
-    """Compute the rank correlation between the printed and the measured numbers of one column.
-
-    Args:
-        title: Title of the column.
-        pairs: (R, 2) printed and measured number of each of the R rows of the table.
-    """
+    """Compute the rank correlation of one column from (R, 2) printed and measured numbers."""
     rng = np.random.default_rng(0)
     paper = ranks(pairs[:, 0])
     ours = ranks(pairs[:, 1])

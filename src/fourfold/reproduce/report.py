@@ -1,9 +1,4 @@
-"""Report of a reproduced table as Markdown, CSV and JSON.
-
-A cell is the number in one row (line) and one column of a table. A tier is one way to obtain cells:
-`exact` computes them, `measured` times layers, and the other tiers train or test models. The
-verdict of a cell is the result of comparing our value with the printed value.
-"""
+"""Report of a reproduced table as Markdown, CSV and JSON."""
 
 import csv
 import io
@@ -26,16 +21,7 @@ FIELDS = ("row", "column", "unit", "paper", "ours", "std", "seeds", "deviation",
 def markdown(
     paper: Paper, table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> str:
-    """Format the page of a table as Markdown, without the command and commit of the results.
-
-    Args:
-        paper: Paper that contains the table.
-        table: Published table.
-        tier: Tier (way to obtain the cells), such as exact, laptop or paper.
-        cells: Cells of the table.
-        order: Rank correlations between the printed numbers and ours, one for each column that
-            `compare_orders` compares.
-    """
+    """Format the page of a table as Markdown, without the command and commit of the results."""
     paragraphs = [f"# {table.name}, {tier}: {table.title}", f"{paper.citation}. {table.setting}."]
     if table.source:
         is_printed = any(row.printed for row in table.rows.values())
@@ -59,11 +45,7 @@ def markdown(
 
 
 def _grid(paper: Paper, table: Table, tier: str, cells: Sequence[Cell]) -> list[str]:
-    """Format cells as a Markdown table with one line per cell, and their explanations as footnotes.
-
-    Returns:
-        Paragraphs: the Markdown table, followed by one paragraph for each numbered footnote.
-    """
+    """Format cells as a Markdown table, followed by their explanations as footnotes."""
     headings = tuple("formula" if table.derived and h == "paper" else h for h in HEADINGS)
     rows = [headings, ("---",) * len(HEADINGS)]
     notes: dict[str, int] = {}  # number of each explanation
@@ -94,12 +76,7 @@ def ours(cell: Cell, column: Column) -> str:
 
 
 def method(cell: Cell, tier: str) -> str:
-    """Describe the method that produced a cell, such as "laptop, trained, 3 seeds".
-
-    Args:
-        cell: Cell of a table.
-        tier: Name of the tier (way to obtain cells), such as exact or laptop.
-    """
+    """Describe the method that produced a cell, such as "laptop, trained, 3 seeds"."""
     if not cell.values:
         return f"{tier}, not run"
     n = len(cell.seeds)
@@ -128,16 +105,7 @@ def deviation(cell: Cell) -> str:
 
 
 def left_out(table: Table, tier: str) -> str:
-    """Count, for each column, the cells with a published value that a tier does not fill.
-
-    Args:
-        table: Published table.
-        tier: Name of the tier (way to obtain cells), such as exact or laptop.
-
-    Returns:
-        The counts as text, such as "BLEU of 3 rows, parameters of 1 row"; "" if there is no such
-        cell.
-    """
+    """Count, for each column, the cells with a published value that a tier does not fill."""
     printed = Counter(column for row in table.rows.values() for column in row.printed)
     printed.subtract(column for row, column in table.cells(tier) if column in row.printed)
     return ", ".join(
@@ -161,13 +129,6 @@ def as_csv(table: Table, cells: Sequence[Cell]) -> str:
 def content(
     table: Table, tier: str, cells: Sequence[Cell], order: Sequence[RankCorrelation]
 ) -> dict[str, Any]:
-    """Return the content of table.json, a dict with all cells and rank correlations of a table.
-
-    Args:
-        table: Published table.
-        tier: Name of the tier (way to obtain cells), such as exact or laptop.
-        cells: Cells of the table.
-        order: Rank correlations between the printed numbers and ours, one per compared column.
-    """
+    """Return the content of table.json, a dict with all cells and rank correlations of a table."""
     about = {"table": table.name, "title": table.title, "tier": tier}
     return about | {"cells": [c.as_dict() for c in cells], "order": [asdict(o) for o in order]}

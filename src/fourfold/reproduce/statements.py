@@ -34,19 +34,12 @@ SIGNS = {"higher": 1, "lower": -1}  # of the advantage of a higher number
 
 @dataclass(frozen=True)
 class Step:
-    """Comparison of two rows by one column.
+    """Comparison of two rows by one column."""
 
-    Args:
-        verdict: One of `VERDICTS`.
-        seeds: Number of seeds that both rows have.
-        effect: Mean over these seeds of the advantage of the better row, in printed units; negative
-            if it is worse, and None without a shared seed or if a training diverged.
-        low: Lower end of the 95 % interval of the effect; None without an interval.
-        high: Upper end of the same interval.
-    """
-
-    verdict: str
-    seeds: int
+    verdict: str  # of `VERDICTS`
+    seeds: int  # number of seeds that both rows have
+    # Mean over these seeds of the advantage of the better row, in printed units: negative if it is
+    # worse, and None without a shared seed or if a training diverged; and its 95 % interval.
     effect: float | None = None
     low: float | None = None
     high: float | None = None
@@ -56,12 +49,7 @@ FIELDS = ("statement", "column", "better", "rows", "source", *Step.__annotations
 
 
 def compare(differences: Sequence[float], printed: float | None) -> Step:
-    """Judge that one row is better than another.
-
-    Args:
-        differences: Advantage of the better row with each seed that both rows have.
-        printed: Advantage that the paper prints; None if it prints none.
-    """
+    """Judge that one row is better than another, from its advantage with each shared seed."""
     n = len(differences)
     if n < 2 or not all(map(math.isfinite, differences)):
         return Step("not resolved", n, *(differences if n == 1 else ()))
@@ -72,17 +60,7 @@ def compare(differences: Sequence[float], printed: float | None) -> Step:
 
 
 def judge(table: Table, tier: str, cells: Sequence[Cell]) -> dict[str, Step]:
-    """Judge the statements of a table whose rows a tier fills.
-
-    Args:
-        table: Published table.
-        tier: Name of the tier (kind of training), such as laptop.
-        cells: Cells of the table in this tier; rows without a cell were not run.
-
-    Returns:
-        The verdict and numbers of each statement by its name. Those of an order of more than two
-        rows are those of its worst step.
-    """
+    """Judge the statements of a table whose rows a tier fills; an order by its worst step."""
     filled = {(row.name, column) for row, column in table.cells(tier)}
     return {
         name: min(_steps(table, statement, cells), key=lambda step: VERDICTS.index(step.verdict))
@@ -112,12 +90,6 @@ def printed_advantage(table: Table, statement: Statement, better: str, worse: st
     """Return by how much the paper prints one row to be better than another, in printed units.
 
     The result is None if the paper does not print a number for both rows.
-
-    Args:
-        table: Published table.
-        statement: Statement, which names the column.
-        better: Name of the better row.
-        worse: Name of the worse row.
     """
     column = statement.printed or statement.column
     sign = SIGNS[table.columns[column].better]

@@ -1,14 +1,10 @@
 """Files of a reproduced table: Markdown page, CSV, JSON, plot and provenance.
 
 The files are OUT/PAPER/TABLE/TIER/{table.md, table.csv, table.json, table.png, provenance.json},
-and statements.csv with the verdicts on the published effects, if the table has any. A
-tier is one way to obtain cells (numbers) of a table, such as computing them without training. A run
-is one training of a row (line) of the table with one seed, followed by a test. The provenance holds
-the command, date, machine and package versions, and the results of the runs.
+and statements.csv with the verdicts on the published effects, if the table has any.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,21 +23,10 @@ from fourfold.reproduce.tables import Table
 def write(
     table: Table, tier: str, cells: Sequence[Cell], provenance: dict[str, Any], out: Path
 ) -> str:
-    """Write the files of a table, each atomically.
+    """Write the files of a table, each atomically, and return the text to print.
 
     An existing provenance.json with the same runs and data hashes is kept. In this case, table.md
     shows the command and date of the existing file.
-
-    Args:
-        table: Published table, named PAPER/TABLE.
-        tier: Tier (way to obtain the cells), such as exact, laptop or paper.
-        cells: Cells of the table.
-        provenance: Content of provenance.json: command, machine and results of the runs.
-        out: Directory of the results. The files are written to OUT/PAPER/TABLE/TIER.
-
-    Returns:
-        The text to print: the Markdown page without its last line, which names the command and
-        commit, followed by the name of the directory.
     """
     order = compare_orders(table, cells) if tier != "exact" else []
     paper = load_tables.papers()[table.name.partition("/")[0]]
@@ -63,24 +48,6 @@ def write(
     return f"{page}\nwrote {folder}\n"
 
 
-def check_folder(out: Path, table: Table, tier: str) -> None:
-    """Check that the directory OUT/PAPER/TABLE/TIER can be written or created.
-
-    Args:
-        out: Directory of the results, OUT.
-        table: Published table, named PAPER/TABLE.
-        tier: Name of the tier (way to obtain the cells), such as exact or laptop.
-
-    Raises:
-        InputError: The directory, or its closest existing parent, is not a writable directory.
-    """
-    folder = out / table.name / tier
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        message = f"must be a writable directory, got {out} ({existing} is not one)"
-        raise InputError(message, option="--out")
-
-
 def read_provenance(file: Path) -> dict[str, Any]:
     """Return the content of a provenance.json; an empty dict if the file does not exist.
 
@@ -95,12 +62,7 @@ def read_provenance(file: Path) -> dict[str, Any]:
 
 
 def with_provenance(page: str, provenance: dict[str, Any]) -> str:
-    """Return the page of a table, followed by a line with command, commit and date of the results.
-
-    Args:
-        page: Page as Markdown.
-        provenance: Content of provenance.json.
-    """
+    """Return the page of a table with a line that has command, commit and date of the results."""
     commit = provenance["machine"].get("commit", "unknown")
     return (
         f"{page}\n`{provenance['command']}`, commit {commit}, {provenance['finished']}; hardware,"

@@ -49,35 +49,18 @@ def printed_step(text: str) -> float:
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table.
+    """Column of a table."""
 
-    Args:
-        title: Heading without the unit.
-        unit: Unit, appended to the heading.
-        scale: Value of one printed unit in base units: 1e6 if the paper prints millions.
-        step: Step to which the paper rounds, in printed units; None means one unit in the last
-            printed digit.
-        exact: Key of `exact_values.EXACT`, the function that computes the cells of the column
-            without training; None if no function does.
-        measured: Key of `layers.timing.LAYERS`, the layer that is timed for the column, or
-            "decoding", if the decoding of the row's model is timed; None if nothing is timed.
-        whole: True if our value is a count that is shown in base units with all its digits.
-        at: Coordinate of the column on the horizontal axis of a figure; None if the column is not
-            a point of a curve.
-        panel: Title of the panel that shows the curves; "" for the title of the table.
-        better: Direction of better numbers: "lower" for a loss, a perplexity or an error.
-    """
-
-    title: str
+    title: str  # heading without the unit
     unit: str = ""
-    scale: float = 1.0
-    step: float | None = None
-    exact: str | None = None
-    measured: str | None = None
-    whole: bool = False
-    at: float | None = None
-    panel: str = ""
-    better: Literal["higher", "lower"] = "higher"
+    scale: float = 1.0  # value of one printed unit in base units: 1e6 if the paper prints millions
+    step: float | None = None  # of the paper's rounding; None means one unit in the last digit
+    exact: str | None = None  # key of `exact_values.EXACT`, which computes the cells
+    measured: str | None = None  # key of `layers.timing.LAYERS`, or "decoding" of the row's model
+    whole: bool = False  # our value is a count that is shown in base units with all its digits
+    at: float | None = None  # coordinate on the horizontal axis of a figure
+    panel: str = ""  # title of the panel with the curves; "" for the title of the table
+    better: Literal["higher", "lower"] = "higher"  # lower for a loss, a perplexity or an error
 
     @property
     def heading(self) -> str:
@@ -87,45 +70,25 @@ class Column:
 
 @dataclass(frozen=True)
 class Reason:
-    """Explanation of a difference between a computed number and the printed number.
+    """Explanation of a difference between a computed number and the printed number."""
 
-    Args:
-        why: Explanation in one or two sentences.
-        source: Keys of `Paper.sources` that support the explanation.
-        rows: Names of the rows of the table that the explanation applies to.
-        columns: Names of the columns that the explanation applies to.
-        changes: Changes of `Row.setup` that lead to the printed number; empty if the explanation
-            changes no input, for example if only the rounding is different.
-        rounding: Rounding of the paper: "nearest", or "down" if the paper truncates.
-        unknown: True if the cause is unknown; `why` then names the causes that were ruled out.
-    """
-
-    why: str
-    source: list[str]
+    why: str  # one or two sentences; names the causes that were ruled out if `unknown`
+    source: list[str]  # keys of `Paper.sources` that support the explanation
     rows: list[str]
     columns: list[str]
-    changes: dict[str, Any] = field(default_factory=dict)
-    rounding: Literal["nearest", "down"] = "nearest"
+    changes: dict[str, Any] = field(default_factory=dict)  # of `Row.setup`, to the printed number
+    rounding: Literal["nearest", "down"] = "nearest"  # down if the paper truncates
     unknown: bool = False
 
 
 @dataclass(frozen=True)
 class Statement:
-    """Published effect that our numbers can show or contradict: an order of rows by a column.
+    """Published effect that our numbers can show or contradict: an order of rows by a column."""
 
-    Args:
-        order: Names of two or more rows, the best first, such as "base > A_h4 > A_h1". The sign
-            means "better than"; `Column.better` is the direction.
-        column: Name of the column of our numbers.
-        source: Table or section of the paper that states the effect; it begins with the authors
-            and the year if it is another paper than that of the table.
-        printed: Name of the column with the paper's numbers; "" if it is `column`.
-    """
-
-    order: str
-    column: str
-    source: str
-    printed: str = ""
+    order: str  # two or more rows, the best first, such as "base > A_h4 > A_h1"
+    column: str  # of our numbers; its `better` is the direction
+    source: str  # table or section; begins with authors and year if it is of another paper
+    printed: str = ""  # column of the paper's numbers; "" if it is `column`
 
     @property
     def rows(self) -> list[str]:
@@ -137,42 +100,27 @@ class Statement:
 class Row:
     """Row of a table: its printed numbers and the changes of the recipe that reproduce the row.
 
-    Args:
-        name: Name on the command line.
-        title: Name in the paper.
-        printed: Text that the paper prints, without a unit, by column; columns in which the paper
-            prints nothing are missing.
-        setup: Inputs of the functions of `exact_values.EXACT`, such as the model's config, or of
-            the timing, such as the width; None if no cell of the row is computed or timed.
-        runs: For each tier (kind of training, such as laptop) that runs this row, the changes of
-            the tier's recipe.
-
     A row may consist of several trainings: the first one, and further ones that are called parts
-    (see `Tier`). The changes of one tier are a mapping with these keys:
+    (see `Tier`). `runs` has the changes of each tier that runs the row:
 
-    - config, model, data, trainer, run: changed options of the first training, as a mapping from
-      the option to its value. `Recipe.options` describes these sections.
-    - recipe: config file that replaces `config` of the tier.
-    - minutes: duration that replaces `minutes` of the tier.
+    - config, model, data, trainer, run: changed options of the first training (`Recipe.options`).
+    - recipe, minutes: config file and duration that replace those of the tier.
     - each: changes of all trainings, as a mapping with the keys above.
-    - the name of a part: changes of that part, as a mapping with the keys above, or null to omit
-      the part.
-    - start: name of the row whose first training replaces the first training of this row. With
-      "random" there is no first training, and the parts start from random weights.
-    - words: name of the row whose tokenizer the parts use.
-    - teacher: name of the row whose model is the teacher in distillation.
+    - the name of a part: changes of that part, or null to omit the part.
+    - start: row whose first training replaces the first training of this row. With "random", there
+      is none, and the parts start from random weights.
+    - words: row whose tokenizer the parts use.
+    - teacher: row whose model is the teacher in distillation.
     - columns: metrics by column, which replace those of the tier.
 
-    Example:
-        A row that changes the width of the first training and the batch size of the part "sst2"::
-
-            laptop: {config: {d_ff: 64}, sst2: {data: {batch_size: 4}}}
+    For example, `laptop: {config: {d_ff: 64}, sst2: {data: {batch_size: 4}}}` changes the width of
+    the first training and the batch size of the part "sst2".
     """
 
     name: str
-    title: str
-    printed: Mapping[str, str]
-    setup: dict[str, Any] | None
+    title: str  # name in the paper
+    printed: Mapping[str, str]  # text without a unit, by column
+    setup: dict[str, Any] | None  # inputs of `exact_values.EXACT` or of the timing
     runs: Mapping[str, dict[str, Any]]
 
 
@@ -180,58 +128,36 @@ class Row:
 class Recipe:
     """Training and test that fill columns of a table.
 
-    Args:
-        config: Path of a config file of `fourfold fit`. A row of the table changes its options.
-        columns: For each column that the recipe fills, by name, the metric of `fourfold test` that
-            fills the column, such as test/accuracy.
-        options: Changed options that all rows share. The outer keys are sections of the config
-            file: `config` (model.init_args.config), `model` (model.init_args), `data`
-            (data.init_args), `trainer`, and `run` (top level). The inner keys are options.
-        test: Further changed options, by section and option, which apply to the test only.
-        minutes: Duration of training and test in minutes, measured or estimated; None if it is
-            unknown.
+    The sections of `options` and `test` are those of a config file: `config` (of the model),
+    `model`, `data`, `trainer` and `run` (top level).
     """
 
-    config: str
-    columns: dict[str, str] = field(default_factory=dict)
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    test: dict[str, dict[str, Any]] = field(default_factory=dict)
-    minutes: float | None = None
+    config: str  # config file of `fourfold fit`; a row of the table changes its options
+    columns: dict[str, str] = field(default_factory=dict)  # metric of `fourfold test` by column
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # changed for all rows
+    test: dict[str, dict[str, Any]] = field(default_factory=dict)  # changed for the test only
+    minutes: float | None = None  # duration of training and test, measured or estimated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tier(Recipe):
     """Way to fill columns of a table: one or more trainings on one class of hardware.
 
-    The fields that a tier shares with `Recipe` describe its first training, such as pretraining.
-    `then` and `also` add trainings, such as fine-tuning, which are called parts.
-
-    Args:
-        config: Config of the first training; "" if there is none.
-        about: Differences from the experiment of the paper.
-        files: Required files and directories, relative to the current directory or $FOURFOLD_DATA.
-            Their hashes are recorded with the results. Downloads from a hub are not listed.
-        origin: Description and source of `files`.
-        train: False if the tier only tests given weights.
-        same_split: Names of the rows that have the training and test examples of the paper. Their
-            cells are compared with the printed numbers; others stand beside them.
-        like: Name of another tier. A row that lists no changed options for this tier has those
-            that it lists for the other tier.
-        then: Parts that start from the weights of the first training, by name. If a row lists the
-            option `start`, its parts start from the first training of another row. The value of
-            `start` is the name of that row, ROW or PAPER/TABLE/ROW.
-        also: Parts that always start from random weights, by name.
+    The fields of `Recipe` describe the first training, such as pretraining. `then` and `also` add
+    trainings, such as fine-tuning, which are called parts.
     """
 
-    config: str = ""
-    about: str
+    config: str = ""  # "" if there is no first training
+    about: str  # differences from the experiment of the paper
+    # Required, relative to the current directory or $FOURFOLD_DATA; their hashes are recorded.
     files: list[str] = field(default_factory=list)
-    origin: str = ""
-    train: bool = True
+    origin: str = ""  # description and source of `files`
+    train: bool = True  # False if the tier only tests given weights
+    # Rows with the training and test examples of the paper, which are compared with its numbers.
     same_split: list[str] = field(default_factory=list)
-    like: str = ""
-    then: dict[str, Recipe] = field(default_factory=dict)
-    also: dict[str, Recipe] = field(default_factory=dict)
+    like: str = ""  # tier whose changes a row has if it lists none for this tier
+    then: dict[str, Recipe] = field(default_factory=dict)  # start from the first training
+    also: dict[str, Recipe] = field(default_factory=dict)  # start from random weights
 
     @property
     def parts(self) -> dict[str, Recipe]:
@@ -240,20 +166,12 @@ class Tier(Recipe):
 
     @property
     def metrics(self) -> dict[str, tuple[str, str]]:
-        """Training and metric that fill each column, as pairs by name of the column.
-
-        The training is the name of a part, or "" for the first training. The metric is a metric of
-        `fourfold test`, such as test/accuracy.
-        """
+        """Name of the part ("" for the first training) and metric that fill each column."""
         parts = {"": self, **self.parts}
         return {c: (part, metric) for part, r in parts.items() for c, metric in r.columns.items()}
 
     def columns_of(self, changes: Mapping[str, Any]) -> list[str]:
-        """Return the names of the columns that this tier (kind of training) fills for one row.
-
-        Args:
-            changes: Changes of the recipe for this row and tier, a value of `Row.runs`.
-        """
+        """Return the names of the columns that this tier (kind of training) fills for one row."""
         omitted = {part for part in self.parts if changes.get(part, {}) is None}
         if not self.config or changes.get("start") == RANDOM:
             omitted.add("")
@@ -262,39 +180,21 @@ class Tier(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Table or figure of a paper, or a table of this project without printed numbers.
+    """Table or figure of a paper, or a table of this project without printed numbers."""
 
-    Args:
-        name: Name in the form PAPER/TABLE.
-        title: Title.
-        columns: Columns by name.
-        rows: Rows by name.
-        setting: Description of the experiment.
-        source: Keys in `Paper.sources` of the sources in which the numbers were read; empty if the
-            table has no source.
-        tiers: Tiers (ways to obtain numbers) that train or test models, by name. The names are in
-            `RECIPES`.
-        reasons: Explanations of differences between computed and printed numbers.
-        statements: Published effects by name.
-        note: Remark below the table.
-        axis: Label of the horizontal axis on which columns have their coordinates (`Column.at`).
-        log: True if curves have a logarithmic vertical axis.
-        derived: True if the numbers follow from printed formulas but are not printed themselves.
-    """
-
-    name: str
+    name: str  # PAPER/TABLE
     title: str
     columns: Mapping[str, Column]
     rows: Mapping[str, Row]
-    setting: str = ""
-    source: list[str] = field(default_factory=list)
-    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    setting: str = ""  # description of the experiment
+    source: list[str] = field(default_factory=list)  # keys of `Paper.sources` that were read
+    tiers: Mapping[str, Tier] = field(default_factory=dict)  # in `RECIPES`
     reasons: list[Reason] = field(default_factory=list)
     statements: Mapping[str, Statement] = field(default_factory=dict)
-    note: str = ""
-    axis: str = ""
-    log: bool = False
-    derived: bool = False
+    note: str = ""  # below the table
+    axis: str = ""  # label of the axis on which columns have their coordinates (`Column.at`)
+    log: bool = False  # curves have a logarithmic vertical axis
+    derived: bool = False  # the numbers follow from printed formulas
 
     @property
     def obtainable(self) -> list[str]:
@@ -302,19 +202,11 @@ class Table:
         return [tier for tier in TIERS if self.cells(tier)]
 
     def rows_of(self, tier: str) -> list[Row]:
-        """Return the rows for which a tier trains or tests a model.
-
-        Args:
-            tier: Name of the tier, one of `RECIPES`.
-        """
+        """Return the rows for which a tier trains or tests a model."""
         return [row for row in self.rows.values() if tier in row.runs]
 
     def cells(self, tier: str) -> list[tuple[Row, str]]:
-        """Return the cells that a tier fills, as pairs of a row and the name of a column.
-
-        Args:
-            tier: Name of the tier (way to obtain numbers), one of `TIERS`.
-        """
+        """Return the cells that a tier fills, as pairs of a row and the name of a column."""
         if tier not in RECIPES:
             columns = [name for name, column in self.columns.items() if getattr(column, tier)]
             return [(r, c) for r in self.rows.values() if r.setup is not None for c in columns]
@@ -322,36 +214,21 @@ class Table:
         return [(r, c) for r in rows for c in self.tiers[tier].columns_of(r.runs[tier])]
 
     def reason(self, row: str, column: str) -> Reason | None:
-        """Return the explanation of a computed cell that differs from the paper; None without one.
-
-        Args:
-            row: Name of the row.
-            column: Name of the column.
-        """
+        """Return the explanation of a computed cell that differs from the paper, if any."""
         return next((r for r in self.reasons if row in r.rows and column in r.columns), None)
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Paper, or this project itself, with the tables that are reproduced.
-
-    Args:
-        name: Name on the command line.
-        title: Title.
-        authors: Authors, separated by commas.
-        venue: Place of publication, such as NIPS.
-        year: Year of publication.
-        sources: Descriptions of the versions, repositories and pages that were read, by key.
-        tables: Tables by name, without the name of the paper.
-    """
+    """Paper, or this project itself, with the tables that are reproduced."""
 
     name: str
     title: str
-    authors: str
+    authors: str  # separated by commas
     venue: str
     year: int
-    sources: dict[str, str]
-    tables: Mapping[str, Table]
+    sources: dict[str, str]  # versions, repositories and pages that were read, by key
+    tables: Mapping[str, Table]  # by name without that of the paper
 
     @property
     def citation(self) -> str:
@@ -362,12 +239,6 @@ class Paper:
 
 def make(cls: type[T], where: str, given: Any, **more: Any) -> T:
     """Create an instance of a dataclass from a mapping that was read from a file.
-
-    Args:
-        cls: Dataclass to create.
-        where: Location of the mapping in its file, for error messages.
-        given: The mapping, with the names of fields as keys.
-        more: Values of further fields, which the mapping must not contain.
 
     Raises:
         InputError: A key is missing, unknown or also in `more`, or a value has the wrong type.

@@ -29,19 +29,12 @@ PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward",
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the layers, by their names in the formulas of Vaswani et al. 2017, Table 1.
+    """Sizes of the layers, by their names in the formulas of Vaswani et al. 2017, Table 1."""
 
-    Args:
-        n: Number of tokens.
-        d: Width of the token vectors.
-        k: Kernel width of the convolution, in tokens.
-        r: Number of tokens that restricted self-attention attends to.
-    """
-
-    n: int = 32
-    d: int = 16
-    k: int = 3
-    r: int = 9
+    n: int = 32  # tokens
+    d: int = 16  # width
+    k: int = 3  # kernel width of the convolution, in tokens
+    r: int = 9  # tokens that restricted self-attention attends to
 
 
 def self_attention(x: Tensor, size: Size, depth: int) -> Tensor:
@@ -69,13 +62,7 @@ def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
 
 
 def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
-    """Apply a causal convolution of kernel width K with dilation K^depth to x (T, D).
-
-    Args:
-        x: (T, D) input.
-        size: Sizes of the layer.
-        depth: Number of layers below this layer.
-    """
+    """Apply a causal convolution of kernel width K with dilation K^depth to x (T, D)."""
     w = torch.ones(size.d, size.d, size.k, dtype=x.dtype)
     dilation = size.k**depth
     padded = F.pad(x.T, (dilation * (size.k - 1), 0))  # (D, T + padding)
@@ -190,16 +177,7 @@ SIZES = tuple(Size(n=n, d=4, k=k, r=r) for n in (27, 81, 243) for k, r in ((3, 5
 
 
 def growth(count: Callable[[Layer, Size], int], layer: Layer) -> str:
-    """Select the formula, such as O(n), that best describes the values of a count for many sizes.
-
-    Args:
-        count: Function that counts something in a layer of given sizes: `sequential` or `path`.
-        layer: Layer to examine, one of `LAYERS`.
-
-    Returns:
-        A key of `GROWTHS`. The count divided by the value of this formula is most nearly constant
-        over `SIZES`.
-    """
+    """Select the formula of `GROWTHS` by which the counts over `SIZES` have the least spread."""
 
     def spread(name: str) -> float:
         ratios = [count(layer, size) / GROWTHS[name](size) for size in SIZES]

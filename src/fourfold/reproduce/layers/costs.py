@@ -1,8 +1,8 @@
 """Counted costs of whole layers: FLOPs, dependent products, visible tokens and stored bytes.
 
 Vaswani et al. 2017, Table 1, leaves out the projections of a layer and constant factors. This
-module counts them in the layers that `timing` times. Each function takes the name of a layer,
-a key of `timing.LAYERS` or `CELLS`. The input has one sequence of n tokens of width d.
+module counts them in the layers that `timing` times. `name` is a key of `timing.LAYERS` or `CELLS`.
+The input has one sequence of n tokens of width d.
 """
 
 from functools import cache
@@ -21,15 +21,7 @@ CELLS = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
 
 
 def cell_loop(name: str, width: int) -> timing.Layer:
-    """Return a recurrent layer in fp64 that calls a cell of torch once per token.
-
-    Args:
-        name: Key of `CELLS`: rnn, gru or lstm.
-        width: Width d of inputs and outputs.
-
-    Returns:
-        A function from (1, n, d) to (1, n, d).
-    """
+    """Return a recurrent layer (1, n, d) -> (1, n, d) in fp64 that calls a cell once per token."""
     cell: Any = CELLS[name](width, width, dtype=torch.float64)
 
     def layer(x: Tensor) -> Tensor:
@@ -43,14 +35,7 @@ def cell_loop(name: str, width: int) -> timing.Layer:
 
 
 def _run(name: str, n: int, d: int, backend: str = "naive") -> tuple[Tensor, Tensor, int]:
-    """Run a layer on random input; return input (1, n, d), output (1, n, d) and number of FLOPs.
-
-    Args:
-        name: Key of `timing.LAYERS` or `CELLS`.
-        n: Number of tokens.
-        d: Width of the layer.
-        backend: Attention backend.
-    """
+    """Run a layer on random input; return input (1, n, d), output (1, n, d) and number of FLOPs."""
     torch.manual_seed(0)
     is_recurrent = name in CELLS
     layer = cell_loop(name, d) if is_recurrent else timing.LAYERS[name](d)
@@ -64,26 +49,14 @@ def _run(name: str, n: int, d: int, backend: str = "naive") -> tuple[Tensor, Ten
 
 @cache
 def layer_flops(name: str, n: int, d: int) -> int:
-    """Count the FLOPs of the matrix products in a forward pass of a layer.
-
-    Args:
-        name: Key of `timing.LAYERS` or `CELLS`.
-        n: Number of tokens of the only sequence.
-        d: Width of the layer.
-    """
+    """Count the FLOPs of the matrix products in a forward pass of a layer."""
     # The backend auto has a kernel that skips the keys outside a window. Without a window, the
     # backend has another kernel, which torch's FLOP counter does not support.
     return _run(name, n, d, "auto" if name == "windowed" else "naive")[2]
 
 
 def layer_chain(name: str, n: int, d: int) -> int:
-    """Count the matrix products on the longest chain of dependent products in a forward pass.
-
-    Args:
-        name: Key of `timing.LAYERS` or `CELLS`.
-        n: Number of tokens of the only sequence.
-        d: Width of the layer.
-    """
+    """Count the matrix products on the longest chain of dependent products in a forward pass."""
     return longest_chain(_run(name, n, d)[1])
 
 
@@ -92,11 +65,6 @@ def layer_reach(name: str, n: int, d: int) -> int:
 
     An output depends on an input token if its gradient with respect to the token is not 0. The
     count is computed for the middle and for the last token, and the larger count is returned.
-
-    Args:
-        name: Key of `timing.LAYERS` or `CELLS`.
-        n: Number of tokens of the only sequence.
-        d: Width of the layer.
     """
     x, y, _ = _run(name, n, d)
     counts = []
@@ -111,11 +79,6 @@ def layer_bytes(name: str, n: int, d: int) -> float:
 
     The bytes are counted for n and for 2 n tokens, and their difference is divided by n. Recurrent
     layers are those of torch, and attention has the backend auto, as in `timing`.
-
-    Args:
-        name: Key of `timing.LAYERS`.
-        n: Number of tokens of the shorter sequence.
-        d: Width of the layer.
     """
     layer = timing.LAYERS[name](d)
     counts = []
@@ -137,17 +100,9 @@ def layer_bytes(name: str, n: int, d: int) -> float:
 def equal_length(name: str, n: int, d: int) -> float | str:
     """Compute the number of tokens from which self-attention takes more FLOPs than another layer.
 
-    FLOPs are counted for n and 2 n tokens. FLOPs of other lengths are extrapolated. The FLOPs of
-    the other layer are assumed to be proportional to the number of tokens.
-
-    Args:
-        name: Other layer, a key of `timing.LAYERS` or `CELLS`.
-        n: Number of tokens of the shorter counted sequence.
-        d: Width of both layers.
-
-    Returns:
-        The number of tokens; "always" if self-attention takes more FLOPs at any length, and
-        "never" for self-attention itself.
+    FLOPs are counted for n and 2 n tokens and extrapolated; those of the other layer are assumed to
+    be proportional to the number of tokens. The result is "always" if self-attention takes more at
+    any length, and "never" for self-attention itself.
     """
     if name == timing.SELF:
         return "never"

@@ -45,11 +45,7 @@ Round = Mapping[str, Mapping[str, float]]  # seconds by length in tokens (as tex
 
 
 def self_attention(width: int) -> Attention:
-    """Return a self-attention layer over all tokens, a map from (B, T, D) to (B, T, D).
-
-    Args:
-        width: Width D. The number of heads is D / `MAX_HEAD_WIDTH`, rounded down, but at least 1.
-    """
+    """Return a self-attention layer over all tokens, a map from (B, T, D) to (B, T, D)."""
     return Attention(width, max(1, width // MAX_HEAD_WIDTH))
 
 
@@ -99,14 +95,8 @@ LAYERS: dict[str, Callable[[int], Layer]] = {
 def measure_layers(width: int, rounds: int, longest: int | None = None) -> Sequence[Round]:
     """Time a forward and backward pass of each layer at lengths that double from MIN_LENGTH.
 
-    Args:
-        width: Width D of the layers.
-        rounds: Number of rounds. Each layer is timed once per round and length.
-        longest: Maximum length T in tokens; None means MAX_LENGTH_PER_WIDTH times the width.
-
-    Returns:
-        One mapping per round. The key is the length as text, and the value is a mapping from the
-        name of each layer in LAYERS to its seconds.
+    The longest has MAX_LENGTH_PER_WIDTH x width tokens by default. The result has, for each round,
+    the seconds by length (as text) and layer.
     """
     torch.manual_seed(0)
     layers = {name: build(width) for name, build in LAYERS.items()}
@@ -122,13 +112,7 @@ def measure_layers(width: int, rounds: int, longest: int | None = None) -> Seque
 
 
 def _pass(layer: Layer, length: int, width: int) -> Call:
-    """Return a function that performs a forward and backward pass of a layer over a random batch.
-
-    Args:
-        layer: Function from (B, T, D) to (B, T, D), where B is `BATCH`.
-        length: Number of tokens T.
-        width: Width D.
-    """
+    """Return a function that runs a layer forwards and backwards over a random batch."""
     x = torch.randn(BATCH, length, width, requires_grad=True)  # (B, T, D)
     return lambda: layer(x).sum().backward()
 
@@ -136,18 +120,9 @@ def _pass(layer: Layer, length: int, width: int) -> Call:
 def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
     """Compute the crossover: the length from which self-attention is slower than another layer.
 
-    Args:
-        rounds: Results of `measure_layers`.
-        layer: Key of LAYERS, the layer that self-attention is compared with.
-
-    Returns:
-        An empty list if there are no rounds. In the other cases, the two layers are compared by the
-        median over the rounds of the ratio of their times:
-
-        - ["under N"] if self-attention is slower at all lengths. N is the minimum length.
-        - ["over N"] if self-attention is not slower at the maximum length, N.
-        - Otherwise, the crossover of each round in tokens. Rounds without a crossover are left out.
-          If no round has one, the only entry is the crossover of the medians.
+    By the medians of the ratios over the rounds, the result is ["under N"] if self-attention is
+    slower at all lengths, and ["over N"] if it is not slower at the maximum length. Otherwise it
+    has the crossover in tokens of each round that has one, or else that of the medians.
     """
     # A layer whose block or window reaches all tokens is equal to self-attention.
     same = {"restricted": BLOCK, "windowed": WINDOW}.get(layer, 0)
@@ -168,15 +143,9 @@ def crossover(rounds: Sequence[Round], layer: str) -> list[float | str]:
 
 
 def _crossing(curve: Mapping[int, float]) -> list[float]:
-    """Return the length in tokens at which a curve last rises above 0, as a list of one number.
+    """Return the length at which a curve last rises above 0, or an empty list.
 
-    Between two measured lengths, the curve is interpolated linearly over the logarithm of the
-    length. The list is empty if the curve is above 0 at all lengths, or not above 0 at the maximum
-    length.
-
-    Args:
-        curve: Logarithm of a ratio by length in tokens. The ratio is the time of self-attention
-            divided by the time of another layer.
+    The curve is interpolated linearly over the logarithm of the length.
     """
     for last, after in reversed([*pairwise(sorted(curve))]):
         if curve[after] <= 0.0:
@@ -190,26 +159,12 @@ def _crossing(curve: Mapping[int, float]) -> list[float]:
 def time_rows(
     table: Table, rows: Sequence[Row], rounds: int, out: Path
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """Time the layers or the decoding of some rows of a table, and compute the cells (numbers).
+    """Time the layers or the decoding of some rows of a table, and compute all timed cells.
 
-    There are two kinds of rows, which differ in their inputs (`Row.setup`):
-
-    - The setup of the row has a width. The cell is the length in tokens from which self-attention
-      of this width is slower than the layer of the column.
-    - The setup of the row has a model, whose decoding is timed (`measured.decoding`). The cell is
-      the time of a token at the position `Column.at`, divided by that at the first position.
-
-    Args:
-        table: Published table.
-        rows: Rows to time. The new timings replace recorded timings of these rows. The timings of
-            the other rows are read from provenance.json.
-        rounds: Number of rounds. Each layer of a row is timed once per round and length, and a cell
-            is computed from all rounds.
-        out: Directory of the results, which contains PAPER/TABLE/TIER/provenance.json.
-
-    Returns:
-        A list of all cells of the table that are obtained by timing, and a list with the timings of
-        all rows. The latter has one dict per row and round, to be stored in provenance.json.
+    If the setup of a row has a width, the cell is the length in tokens from which self-attention of
+    this width is slower than the layer of the column. If it has a model, the cell is the time of a
+    token at the position `Column.at`, divided by that at the first position. New timings replace
+    the recorded timings of these rows. The second result has the timings of all rows and rounds.
 
     Raises:
         InputError: `rounds` is smaller than the number of recorded rounds of one of the rows.

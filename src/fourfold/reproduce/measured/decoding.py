@@ -24,12 +24,7 @@ Round = Mapping[str, Mapping[str, float]]  # seconds by position (as text) and m
 
 
 def build(setup: Mapping[str, Any]) -> Any:
-    """Build a causal LM on the CPU in evaluation mode, with weights initialized by seed 0.
-
-    Args:
-        setup: Mapping with `model`, the name of a class of `fourfold.models`, and `config`, the
-            fields of its config.
-    """
+    """Build a `model` of `fourfold.models` with its `config` and seed 0, in evaluation mode."""
     name = setup["model"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -52,10 +47,6 @@ def cache_bytes(setup: Mapping[str, Any], position: int) -> int:
     """Count the bytes that the cache of a causal LM in fp32 holds for one sequence.
 
     The unused part of a buffer that was allocated for later tokens is not counted.
-
-    Args:
-        setup: Mapping with the class `model` and the fields `config` of its config (see `build`).
-        position: Number of tokens before the generated token.
     """
     model = build(setup)
     with torch.inference_mode():
@@ -68,16 +59,9 @@ def cache_bytes(setup: Mapping[str, Any], position: int) -> int:
 def measure_decoding(
     setup: Mapping[str, Any], rounds: int, positions: Sequence[int] = POSITIONS
 ) -> Sequence[Round]:
-    """Time the greedy decoding of one sequence at several positions.
+    """Time the greedy decoding of `N_TOKENS` tokens of one sequence from several positions.
 
-    Args:
-        setup: Mapping with the class `model` and the fields `config` of its config (see `build`).
-        rounds: Number of rounds. Each position is timed once per round, in random order.
-        positions: Positions of the first decoded token. `N_TOKENS` tokens are decoded from there.
-
-    Returns:
-        One mapping per round. The key is the position as text, and the value is the dict
-        {"token": seconds per token}.
+    The result has, for each round, the seconds per token by position (as text), as "token".
     """
     model = build(setup)
     with decoding_mode(model) as model:
@@ -101,10 +85,5 @@ def _decode(model: Any, caches: list[Any]) -> None:
 
 
 def growth(rounds: Sequence[Round], position: int) -> list[float | str]:
-    """Return the time per token at a position, divided by that at the first position, per round.
-
-    Args:
-        rounds: Results of `measure_decoding`.
-        position: Position, one of those that were timed.
-    """
+    """Return the time per token at a position, divided by that at the first position, per round."""
     return [times[str(position)]["token"] / next(iter(times.values()))["token"] for times in rounds]

@@ -81,21 +81,13 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Card:
-    """Hyperparameters of one training, as stated by a paper, a toolkit or a config file.
+    """Hyperparameters of one training, as stated by a paper, a toolkit or a config file."""
 
-    Args:
-        name: Name on the command line.
-        title: Description of the training.
-        source: File and commit, or section of a paper, that the values were read from.
-        values: Hyperparameters by key of `KEYS`; those that the source does not state are missing.
-        notes: Remarks on hyperparameters, by key.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    source: str
-    values: dict[str, Any]
-    notes: dict[str, str] = field(default_factory=dict)
+    source: str  # file and commit, or section of a paper, that the values were read from
+    values: dict[str, Any]  # by key of `KEYS`; those that the source does not state are missing
+    notes: dict[str, str] = field(default_factory=dict)  # by key
 
     def lacks(self, key: str) -> bool:
         """Return True if a hyperparameter does not apply to this recipe card.
@@ -103,9 +95,6 @@ class Card:
         There are two cases. The hyperparameter may belong to another task than the card. It may
         also be the convention of a number that is 0 in the card, such as `label_smoothing_type` if
         `label_smoothing` is 0.
-
-        Args:
-            key: Key of the hyperparameter, one of `KEYS`.
         """
         task = self.values.get("task")
         is_other_task = task is not None and task not in TASKS_OF_KEY.get(key, TASKS)
@@ -121,13 +110,6 @@ def cards() -> dict[str, Card]:
 
 def read_card(name: str, text: str) -> Card:
     """Parse the YAML file of one recipe card.
-
-    Args:
-        name: Name of the card, which is the name of the file without .yaml.
-        text: Content of the file.
-
-    Returns:
-        The card with the hyperparameters of one published training.
 
     Raises:
         InputError: A field is missing or unknown.

@@ -1,7 +1,6 @@
 """Command `fourfold diff`: differences of recipe cards, and of config files converted to cards.
 
-A recipe card is a YAML file with the hyperparameters of one published training and their
-conventions, such as the formula of a length penalty. Config files are converted to recipe cards.
+`cards` explains what a recipe card is. Config files are converted to recipe cards.
 """
 
 from collections import ChainMap
@@ -57,12 +56,6 @@ def main(argv: Sequence[str]) -> int:
 
     With `--list`, only the list of the recipe cards is printed.
 
-    Args:
-        argv: Arguments after `fourfold diff`.
-
-    Returns:
-        The exit code, 0.
-
     Raises:
         InputError: A recipe is unknown or a config is invalid.
     """
@@ -90,9 +83,6 @@ def main(argv: Sequence[str]) -> int:
 
 def read_config(name: str) -> Card:
     """Convert a config file to a recipe card.
-
-    Args:
-        name: Path of the file, or name of a packaged recipe such as gpt2/small.
 
     Raises:
         InputError: The config is invalid or names no model.

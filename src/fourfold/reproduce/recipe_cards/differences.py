@@ -17,12 +17,7 @@ ABSENT = "-"  # the key does not apply to the task
 
 
 def compare(recipes: Sequence[Card]) -> list[str]:
-    """Compare two to 26 recipe cards (hyperparameters of trainings), labelled A, B, C and so on.
-
-    Returns:
-        The lines to print: titles of the cards, table of differing values, derived quantities,
-        notes, and equal values.
-    """
+    """Compare two to 26 recipe cards (hyperparameters of trainings), labelled A, B, C and so on."""
     lettered = dict(zip(ascii_uppercase, recipes, strict=False))
     lines = []
     for letter, card in lettered.items():
@@ -56,10 +51,7 @@ def compare(recipes: Sequence[Card]) -> list[str]:
 
 
 def _text(card: Card, key: str) -> str:
-    """Format the hyperparameter of a recipe card with a given key as text.
-
-    The result is ABSENT if the key does not apply to the card, and OPEN if no value is stated.
-    """
+    """Format the hyperparameter of a recipe card with a given key as text."""
     value = card.values.get(key, ABSENT if card.lacks(key) else OPEN)
     if isinstance(value, bool):
         return str(value).lower()
@@ -72,15 +64,7 @@ def _noted(card: Card, key: str) -> str:
 
 
 def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
-    """Iterate over the lines to print about derived quantities, such as the peak learning rate.
-
-    The quantities are those in `RESOLVED`. A quantity is left out if it cannot be computed for any
-    recipe card. It is also left out if its value, and the hyperparameters from which the value is
-    computed, are equal in all cards.
-
-    Args:
-        lettered: Cards by label (A, B and so on).
-    """
+    """Iterate over the lines to print about derived quantities, such as the peak learning rate."""
     explained: set[str] = set()
     for quantity in RESOLVED:
         results = {letter: quantity.of(card.values) for letter, card in lettered.items()}

@@ -1,14 +1,10 @@
 """Record of runs of tables: results, filled cells, runs to execute, expected durations.
 
-A run is one training of a row (line) of a table with one seed, followed by a test. A run may start
-from another run, which provides the initial weights, the tokenizer or the teacher. The stamp of a
-run is a hash of its options, of the content of its config files and of the stamp of the run that it
-starts from (`Run.stamp`). Stamp and hashes of the data files identify a result.
-
+`tables` explains the terms, `run` the stamp. Stamp and hashes of the data files identify a result.
 Results are read from the run directories and from the file provenance.json of each table, which is
-committed to git. A recorded result is outdated if the stamp of its run or the data have changed
-since. A run is due, which means that it has to be executed, if it has no result, or only an
-outdated one.
+committed to git, so that a run whose directory was deleted is not repeated. A recorded result is
+outdated if the stamp of its run or the data have changed since. A run is due if it has no result,
+or only an outdated one.
 """
 
 import statistics
@@ -28,10 +24,7 @@ Entry = dict[str, Any]  # result of one run, as provenance.json holds it
 
 
 class Record:
-    """Results of all finished runs (trainings with their tests).
-
-    A result is read from the run directory or from the file provenance.json of a table. A run whose
-    directory has been deleted is therefore not repeated.
+    """Results of all finished runs.
 
     Args:
         files: Paths PAPER/TABLE/TIER/provenance.json, one for each table.
@@ -57,25 +50,11 @@ class Record:
                     self._by_stamp[entry["stamp"]] = entry
 
     def n_seeds(self, table: str) -> int:
-        """Return the largest recorded seed of a table plus 1, or 0 if nothing is recorded.
-
-        Args:
-            table: Name of the table, PAPER/TABLE.
-        """
+        """Return the largest recorded seed of a table plus 1, or 0."""
         return max((entry["seed"] + 1 for entry in self._by_table[table].values()), default=0)
 
     def in_directory(self, run: Run) -> Entry | None:
-        """Return the result in the directory of a run.
-
-        The result is None if the run is not finished, or if the directory contains a training with
-        other options, with other data, or with other initial weights, another tokenizer or another
-        teacher.
-
-        Args:
-            run: Run whose directory is read.
-
-        Returns:
-            The dict `Run.result` with duration, metrics, commands, commit and hardware.
+        """Return the result in the directory of a run; None if it is unfinished or outdated.
 
         Raises:
             InputError: The directory was not created by `Run.execute` and does not match the run.
@@ -83,47 +62,19 @@ class Record:
         return None if self._change(run) else run.result
 
     def find(self, run: Run) -> Entry | None:
-        """Return the result of a run from its directory, or else from a file provenance.json.
-
-        The result is None if the run was never finished with its present options and data.
-
-        Args:
-            run: Run whose result is needed.
-
-        Returns:
-            A dict with duration, metrics, commands, commit and hardware (see `Run.result`).
-
-        Raises:
-            InputError: The directory was not created by `Run.execute` and does not match the run.
-        """
+        """Return the current result of a run from its directory, or else from provenance.json."""
         return self.in_directory(run) or self._by_stamp.get(run.stamp)
 
     def outdated(self, table: str, current: Iterable[Entry]) -> list[Entry]:
         """Return the recorded results of a table that no current result replaces.
 
-        A result is current if its run has the present options and data. Other results are outdated.
         They are kept, because they become valid again if the change of the recipe is reverted.
-
-        Args:
-            table: Name of the table, PAPER/TABLE.
-            current: Current results. A recorded result with the same table, row, part and seed is
-                left out.
         """
         replaced = {title_of(entry) for entry in current}
         return [e for title, e in self._by_table[table].items() if title not in replaced]
 
     def check_unchanged(self, runs: Iterable[Run]) -> None:
-        """Check that nothing has changed since the training in each run directory was started.
-
-        Runs without a directory are not checked.
-
-        Args:
-            runs: Runs to check.
-
-        Raises:
-            InputError: The options, the config files, the data, or the run that provides the
-                initial weights, tokenizer or teacher have changed.
-        """
+        """Raise InputError if a training was started with other options, data or start."""
         for run in runs:
             if change := self._change(run):
                 hint = "remove the directory to train again, or name another one with --runs"
@@ -131,11 +82,7 @@ class Record:
                 raise InputError(message, file=run.folder)
 
     def _change(self, run: Run) -> str:
-        """Describe what has changed since the training in the directory of a run was started.
-
-        An example is "the data have changed". The result is "" if nothing has changed, if the
-        directory does not exist, or if the directory was not created by `Run.execute`.
-        """
+        """Describe what has changed since the training in the directory of a run was started."""
         note = run.note
         if note and not self._is_current(note["data"]):
             return "the data have changed"
@@ -144,24 +91,14 @@ class Record:
         return ""
 
     def _is_current(self, data: Mapping[str, str]) -> bool:
-        """Return True if the data files of a recorded run have not changed since.
-
-        Files that are missing in `data` or in `self.data` are ignored.
-
-        Args:
-            data: SHA-256 of the data files of a recorded run, by name of the file.
-        """
+        """Return True if the data files of a recorded run have not changed since."""
         return all(data[name] == self.data[name] for name in data.keys() & self.data.keys())
 
     def due(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs that have to be executed, in the given order.
+        """Return the runs to execute; a run comes after its start, in `runs` and in the result.
 
-        An unfinished run is executed. A finished run is executed again if another run to execute
-        needs its weights, but the directory of the finished run holds no checkpoint any more.
-
-        Args:
-            runs: Runs (trainings with their tests). A run that needs another run comes after the
-                other run.
+        A finished run is executed again if a run to execute needs its weights, but its directory
+        holds no checkpoint any more.
         """
         due: list[Run] = []
         for run in reversed(runs):
@@ -171,25 +108,12 @@ class Record:
         return due[::-1]
 
     def usable(self, run: Run) -> bool:
-        """Return True if a run is finished and another run can start from its directory.
-
-        The directory has to hold a result of the present options, config files and data. If the run
-        trains a model, the directory has to hold a checkpoint, too.
-        """
+        """Return True if a run is finished, and another run can start from its directory."""
         has_weights = not run.fit or any((run.folder / "checkpoints").glob("*.ckpt"))
         return has_weights and self.in_directory(run) is not None
 
     def expected_seconds(self, runs: Sequence[Run], run: Run) -> float | None:
-        """Estimate the duration of a run in seconds.
-
-        The estimate is the median duration of the finished runs with the same recipe. Without
-        finished runs, it is the duration that the recipe states (`Run.minutes`). The result is None
-        if both are unknown.
-
-        Args:
-            runs: Runs that are searched for finished runs with the same recipe.
-            run: Run whose duration is estimated.
-        """
+        """Return the median seconds of finished runs with the same recipe, or `Run.minutes`."""
         similar = [r for r in runs if (r.recipe, r.minutes) == (run.recipe, run.minutes)]
         results = [result for r in similar if (result := self.find(r))]
         if known := [s for result in results if (s := result.get("seconds")) is not None]:
@@ -200,24 +124,11 @@ class Record:
 def collect_results(
     table: Table, tier: str, n_seeds: int, runs_dir: Path, record: Record, machine: Machine
 ) -> tuple[list[Cell], list[Entry]]:
-    """Collect the results of all finished runs of a table in one tier.
+    """Return the cells of a table in one tier, and the entries of all its finished runs.
 
-    Args:
-        table: Published table.
-        tier: Name of the tier (kind of training), such as laptop.
-        n_seeds: Number of seeds. Results of seeds from 0 to `n_seeds` - 1 are collected, and
-            results of higher seeds if they are recorded.
-        runs_dir: Directory that contains all run directories. A result in a run directory has
-            precedence over a result in `record`.
-        record: Results that were recorded in files provenance.json. They are used for runs without
-            a current result in `runs_dir`.
-        machine: Devices for the trainings. Nothing is trained here. The devices only determine the
-            expected options of a run whose directory was not created by `Run.execute`.
-
-    Returns:
-        A list of the cells of the table, and a list with one dict per finished run. The dict has
-        the keys of `Run.result` and of `Run.names`, the key `stamp` with the hash `Run.stamp`, and
-        the key `used_by` with the names of the rows whose cells are computed from the run.
+    Results of the seeds 0 to `n_seeds` - 1 are collected, and of higher seeds if they are recorded.
+    An entry has the keys of `Run.result` and `Run.names`, `stamp`, and `used_by`, the names of the
+    rows whose cells are computed from the run.
     """
     n_seeds = max(n_seeds, record.n_seeds(table.name))
     runs = plan_runs(table, tier, table.rows_of(tier), n_seeds, runs_dir, machine)

@@ -12,14 +12,6 @@ from fourfold.reproduce.tables import Table
 def find_files(table: Table, tier: str) -> dict[str, Path]:
     """Locate the data files of a tier in the current directory or in $FOURFOLD_DATA.
 
-    Args:
-        table: Published table.
-        tier: Name of one of the table's tiers (kinds of training), such as laptop.
-
-    Returns:
-        Paths of the files and directories, by the names in `Tier.files`. The name of a GLUE file
-        lacks .gz if only the uncompressed file was found.
-
     Raises:
         InputError: A file is missing.
     """
@@ -42,21 +34,12 @@ def hashes(files: Mapping[str, Path]) -> dict[str, str]:
 
     The hash of a directory covers the names and sizes of the files in it. Their content is not
     read, because that would take longer than many trainings for a directory such as ImageNet.
-
-    Args:
-        files: Paths of files and directories, by name.
-
-    Returns:
-        The hashes as hexadecimal strings, by name.
     """
     return {name: _hash(path) for name, path in files.items()}
 
 
 def _hash(path: Path) -> str:
-    """Return the SHA-256 of a file or directory as a hexadecimal string.
-
-    The hash of a directory covers the relative path and size of each file in the tree.
-    """
+    """Return the SHA-256 of a file or directory as a hexadecimal string."""
     if path.is_file():
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,9 +1,8 @@
-"""Training run of one row (line) of a table: machine, options, identity, results and execution.
+"""Training run of one row of a table: machine, options, identity, results and execution.
 
-A run is one training with one seed, followed by a test. A row of a table may need several runs. A
-run may start from another run, which provides the initial weights, the tokenizer or the teacher.
-The stamp of a run is a SHA-256 hash of its options and configs and of the stamp of the run that it
-starts from. The stamp therefore covers everything that determines the result, except the data.
+`tables` explains the terms. The stamp of a run is a SHA-256 hash of its options and configs and of
+the stamp of the run that it starts from. It therefore covers everything that determines the result,
+except the data.
 """
 
 import hashlib
@@ -39,23 +38,17 @@ NAMES = ("table", "row", "part", "seed")  # fields that identify a run in its re
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices for a training, which may differ from the devices in the recipe.
+    """Devices for a training, over which the batch of the recipe is split.
 
-    The batch of the recipe is split over the devices and over accumulation steps. The number of
-    samples per optimizer step on all devices together does not change.
-
-    Args:
-        config: YAML file with options of the Trainer, for example configs/trainer/ddp.yaml; None
-            for the devices that the recipe names.
-        memory: Memory of one device in GiB, which limits the micro-batch; None for no limit.
+    The number of samples per optimizer step on all devices together does not change.
 
     Raises:
         InputError: The config sets an option other than `MACHINE_OPTIONS`, or `memory` is not
             positive.
     """
 
-    config: str | None = None
-    memory: float | None = None
+    config: str | None = None  # options of the Trainer; None for the devices of the recipe
+    memory: float | None = None  # of one device in GiB, which limits the micro-batch
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -70,48 +63,25 @@ class Machine:
                 raise InputError(problem, option=key, file=self.config, line=line)
 
     def options(self, given: list[str]) -> list[str]:
-        """Return command-line options, followed by `--config` with the config of this machine.
-
-        Options of the config of this machine override earlier options. Without such a config, the
-        options are returned unchanged.
-
-        Args:
-            given: Options of `fourfold fit` or `fourfold test`; the list is not changed.
-        """
+        """Return command-line options with the config of this machine, which overrides them."""
         return [*given, *(["--config", self.config] if self.config else [])]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training of a row of a table with one seed, and the test of the trained model.
+    """One training of a row of a table with one seed, and the test of the trained model."""
 
-    Args:
-        table: Name of the table, PAPER/TABLE.
-        row: Name of the row of the table.
-        part: Name of a training that follows the first training of the row, such as a fine-tuning;
-            "" for the first training.
-        seed: Random seed.
-        folder: Run directory, which holds checkpoints and metrics.
-        recipe: Recipe of the training, an entry of the table's YAML file.
-        fit: Options of `fourfold fit`; empty if nothing is trained.
-        test: Options of `fourfold test`.
-        start: Run that provides the initial weights, the tokenizer or the teacher of this run; None
-            if no other run is needed.
-        minutes: Duration of the run in minutes, measured or estimated; None if it is unknown.
-        machine: Devices for the training. The hash `stamp` does not depend on the devices.
-    """
-
-    table: str
+    table: str  # PAPER/TABLE
     row: str
-    part: str
+    part: str  # "" for the first training of the row
     seed: int
-    folder: Path
+    folder: Path  # run directory
     recipe: Recipe
-    fit: list[str]
-    test: list[str]
-    start: "Run | None"
-    minutes: float | None
-    machine: Machine
+    fit: list[str]  # options of `fourfold fit`; empty if nothing is trained
+    test: list[str]  # options of `fourfold test`
+    start: "Run | None"  # provides the initial weights, the tokenizer or the teacher
+    minutes: float | None  # measured or estimated duration
+    machine: Machine  # the stamp does not depend on it
 
     @property
     def names(self) -> dict[str, Any]:
@@ -125,16 +95,14 @@ class Run:
 
     @cached_property
     def configs(self) -> dict[str, str]:
-        """SHA-256 of the content of each config file, as hexadecimal text, by path of the file."""
+        """SHA-256 of the content of each config file, by path of the file."""
         return fingerprints(self.test)
 
     @cached_property
     def stamp(self) -> str:
-        """Hash (SHA-256) that identifies the training and the test, as hexadecimal text.
+        """Hash of options, configs and the stamp of `start`, but not of data, paths or devices.
 
-        The hash covers the options, the content of the config files, and the stamp of `start`. It
-        does not depend on the data, paths or devices. Runs of several tables may have the same
-        stamp.
+        Runs of several tables may have the same stamp.
         """
         portable = [list(_portable(options, self.start)) for options in (self.fit, self.test)]
         text = json.dumps([portable, list(self.configs.values())])
@@ -142,17 +110,14 @@ class Run:
 
     @property
     def _note_file(self) -> Path:
-        """Path of the JSON file that describes the training, next to the run directory."""
         return self.folder.with_name(f".{self.folder.name}.json")
 
     @property
     def note(self) -> dict[str, Any]:
-        """Description of the training in the run directory, as written by `execute`.
+        """Description of the training in the run directory; empty if `execute` has not made it.
 
-        The keys are `stamp` (hash of options and configs), `data` (SHA-256 of each data file by
-        name), `commands`, `cut` (options that split the batch for the machine) and `seconds`
-        (duration so far). The dict is empty if there is no run directory, or if the directory was
-        not created by `execute`.
+        The keys are `stamp`, `data` (hashes by name of the file), `commands`, `cut` (options that
+        split the batch for the machine) and `seconds` (duration so far).
         """
         if not (self.folder.is_dir() and self._note_file.is_file()):
             return {}
@@ -160,11 +125,9 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """Result of the finished run.
+        """Result of the finished run: `seconds`, `metrics`, `commands`, and its origin.
 
-        The keys are `seconds` (duration), `metrics` (values by name), `commands`, and the keys that
-        `fourfold test` writes about its origin, such as commit and hardware. The result is None if
-        the run is not finished or its directory does not exist.
+        The origin has the keys that `fourfold test` writes, such as commit and hardware.
 
         Raises:
             InputError: The directory was not created by `execute`, and it holds the metrics of a
@@ -185,24 +148,14 @@ class Run:
         return {**about, **content["run"]}
 
     def with_starts(self) -> Iterator["Run"]:
-        """Iterate over all runs that have to be finished before this run, then over this run.
-
-        They are the run `start` that provides the initial weights, tokenizer or teacher, the run
-        that `start` itself starts from, and so on. The order is that of execution.
-        """
+        """Iterate over all runs that have to be finished before this run, then over this run."""
         if self.start:
             yield from self.start.with_starts()
         yield self
 
     @cached_property
     def options(self) -> dict[str, list[str]]:
-        """Lists of command-line options by command, with those that split the batch.
-
-        The keys are "test" and, if the run trains a model, "fit".
-
-        Raises:
-            InputError: The batch of the recipe cannot be split for the machine.
-        """
+        """Command-line options of "fit" (if the run trains a model) and "test", for the machine."""
         options = {"fit": self.fit, "test": self.test} if self.fit else {"test": self.test}
         adapted = {command: self.machine.options(given) for command, given in options.items()}
         for key, value in self.batch_split.items():
@@ -213,10 +166,7 @@ class Run:
 
     @cached_property
     def batch_split(self) -> dict[str, int]:
-        """Options that split the batch of the recipe for the machine, as values by key.
-
-        An example is {"trainer.accumulate_grad_batches": 4}. The dict is empty if the options of
-        the recipe need no change.
+        """Options that split the batch, such as {"trainer.accumulate_grad_batches": 4}.
 
         Raises:
             InputError: A file that determines the vocabulary size is missing, the batch is not
@@ -236,13 +186,6 @@ class Run:
 
     def execute(self, limit: float | None, data: Mapping[str, str]) -> int:
         """Train and test in subprocesses, and resume an interrupted training.
-
-        Args:
-            limit: Seconds after which the training is saved and stopped; None for no limit.
-            data: SHA-256 of each data file, by name, to be recorded with the run.
-
-        Returns:
-            0, or the exit code of the command that failed or was stopped.
 
         Raises:
             InputError: The batch cannot be split for the machine, the batch of the interrupted
@@ -274,28 +217,18 @@ class Run:
 
 
 def title_of(run: Mapping[str, Any]) -> str:
-    """Return the title of a run in messages, such as "gpt2_2019/table2, row small, seed 0".
+    """Return the title of the run with these names, such as "gpt2_2019/table2, row small, seed 0".
 
-    Args:
-        run: Table, row, part and seed of the run, by these names. Other entries are ignored.
+    Other entries of the mapping are ignored.
     """
     part = f", {run['part']}" if run["part"] else ""
     return f"{run['table']}, row {run['row']}{part}, seed {run['seed']}"
 
 
 def _portable(options: list[str], start: Run | None) -> Iterator[tuple[str, str]]:
-    """Iterate over (option, value) pairs in which no path depends on the machine.
-
-    - The options `--config` and `--run_dir` are skipped.
-    - If a value is a path in the directory of `start`, the directory is replaced by the stamp of
-      `start`, a hash.
-    - The precision "auto" is skipped, because it describes the processor and not the recipe.
-
-    Args:
-        options: Command-line options and values in alternation.
-        start: Run that provides the initial weights, the tokenizer or the teacher; None if there is
-            none.
-    """
+    """Iterate over (option, value) pairs in which no path depends on the machine."""
+    # A path in the directory of `start` is replaced by its stamp. The precision "auto" describes
+    # the processor and not the recipe.
     for key, value in zip(options[::2], options[1::2], strict=True):
         if start and f"{value}/".startswith(f"{start.folder}/"):
             value = start.stamp + value.removeprefix(str(start.folder))

@@ -1,10 +1,9 @@
 """Execution of the unfinished runs of a table within a time budget.
 
-A run is one training of a row (line) of a table with one seed, followed by a test. Finished runs
-are skipped, and interrupted runs are resumed. A run is postponed if its expected duration exceeds
-the remaining budget, and a shorter run is executed instead. A run of unknown duration is started in
-any case. At the end of the budget, the current training saves a checkpoint and stops. It is resumed
-when the command is repeated, for example in the next job on a cluster with a time limit per job.
+Finished runs are skipped, and interrupted runs are resumed. A run is postponed if its expected
+duration exceeds the remaining budget, and a shorter run is executed instead. A run of unknown
+duration is started in any case. At the end of the budget, the current training saves a checkpoint
+and stops; it is resumed when the command is repeated.
 """
 
 import sys
@@ -21,13 +20,8 @@ from fourfold.reproduce.runs.run import Run
 class Budget:
     """Time budget shared by the runs of one or several tables.
 
-    Args:
-        seconds: Length of the budget in seconds, from the creation of this object; None for no
-            limit.
-
-    Attributes:
-        n_postponed: Number of runs that were postponed, that were stopped at the end of the budget,
-            or that need the weights, tokenizer or teacher of such a run.
+    `n_postponed` counts the runs that were postponed, that were stopped at the end of the budget,
+    or that start from such a run.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -43,21 +37,10 @@ class Budget:
 def run_all(
     runs: Sequence[Run], record: Record, budget: Budget, on_finished: Callable[[], object]
 ) -> int:
-    """Execute all unfinished runs that fit into the budget.
+    """Execute all unfinished runs that fit into the budget, and return the exit code.
 
-    If a run fails, only the runs that need the weights, tokenizer or teacher of the failed run are
-    skipped.
-
-    Args:
-        runs: Runs (trainings with their tests). A run that needs another run comes after the other
-            run.
-        record: Results of the finished runs.
-        budget: Time budget. `budget.n_postponed` is increased by the number of postponed runs.
-        on_finished: Function that is called after each run that ends without failure.
-
-    Returns:
-        The exit code: 0 if no run failed. If a signal stopped a run, it is the exit code of that
-        run. Otherwise it is the exit code of the first run that failed.
+    If a run fails, the runs that start from it are skipped. The code is that of a run that a signal
+    stopped, or else that of the first run that failed. `on_finished` is called after each success.
     """
     due = record.due(runs)
     failed: dict[Path, int] = {}
@@ -88,19 +71,7 @@ def run_all(
 def _attempt(
     run: Run, expected: float | None, record: Record, budget: Budget, title: str
 ) -> int | None:
-    """Execute one run if it fits into the budget.
-
-    Args:
-        run: Run to execute.
-        expected: Expected duration of the run in seconds; None if it is unknown.
-        record: Results of the finished runs.
-        budget: Time budget, which all runs share.
-        title: Message to print when the run starts.
-
-    Returns:
-        None if the run does not fit into the budget or was stopped at the end of the budget.
-        Otherwise the exit code of the run, such as 0 for success or 2 for invalid input.
-    """
+    """Execute one run; return its exit code, or None at the end of the budget."""
     left = budget.left
     needed = max(0.0, (expected or 0.0) - run.note.get("seconds", 0.0))
     if left is not None and needed >= left:
