@@ -93,7 +93,8 @@ class Collector:
         (only the lower triangle is stored), `range` (interval of the values, otherwise [0, 1]),
         `stats` by name, and `label` of the head.
         """
-        entry = {"name": name, "model": self.model_index, "layer": None, "head": None}
+        entry: dict[str, Any] = {"name": name, "model": self.model_index}
+        entry |= {"layer": None, "head": None}
         entry |= {"queries": queries, "keys": keys, "shape": list(weights.shape)}
         entry |= {"triangle": False, "stats": {}, "label": None, **fields}
         low, high = fields.get("range", (0.0, 1.0))
