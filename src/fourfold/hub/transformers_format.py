@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -209,7 +209,7 @@ def export_problem(model: Model) -> str | None:
 
 
 def _choose_architecture(model: Model) -> tuple[Model, Architecture]:
-    """Return the first architecture that represents every setting, and the model as it stores it."""
+    """Return the first architecture that represents every setting, and the model for it."""
     reasons = []
     name = type(model).__name__
     paths = [x for f in families() if name in f.models for x in f.architectures.values()]
