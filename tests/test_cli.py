@@ -62,8 +62,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "--only_new"], "--checkpoint must be given"),
         (["translate", "--checkpoint", "x", "--bem", "2"], "--bem is not an option of"),
         (["fill", "--checkpoint", "x", "--top", "2"], "--top is not an option of"),
-        (["generate", "--checkpoint", "x", "--beam", "0"], "--beam must be at least 1, got 0"),
-        (["generate", "--checkpoint", "x", "--beam", "y"], "--beam: invalid int value: 'y'"),
+        (
+            ["generate", "--checkpoint", "x", "--num-beams", "0"],
+            "--num-beams must be at least 1, got 0",
+        ),
+        (
+            ["generate", "--checkpoint", "x", "--num-beams", "y"],
+            "--num-beams: invalid int value: 'y'",
+        ),
         (["fit", "mine.yaml"], "mine.yaml is not an option; did you mean --config mine.yaml?"),
         (["test", "gpt2/tiny"], "gpt2/tiny is not an option; did you mean --config gpt2/tiny?"),
         (

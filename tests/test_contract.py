@@ -114,17 +114,17 @@ def test_vit_signature() -> None:
 
 def test_generate() -> None:
     defaults = parameters(fourfold.generate)
-    wanted = {"eos_id": None, "temperature": 0.0, "top_k": None, "top_p": None, "seed": None}
+    wanted = {"eos_id": None, "temperature": None, "top_k": None, "top_p": None, "seed": None}
     assert {name: defaults[name] for name in wanted} == wanted
     assert list(defaults)[:2] == ["model", "ids"]
     model, ids = causal(), torch.randint(31, (2, 7))
-    out = fourfold.generate(model, ids, max_new=5)
+    out = fourfold.generate(model, ids, max_new_tokens=5)
     assert isinstance(out, torch.Tensor)
     assert out.shape == (2, 12)
     assert torch.equal(out[:, :7], ids)
     drawn = [
         fourfold.generate(
-            model, ids, max_new=5, eos_id=None, temperature=0.8, top_k=9, top_p=0.9, seed=s
+            model, ids, max_new_tokens=5, eos_id=None, temperature=0.8, top_k=9, top_p=0.9, seed=s
         )
         for s in (1, 1, 2)
     ]
@@ -135,10 +135,10 @@ def test_generate() -> None:
 def test_beam_search() -> None:
     defaults = parameters(fourfold.beam_search)
     assert list(defaults)[:2] == ["model", "src"]
-    assert (defaults["beam"], defaults["length_penalty"]) == (4, 0.6)
+    assert (defaults["num_beams"], defaults["length_penalty"]) == (None, None)
     src = torch.randint(4, 31, (2, 7))
     ids, scores = fourfold.beam_search(
-        pairs(), src, beam=4, length_penalty=0.6, max_len=9, bos_id=1, eos_id=2
+        pairs(), src, num_beams=4, length_penalty=0.6, max_new_tokens=9, bos_id=1, eos_id=2
     )
     assert ids.shape[0] == len(src)
     assert scores.shape[0] == len(src)
@@ -151,7 +151,7 @@ def test_inference_commands_have_their_options(verb: str) -> None:
     from fourfold.commands.infer.main import make_parser
 
     known = make_parser(verb)._option_string_actions
-    wanted = {"--checkpoint", "--beam", "--length-penalty", "--max-new"}
+    wanted = {"--checkpoint", "--num-beams", "--length-penalty", "--max-new-tokens"}
     if verb == "generate":
         wanted |= {"--temperature", "--top-k", "--top-p"}
     assert wanted <= known.keys()

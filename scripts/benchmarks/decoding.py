@@ -199,7 +199,7 @@ def _with_same_weights(
 
 
 def _fourfold_greedy(model: nn.Module, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
-    return lambda: fourfold.generate(model, ids, max_new=n_new)[:, ids.shape[1] :]
+    return lambda: fourfold.generate(model, ids, max_new_tokens=n_new)[:, ids.shape[1] :]
 
 
 def _transformers_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
@@ -213,7 +213,7 @@ def _litgpt_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
 
 def _fourfold_beam_search(model: nn.Module, batch: Any, n_new: int) -> Callable[[], Tensor]:
     ids = {"bos_id": workloads.BOS_ID, "eos_id": workloads.EOS_ID, "pad_id": workloads.PAD_ID}
-    options = {**ids, "src_mask": batch.src_mask, "max_len": n_new}
+    options = {**ids, "src_mask": batch.src_mask, "max_new_tokens": n_new}
     beams = workloads.NUM_BEAMS
     return lambda: fourfold.beam_search(model, batch.src, beams, 1.0, "power", **options)[0][:, 1:]
 

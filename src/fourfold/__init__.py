@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from fourfold.analysis.attention_maps import attention
     from fourfold.checkpoints.load import load
     from fourfold.checkpoints.save import save
-    from fourfold.commands.infer.classify import classify
+    from fourfold.commands.infer.caption import caption
+    from fourfold.commands.infer.classify import classify, tag
+    from fourfold.commands.infer.fill_mask import fill
+    from fourfold.commands.infer.generate import generate_text
+    from fourfold.commands.infer.translate import translate
     from fourfold.explorer.write import look
     from fourfold.generation import beam_search, generate
     from fourfold.models.registry import create, list_models
@@ -21,25 +25,35 @@ __all__ = [
     "__version__",
     "attention",
     "beam_search",
+    "caption",
     "classify",
     "create",
+    "fill",
     "generate",
+    "generate_text",
     "list_models",
     "load",
     "look",
     "save",
+    "tag",
+    "translate",
 ]
 
 _MODULES = {
     "attention": "fourfold.analysis.attention_maps",
     "beam_search": "fourfold.generation",
+    "caption": "fourfold.commands.infer.caption",
     "classify": "fourfold.commands.infer.classify",
     "create": "fourfold.models.registry",
+    "fill": "fourfold.commands.infer.fill_mask",
     "generate": "fourfold.generation",
+    "generate_text": "fourfold.commands.infer.generate",
     "list_models": "fourfold.models.registry",
     "load": "fourfold.checkpoints.load",
     "look": "fourfold.explorer.write",
     "save": "fourfold.checkpoints.save",
+    "tag": "fourfold.commands.infer.classify",
+    "translate": "fourfold.commands.infer.translate",
 }
 
 

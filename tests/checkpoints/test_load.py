@@ -234,8 +234,8 @@ def test_end_tokens_outside_the_vocabulary_are_dropped_with_a_warning(
         {f"end tokens outside the vocabulary of 19, ignored: {dropped}"} if dropped else set()
     )
     assert model.generation_defaults.end_ids == tuple(kept)
-    ids = fourfold.generate(model, torch.tensor([[1, 2]]), max_new=4)
-    free = fourfold.generate(model, torch.tensor([[1, 2]]), max_new=4, eos_id=[])
+    ids = fourfold.generate(model, torch.tensor([[1, 2]]), max_new_tokens=4)
+    free = fourfold.generate(model, torch.tensor([[1, 2]]), max_new_tokens=4, eos_id=[])
     assert torch.equal(ids, free[:, : ids.shape[1]])
     assert free.shape == (1, 6)
 

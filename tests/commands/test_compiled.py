@@ -101,7 +101,7 @@ def test_a_search_leaves_training_compiled() -> None:
     src, tgt = torch.randint(3, 11, (3, 9)), torch.randint(3, 11, (3, 6))  # no two sizes alike
     model(src, tgt)
     graphs = len(calls)
-    beam_search(model, src, beam=2, max_len=12, bos_id=1, eos_id=2)
+    beam_search(model, src, num_beams=2, max_new_tokens=12, bos_id=1, eos_id=2)
     generate(model, src, 12, bos_id=1)
     calls[:] = [0] * len(calls)
     for length in (4, 5, 7):

@@ -158,7 +158,7 @@ def test_user_task_resumes_after_a_kill_and_is_tested_used_and_loaded(
     for allowed, code in ((ALLOW, 0), ((), 2)):
         with (modules / "prompts.txt").open() as prompts:
             monkeypatch.setattr(sys, "stdin", prompts)
-            result = run("generate", "--checkpoint", "killed", "--max-new", 3, *allowed)
+            result = run("generate", "--checkpoint", "killed", "--max-new-tokens", 3, *allowed)
         assert result.code == code, result.err
     assert "--allow_class alibi.AlibiTask" in result.err
 

@@ -32,7 +32,7 @@ LEFT_ALONE = {
     *("limit_train_batches", "limit_val_batches", "accumulate_grad_batches", "rows", "strategy"),
     *("limit_test_batches", "limit_predict_batches", "warmup_steps", "overfit_batches"),
 }
-INFERENCE = ("batch-size", "beam", "max-new", "n-best", "top-k", "seed", "temperature", "top-p")
+INFERENCE = ("seed", "temperature", "top-p", "top-k")
 STREAM_BYTES = 18 << 20  # of a compressed stream, uncompressed
 SLOW_PATTERNS = (
     *(r"(a+)+$", r"(\w|\w)*$", r"(.*)*x", r"(?:a?){30}a{30}", r".*.*.*.*.*x", r"(\w+\s?)*$"),
@@ -133,8 +133,8 @@ def asking(draw: Draw, world: "World") -> Case:
     )
     names = draw(st.lists(st.sampled_from(INFERENCE), min_size=0, max_size=2, unique=True))
     options = [f"--{name}={draw(st.sampled_from((*HUGE, '9' * 5000)))}" for name in names]
-    if not {"max-new", "beam"} & set(names) and verb in ("translate", "generate"):
-        options.append("--max-new=3")
+    if verb in ("translate", "generate"):
+        options.append("--max-new-tokens=3")
     n = draw(st.sampled_from((1, 3, 20)))
     line = draw(
         st.sampled_from((b"one two [MASK]\n", b"a" * 20_000 + b"\n", b"a b " * 9000 + b"\n"))
@@ -193,7 +193,7 @@ def tokenizers(draw: Draw, world: "World") -> Case:
         b"one two\ttwo\n" if family == "classes" else b"one two [MASK] aaaaaaaaaaaaaaaaaaaaaaa\n"
     )
     call = (VERBS[family], "--checkpoint", "f.ckpt")
-    new = ("--max-new=3",) if family in ("mt", "lm") else ()
+    new = ("--max-new-tokens=3",) if family in ("mt", "lm") else ()
     return Case((*call, *new), {"f.ckpt": saved(data)}, asked)
 
 
@@ -223,7 +223,7 @@ def checkpoints(draw: Draw, world: "World") -> Case:
         section = draw(st.sampled_from(sections))
         section[draw(st.sampled_from(sorted(section)))] = value
     elif way == 5:
-        head["task"]["init_args"].update(dict.fromkeys(("num_beams", "max_new"), 10**9))
+        head["task"]["init_args"].update(dict.fromkeys(("num_beams", "max_new_tokens"), 10**9))
     else:
         tree["state_dict"] |= {f"model.x{i}": torch.zeros(0) for i in range(2000)}
         config.update(dict.fromkeys({"n_layers", "max_len"} & config.keys(), 1000))

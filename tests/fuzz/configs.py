@@ -364,7 +364,7 @@ def other_verbs(draw: Draw, world: "World") -> Case:
         chosen = draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
         options = [f"--{name}={draw(numbers | word)}" for name in chosen]
         if "max-new" not in chosen and verb in ("translate", "generate"):
-            options.append("--max-new=3")
+            options.append("--max-new-tokens=3")
         return Case((verb, "--checkpoint", run, *options), files, stdin=b"one two\n[MASK] one\n\n")
     if verb == "seeds":
         seeds = draw(st.sampled_from(("", "x", "-1", "1,1", "1,,2", "²", "1.5", "--seeds")))

@@ -73,7 +73,7 @@ def files_of(world: "World", family: str) -> Files:
 
 def call_of(draw: Draw, family: str) -> tuple[str, ...]:
     """Return a command that reads the directory `d`."""
-    new = ("--max-new=3",) if family in ("mt", "lm") else ()
+    new = ("--max-new-tokens=3",) if family in ("mt", "lm") else ()
     return draw(
         st.sampled_from((("import", "d", "out.ckpt"), (VERBS[family], "--checkpoint", "d", *new)))
     )
@@ -247,7 +247,7 @@ def templates(draw: Draw, world: "World") -> Case:
         listed = [{"name": "default", "template": text}]
         config["chat_template"] = draw(st.sampled_from((text, listed, [], [7], {}, [{}])))
         files["d/tokenizer_config.json"] = json.dumps(config).encode()
-    call = ("generate", "--chat", "--checkpoint", "d", "--max-new=3", "--truncate")
+    call = ("generate", "--chat", "--checkpoint", "d", "--max-new-tokens=3", "--truncate")
     return Case(call, files, b'one two\n[{"role": "user", "content": "one"}]\n')
 
 

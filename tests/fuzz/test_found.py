@@ -453,7 +453,7 @@ def test_unknown_token_outside_of_the_vocabulary(world: World, refused: Refused)
 
 def test_template_that_makes_half_of_a_surrogate_pair(world: World, refused: Refused) -> None:
     files = directory(world, "lm") | {"d/chat_template.jinja": b'{{ "\\ud800" }}'}
-    call = ("generate", "--chat", "--checkpoint=d", "--max-new=3")
+    call = ("generate", "--chat", "--checkpoint=d", "--max-new-tokens=3")
     assert "chat_template cannot be rendered" in refused(*call, files=files, stdin=b"one\n")
 
 

@@ -229,8 +229,8 @@ def asking(draw: Draw, world: "World") -> Case:
     )
     data = draw(encoded(draw(lines())))
     more = draw(st.sampled_from(((), ("--truncate",), ("--truncate", "--batch-size", "1"))))
-    beam = ("--beam", "2") if verb in ("translate", "generate") and draw(st.booleans()) else ()
-    new = ("--max-new", "3") if verb in ("translate", "generate") else ()
+    beam = ("--num-beams", "2") if verb in ("translate", "generate") and draw(st.booleans()) else ()
+    new = ("--max-new-tokens", "3") if verb in ("translate", "generate") else ()
     return Case(
         (verb, "--checkpoint", str(world.runs[family]), *more, *beam, *new),
         stdin=data,

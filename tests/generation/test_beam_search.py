@@ -30,7 +30,9 @@ def run(step: Any, beam: int, length: int | list[int], **changes: Any) -> tuple[
         "eos_ids": [EOS],
         "pad_id": PAD,
     } | changes
-    return search(step, torch.ones(len(limit), 1, dtype=torch.long), limit, beam=beam, **options)
+    return search(
+        step, torch.ones(len(limit), 1, dtype=torch.long), limit, num_beams=beam, **options
+    )
 
 
 def plain(table: Any, row: int, beam: int, length: int, n_best: int, score: Callable) -> list:

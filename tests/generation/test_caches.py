@@ -26,7 +26,7 @@ def test_prompt_is_stored_once_for_all_beams(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "beam_cache", make_cache)
     model = CausalLM(CausalLMConfig(**LANGUAGE | {"max_len": 40})).eval()
     ids = torch.randint(3, V, (2, PROMPT))
-    fourfold.beam_search(model, ids, beam=3, max_len=4, eos_id=V - 1)
+    fourfold.beam_search(model, ids, num_beams=3, max_new_tokens=4, eos_id=V - 1)
     (cache,) = made
     keys, values = cache.layer(0).buffers
     assert len(keys) == len(values) == cache.n_sequences  # those that have not ended

@@ -36,7 +36,9 @@ def waits(family: str, n: int, beam: int | None, **options: Any) -> Counter[str]
         if beam is None:
             out = generate(model, ids, n, mask=mask, **special, **options)
         else:
-            out, _ = beam_search(model, ids, beam, src_mask=mask, max_len=n, **special, **options)
+            out, _ = beam_search(
+                model, ids, beam, src_mask=mask, max_new_tokens=n, **special, **options
+            )
         assert out.device == CUDA
         assert out.shape[1] == n + (T if family == "causal" else 1)
     return Counter(gpu.waits)

@@ -46,7 +46,7 @@ def test_greedy_search_is_a_loop_over_argmax(causal_lm: CausalLM, sources: list[
         ids = prompt[None]
         for _ in range(12):
             ids = torch.cat([ids, causal_lm(ids)[:, -1:].argmax(-1)], dim=1)
-        assert torch.equal(generate(causal_lm, prompt[None], max_new=12), ids)
+        assert torch.equal(generate(causal_lm, prompt[None], max_new_tokens=12), ids)
         eos = ids[0, len(prompt) + 6].item()
         length = len(prompt) + ids[0, len(prompt) :].tolist().index(eos) + 1
         assert torch.equal(generate(causal_lm, prompt[None], 12, eos), ids[:, :length])
@@ -122,7 +122,7 @@ def test_beam_of_one_is_greedy_search(
 ) -> None:
     src, mask = padded
     greedy = generate(translator, src, 25, EOS, mask=mask, pad_id=0)
-    ids, _ = beam_search(translator, src, 1, src_mask=mask, max_len=25)
+    ids, _ = beam_search(translator, src, 1, src_mask=mask, max_new_tokens=25)
     assert torch.equal(ids, greedy)
     assert torch.equal(
         beam_search(translator, src, 1, src_mask=mask)[0],
@@ -136,7 +136,7 @@ def test_beam_search_rows_do_not_depend_on_the_batch(
     sources: list[Tensor],
     padded: tuple[Tensor, Tensor],
 ) -> None:
-    options = {"beam": 4, "n_best": 3, "max_len": 16, "eos_id": EOS, "pad_id": 0}
+    options = {"num_beams": 4, "n_best": 3, "max_new_tokens": 16, "eos_id": EOS, "pad_id": 0}
     src, mask = padded
     for model in (causal_lm, translator):
         ids, scores = beam_search(model, src, src_mask=mask, **options)
@@ -163,10 +163,10 @@ def test_n_best_are_sorted_distinct_and_scored_by_the_model(
 ) -> None:
     for src in sources[:2]:
         options = {
-            "beam": 5,
+            "num_beams": 5,
             "length_penalty": alpha,
             "length_penalty_type": length_penalty_type,
-            "max_len": 16,
+            "max_new_tokens": 16,
         }
         ids, scores = beam_search(translator, src[None], n_best=5, **options)
         ended = [EOS in row for row in ids[0].tolist()]
@@ -232,19 +232,19 @@ def test_max_len_of_the_model_limits_new_tokens(make_translator: Callable) -> No
         model.head.own.weight[EOS] = 0.0
     ids, _ = beam_search(model, src, 2)
     assert ids.shape[1] == 1 + 40
-    assert beam_search(model, src, 2, max_len=40)[0].tolist() == ids.tolist()
-    with pytest.raises(InputError, match=r"max_len must be at most 40 here, .* got 41"):
-        beam_search(model, src, 2, max_len=41)
+    assert beam_search(model, src, 2, max_new_tokens=40)[0].tolist() == ids.tolist()
+    with pytest.raises(InputError, match=r"max_new_tokens must be at most 40 here, .* got 41"):
+        beam_search(model, src, 2, max_new_tokens=41)
 
 
 def test_decoding_restores_training_mode(causal_lm: CausalLM, translator: EncoderDecoder) -> None:
     ids = torch.randint(3, 13, (2, 4))
     for model in (causal_lm, translator):
-        quiet = generate(model, ids, 8), beam_search(model, ids, max_len=8, eos_id=EOS)[0]
+        quiet = generate(model, ids, 8), beam_search(model, ids, max_new_tokens=8, eos_id=EOS)[0]
         model.train()
         frozen = next(module for module in model.modules() if isinstance(module, Dropout))
         frozen.eval()
-        loud = generate(model, ids, 8), beam_search(model, ids, max_len=8, eos_id=EOS)[0]
+        loud = generate(model, ids, 8), beam_search(model, ids, max_new_tokens=8, eos_id=EOS)[0]
         assert torch.equal(quiet[0], loud[0])  # dropout was off
         assert torch.equal(quiet[1], loud[1])
         assert [m for m in model.modules() if not m.training] == [frozen]
@@ -256,7 +256,7 @@ def test_decoding_restores_training_mode(causal_lm: CausalLM, translator: Encode
 
 def test_generated_targets_can_be_used_in_training(translator: EncoderDecoder) -> None:
     src = torch.randint(3, 13, (2, 4))
-    ids, scores = beam_search(translator, src, max_len=8)
+    ids, scores = beam_search(translator, src, max_new_tokens=8)
     sampled = generate(translator, src, 8, temperature=1.0, seed=0)
     for tgt in (ids, sampled):
         translator(src, tgt).sum().backward()
@@ -283,7 +283,7 @@ def test_suppressed_tokens_are_never_generated(
             unwanted = common(plain)
             found = generate(model, ids, 12, **options, suppress_tokens=unwanted)[:, start:]
             assert not torch.isin(found, torch.tensor(unwanted)).any()
-        search = partial(beam_search, model, ids, 3, eos_id=EOS, pad_id=0, max_len=6)
+        search = partial(beam_search, model, ids, 3, eos_id=EOS, pad_id=0, max_new_tokens=6)
         unwanted = common(search()[0][:, start:])
         found = search(n_best=3, suppress_tokens=unwanted)[0][..., start:]
         assert not torch.isin(found, torch.tensor(unwanted)).any()
@@ -296,13 +296,12 @@ def test_suppressed_tokens_are_never_generated(
 def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: EncoderDecoder) -> None:
     ids = torch.randint(3, 13, (2, 4))
     cases = [
-        (lambda: generate(causal_lm, ids), "max_new must be given for a causal LM"),
-        (lambda: generate(causal_lm, ids, -1), "max_new must be at least 0, got -1"),
+        (lambda: generate(causal_lm, ids, -1), "max_new_tokens must be at least 0, got -1"),
         (
             lambda: generate(causal_lm, ids, 5, temperature=-1.0),
             "temperature must be at least 0, got -1.0",
         ),
-        (lambda: generate(causal_lm, ids, 38), "max_new must be at most 37 here, .* got 38"),
+        (lambda: generate(causal_lm, ids, 38), "max_new_tokens must be at most 37 here, .* got 38"),
         (lambda: generate(causal_lm, ids, 5, 13), "eos_id must be a token id from 0 to 12, got 13"),
         (lambda: generate(causal_lm, ids, 5, [2, 13]), "eos_id must be a token id .* got 13"),
         (lambda: generate(causal_lm, ids, 5, "ab"), "eos_id must be a token id .* got 'a'"),  # type: ignore[arg-type]
@@ -339,13 +338,19 @@ def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: Encoder
             lambda: beam_search(translator, ids.repeat(1, 11)),
             "src .* max_len = 40 .* got 44 in row 0",
         ),
-        (lambda: beam_search(translator, ids, 0), "beam must lie between 1 and .* 13, got 0"),
-        (lambda: beam_search(translator, ids, 14), "beam must lie between 1 and .* 13, got 14"),
+        (lambda: beam_search(translator, ids, 0), "num_beams must be at least 1, got 0"),
         (
-            lambda: beam_search(translator, ids, n_best=5),
-            "n_best must lie between 1 and beam = 4, got 5",
+            lambda: beam_search(translator, ids, 14),
+            "num_beams must lie between 1 and .* 13, got 14",
         ),
-        (lambda: beam_search(translator, ids, max_len=0), "max_len must be at least 1, got 0"),
+        (
+            lambda: beam_search(translator, ids, 4, n_best=5),
+            "n_best must lie between 1 and num_beams = 4, got 5",
+        ),
+        (
+            lambda: beam_search(translator, ids, max_new_tokens=0),
+            "max_new_tokens must be at least 1, got 0",
+        ),
         (
             lambda: beam_search(translator, ids, length_penalty_type="google"),
             "length_penalty_type must be one of gnmt, power, none, got 'google'",
@@ -394,7 +399,7 @@ def test_nan_logits_raise(causal_lm: CausalLM) -> None:
     calls = [
         lambda: generate(causal_lm, ids, 2, temperature=1.0),
         lambda: generate(causal_lm, ids, 2),
-        lambda: beam_search(causal_lm, ids, 2, max_len=2, eos_id=EOS),
+        lambda: beam_search(causal_lm, ids, 2, max_new_tokens=2, eos_id=EOS),
     ]
     for call in calls:
         with pytest.raises(InputError, match="NaN or infinite logits"):
@@ -403,14 +408,14 @@ def test_nan_logits_raise(causal_lm: CausalLM) -> None:
 
 def test_special_tokens_come_from_the_model(translator: EncoderDecoder) -> None:
     src = torch.randint(3, 13, (2, 4))
-    ids, _ = beam_search(translator, src, max_len=8)
+    ids, _ = beam_search(translator, src, max_new_tokens=8)
     translator.generation_defaults = None
-    given = beam_search(translator, src, bos_id=1, eos_id=EOS, pad_id=0, max_len=8)[0]
+    given = beam_search(translator, src, bos_id=1, eos_id=EOS, pad_id=0, max_new_tokens=8)[0]
     assert torch.equal(ids, given)
     translator.generation_defaults = GenerationDefaults(bos_id=5, eos_id=6, pad_id=7)
-    ids, _ = beam_search(translator, src, bos_id=1, eos_id=EOS, pad_id=0, max_len=8)
+    ids, _ = beam_search(translator, src, bos_id=1, eos_id=EOS, pad_id=0, max_new_tokens=8)
     assert torch.equal(ids, given)  # arguments take precedence
-    other = beam_search(translator, src, max_len=8)[0]
+    other = beam_search(translator, src, max_new_tokens=8)[0]
     assert (other[:, 0] == 5).all()
     assert set(other[other.roll(1, 1) == 6].tolist()) <= {5, 7}  # padding follows EOS
 
@@ -421,7 +426,7 @@ def test_unknown_special_tokens_raise(translator: EncoderDecoder, name: str) -> 
     tokens = {"bos_id": 1, "eos_id": EOS, "pad_id": 0}
     del tokens[name]
     with pytest.raises(InputError, match=f"{name} must be given") as raised:
-        beam_search(translator, torch.randint(3, 13, (2, 4)), max_len=8, **tokens)
+        beam_search(translator, torch.randint(3, 13, (2, 4)), max_new_tokens=8, **tokens)
     assert raised.value.option == name
 
 
@@ -449,7 +454,7 @@ def test_recurrent_model_generates_with_its_state() -> None:
     assert torch.equal(whole, generate(model, ids, 5, use_cache=False))
     for row in (0, 1):
         assert torch.equal(generate(model, ids[row : row + 1], 5), whole[row : row + 1])
-    assert beam_search(model, ids, 2, max_len=5, eos_id=EOS)[0].shape[1] <= 9
+    assert beam_search(model, ids, 2, max_new_tokens=5, eos_id=EOS)[0].shape[1] <= 9
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[0, 0] = False
     with pytest.raises(InputError, match="mask must not mark padding for a recurrent model"):

@@ -104,7 +104,9 @@ def decoders(model: Any) -> list[Callable[[], Tensor]]:
     return [
         partial(generate, model, ids, 8, eos_id=[], use_cache=use_cache, **options),
         partial(generate, model, ids, 8, temperature=1.0, seed=2, use_cache=use_cache, **options),
-        lambda: beam_search(model, ids, 3, eos_id=2, max_len=8, use_cache=use_cache, **options)[0],
+        lambda: beam_search(
+            model, ids, 3, eos_id=2, max_new_tokens=8, use_cache=use_cache, **options
+        )[0],
     ]
 
 

@@ -47,8 +47,7 @@ MASK = torch.ones(5, WIDTH, dtype=torch.bool)
 MASK[1, 4:] = MASK[3, 3:] = False
 # A value of each option, which differs from its default and from the value in `base_options`.
 VALUES: dict[str, Any] = {
-    "max_new": 2,
-    "max_len": 2,
+    "max_new_tokens": 2,
     "eos_id": [],
     "temperature": 1.5,
     "top_k": 2,
@@ -62,7 +61,7 @@ VALUES: dict[str, Any] = {
     "suppress_tokens": [2, *range(3, 19, 2)],
     "copies": "Counter with one copy of each prompt",
     "on_tokens": lambda rows, tokens: torch.ones_like(rows, dtype=torch.bool),
-    "beam": 1,
+    "num_beams": 1,
     "length_penalty": 3.0,
     "length_penalty_type": "none",
     "n_best": 2,
@@ -75,9 +74,9 @@ IDLE = {
     "beams": {"use_cache"},
 }
 DECODERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "greedy": (generate, {"max_new": 9, "seed": 0}),
-    "sampling": (generate, {"max_new": 9, "temperature": 1.0, "seed": 0}),
-    "beams": (beam_search, {"max_len": 9, "beam": 3}),
+    "greedy": (generate, {"max_new_tokens": 9, "seed": 0}),
+    "sampling": (generate, {"max_new_tokens": 9, "temperature": 1.0, "seed": 0}),
+    "beams": (beam_search, {"max_new_tokens": 9, "num_beams": 3}),
 }
 
 
@@ -174,12 +173,12 @@ def attempt(decode: Callable[[], Tensor]) -> Tensor | str:
 def test_beams_of_one_treat_options_as_greedy_search_does(model: Any) -> None:
     ids = torch.randint(3, V, (5, WIDTH), generator=torch.Generator().manual_seed(2))
     base: dict[str, Any] = {"bos_id": 2, "pad_id": 0, "eos_id": [5, 7]}
-    names = {"max_len": "max_new", "src_mask": "mask"}
+    names = {"src_mask": "mask"}
     n_refused = 0
-    for name in set(options_of(beam_search)) - {"beam", "n_best"} - {"length_penalty"}:
+    for name in set(options_of(beam_search)) - {"num_beams", "n_best"} - {"length_penalty"}:
         if name == "length_penalty_type":
             continue
-        options, other = base | {"max_len": 9, name: VALUES[name]}, {}
+        options, other = base | {"max_new_tokens": 9, name: VALUES[name]}, {}
         for key, value in options.items():
             other[names.get(key, key)] = value
         found = attempt(lambda: beam_search(model, ids, 1, **options)[0])  # noqa: B023
@@ -197,12 +196,12 @@ def test_every_end_token_ends_a_row(model: Any) -> None:
     """Compared with a run without end tokens, which is cut at the first of them."""
     ids = torch.randint(3, V, (5, WIDTH), generator=torch.Generator().manual_seed(3))
     start = 1 if hasattr(model, "decode") else WIDTH
-    options: dict[str, Any] = {"bos_id": 2, "pad_id": 0, "max_new": 12}
+    options: dict[str, Any] = {"bos_id": 2, "pad_id": 0, "max_new_tokens": 12}
     free = generate(model, ids, **options, eos_id=[])[:, start:].tolist()
     ends = [free[0][3], free[1][5], free[2][1]]
     found = generate(model, ids, **options, eos_id=ends)[:, start:].tolist()
     cut = [row[: next((i + 1 for i, x in enumerate(row) if x in ends), 12)] for row in free]
     assert [row[: len(short)] for row, short in zip(found, cut, strict=True)] == cut
     assert len({len(row) for row in cut}) > 1
-    everything = beam_search(model, ids, 3, bos_id=2, max_len=5, eos_id=list(range(V)))[0]
+    everything = beam_search(model, ids, 3, bos_id=2, max_new_tokens=5, eos_id=list(range(V)))[0]
     assert everything.shape[1] == start + 1

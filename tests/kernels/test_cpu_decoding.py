@@ -214,7 +214,7 @@ def test_packed_model_generates_the_same_tokens(
     )
     model = CausalLM(config).eval()
     ids = torch.randint(4, 501, (rows, 7))
-    actual = fourfold.generate(model, ids, max_new=20)
+    actual = fourfold.generate(model, ids, max_new_tokens=20)
     assert len(packed_matrices) == 13  # six of each block, and the token embedding
     with torch.inference_mode():
         for _ in range(20):

@@ -220,11 +220,11 @@ def test_decoding_with_a_cache_equals_decoding_without(config: Any) -> None:
 def test_samples_are_independent_of_the_batch(config: Any) -> None:
     model, src = noisy(CompositeEncoderDecoder(config)), sources(config)
     together = generate(model, src, 8, temperature=1.0, seed=3)
-    beams, _ = beam_search(model, src, 3, max_len=6)
+    beams, _ = beam_search(model, src, 3, max_new_tokens=6)
     for row in range(3):
         alone = src[row : row + 1]
         assert torch.equal(together[row], generate(model, alone, 8, temperature=1.0, seed=3)[0])
-        found = beam_search(model, alone, 3, max_len=6)[0][0]
+        found = beam_search(model, alone, 3, max_new_tokens=6)[0][0]
         assert torch.equal(beams[row, : len(found)], found)
     twice = generate(model, src[:1].expand(4, *src.shape[1:]), 12, temperature=3.0, seed=3)
     assert len({tuple(row) for row in twice.tolist()}) > 1
@@ -239,10 +239,10 @@ def test_source_padding_does_not_change_the_output(side: str) -> None:
         at = slice(9 - row.shape[1], 9) if side == "left" else slice(0, row.shape[1])
         src[i, at], mask[i, at] = row[0], True
     together = model(src, tgt, mask)
-    found, scores = beam_search(model, src, 3, src_mask=mask, max_len=8)
+    found, scores = beam_search(model, src, 3, src_mask=mask, max_new_tokens=8)
     for i, row in enumerate(rows):
         torch.testing.assert_close(together[i : i + 1], model(row, tgt[i : i + 1]))
-        alone, score = beam_search(model, row, 3, max_len=8)
+        alone, score = beam_search(model, row, 3, max_new_tokens=8)
         assert torch.equal(found[i, : alone.shape[1]], alone[0])
         torch.testing.assert_close(scores[i : i + 1], score)
 

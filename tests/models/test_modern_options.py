@@ -27,7 +27,7 @@ def test_generation_equals_decoding_without_a_cache(variant: str, padded: bool) 
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[0, :3] = not padded
     given = {"mask": mask} if padded else {}
-    found = fourfold.generate(model, ids, max_new=14, **given)
+    found = fourfold.generate(model, ids, max_new_tokens=14, **given)
     for row, own, real in zip(found, ids, mask, strict=True):
         expected = own[real][None]
         for _ in range(14):
@@ -62,7 +62,7 @@ def test_layers_with_a_window_drop_what_no_later_token_sees() -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_beam_search_equals_decoding_without_a_cache(family: str, variant: str, beam: int) -> None:
     model, ids = build(family, **VARIANTS[variant]), tokens(3, 7)
-    given: dict[str, Any] = {"beam": beam, "bos_id": 0, "eos_id": 1, "max_len": 12}
+    given: dict[str, Any] = {"num_beams": beam, "bos_id": 0, "eos_id": 1, "max_new_tokens": 12}
     fast, scores = fourfold.beam_search(model, ids, **given)
     slow, again = fourfold.beam_search(model, ids, **given, use_cache=False)
     assert torch.equal(fast, slow)

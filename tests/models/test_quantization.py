@@ -59,9 +59,9 @@ def test_a_tied_matrix_is_stored_once_and_decodes(tmp_path: Path) -> None:
     h, weight, bias = small.head.output(small.hidden(ids))
     torch.testing.assert_close(h @ weight.T, small(ids), rtol=0.05, atol=0.05)
     assert bias is None
-    out = fourfold.generate(small, ids, max_new=6)
-    assert torch.equal(fourfold.generate(small, ids[1:2], max_new=6), out[1:2])
-    assert torch.equal(fourfold.generate(small, ids, max_new=6, use_cache=False), out)
+    out = fourfold.generate(small, ids, max_new_tokens=6)
+    assert torch.equal(fourfold.generate(small, ids[1:2], max_new_tokens=6), out[1:2])
+    assert torch.equal(fourfold.generate(small, ids, max_new_tokens=6, use_cache=False), out)
 
 
 def test_wrong_quantizations_are_rejected() -> None:

@@ -88,7 +88,7 @@ def test_sequences_may_be_longer_than_max_distance() -> None:
 def test_beam_search_equals_decoding_without_a_cache(beam: int) -> None:
     model, src = build("t5"), tokens(4, 7)
     mask = torch.arange(7) < torch.tensor([[7], [2], [5], [1]])
-    given = {"src_mask": mask, "beam": beam, "bos_id": 0, "eos_id": 1, "max_len": 20}
+    given = {"src_mask": mask, "num_beams": beam, "bos_id": 0, "eos_id": 1, "max_new_tokens": 20}
     fast, scores = fourfold.beam_search(model, src, **given)
     slow, again = fourfold.beam_search(model, src, **given, use_cache=False)
     assert torch.equal(fast, slow)

@@ -67,7 +67,7 @@ def test_window_of_the_whole_length_changes_nothing(family: str) -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_beam_search_equals_decoding_without_a_cache(beam: int) -> None:
     model, src = build("encoder_decoder", window=2), tokens(3, 7)
-    given: dict[str, Any] = {"beam": beam, "bos_id": 0, "eos_id": 1, "max_len": 12}
+    given: dict[str, Any] = {"num_beams": beam, "bos_id": 0, "eos_id": 1, "max_new_tokens": 12}
     fast, scores = fourfold.beam_search(model, src, **given)
     slow, again = fourfold.beam_search(model, src, **given, use_cache=False)
     assert torch.equal(fast, slow)
@@ -87,9 +87,9 @@ def test_padded_prompts_are_continued_like_single_prompts(
     for i, row in enumerate(rows):
         columns = slice(0, len(row)) if side == "right" else slice(9 - len(row), 9)
         ids[i, columns], mask[i, columns] = row, True
-    found = fourfold.generate(model, ids, mask=mask, max_new=8)
+    found = fourfold.generate(model, ids, mask=mask, max_new_tokens=8)
     for i, row in enumerate(rows):
-        alone = fourfold.generate(model, row[None], max_new=8)
+        alone = fourfold.generate(model, row[None], max_new_tokens=8)
         assert torch.equal(found[i, -8:], alone[0, -8:])
 
 

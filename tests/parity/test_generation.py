@@ -114,7 +114,7 @@ def test_beam_search_matches_transformers(name: str, alpha: float, tmp_path: Pat
         bos_id=START,
         eos_id=EOS,
         pad_id=PAD,
-        max_len=MAX_NEW,
+        max_new_tokens=MAX_NEW,
     )
     start = 1 if is_seq2seq else x.shape[1]
     expected_rows, actual_rows = new_tokens(out.sequences, start), new_tokens(actual, start)
@@ -157,7 +157,9 @@ def test_suppressed_tokens_match_transformers(beam: int, name: str, tmp_path: Pa
         **({"decoder_start_token_id": START} if start == 1 else {}),
     )
     options: Any = {**special, "suppress_tokens": unwanted}
-    actual, scores = fourfold.beam_search(model, x, beam, 1.0, "power", max_len=MAX_NEW, **options)
+    actual, scores = fourfold.beam_search(
+        model, x, beam, 1.0, "power", max_new_tokens=MAX_NEW, **options
+    )
     rows, expected = new_tokens(actual, start), new_tokens(out.sequences, start)
     comparable = [(EOS in a) == (EOS in b) for a, b in zip(rows, expected, strict=True)]
     assert sum(comparable) >= 4
@@ -198,7 +200,9 @@ def test_several_end_tokens_match_transformers(beam: int, name: str, tmp_path: P
         output_scores=True,
         **({"decoder_start_token_id": START} if is_seq2seq else {}),
     )
-    actual, scores = fourfold.beam_search(model, x, beam, 0.0, "power", max_len=MAX_NEW, **special)
+    actual, scores = fourfold.beam_search(
+        model, x, beam, 0.0, "power", max_new_tokens=MAX_NEW, **special
+    )
 
     def rows(found: torch.Tensor) -> list[list[int]]:
         rows = found[:, start:].tolist()

@@ -153,7 +153,7 @@ def test_generate_groups_prompts_by_length(
     trainer = stepped(task, data, tmp_path)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     lines = ["one two", "three", "one", "one two three four", "two"]
-    command = ["generate", "--checkpoint", str(tmp_path / "a.ckpt"), "--max-new", "4"]
+    command = ["generate", "--checkpoint", str(tmp_path / "a.ckpt"), "--max-new-tokens", "4"]
 
     def written(lines: list[str]) -> list[str]:
         data = "".join(line + "\n" for line in lines).encode()

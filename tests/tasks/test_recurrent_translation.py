@@ -196,7 +196,7 @@ def test_translate_works_line_by_line_and_in_batches(
         content = "".join(line + "\n" for line in lines).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         capsys.readouterr()
-        command = ["translate", "--checkpoint", str(tmp_path / "a.ckpt"), "--max-new", "9"]
+        command = ["translate", "--checkpoint", str(tmp_path / "a.ckpt"), "--max-new-tokens", "9"]
         assert main([*command, "--device", "cpu", *options]) == 0
         return capsys.readouterr().out.splitlines()
 

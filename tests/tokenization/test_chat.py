@@ -176,7 +176,7 @@ def generated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, *options: str
 ) -> list[str]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-    assert main(["generate", "--max-new", "8", "--chat", *options]) == 0
+    assert main(["generate", "--max-new-tokens", "8", "--chat", *options]) == 0
     return capsys.readouterr().out.split("\n")[:-1]
 
 

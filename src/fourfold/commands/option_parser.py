@@ -40,7 +40,7 @@ class OptionParser(ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse options like `ArgumentParser`, but accept both `--max_new` and `--max-new`.
+        """Parse options like `ArgumentParser`, but accept both `--n_best` and `--n-best`.
 
         Returns:
             The namespace of the known options, and a list of the remaining arguments.

@@ -240,7 +240,9 @@ class CaptionView(ImageView):
         assert example.image is not None
         longest = min(51, longest_input(self.model) or 51) - 1
         with torch.inference_mode():
-            found = self.search(self._batch(example.image), bos_id=self.start_id, max_len=longest)
+            found = self.search(
+                self._batch(example.image), bos_id=self.start_id, max_new_tokens=longest
+            )
         title = f"{example.title}: {tokenizer_of(self.model).decode(found[0].ids)}"
         return replace(example, target=found[0].ids, hypotheses=found, title=title)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourfold.core.validation import MAX_SIZE
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.text.document_classification import encode_documents
+from fourfold.data.text.packing import encode_documents
 from fourfold.data.text.segments import join_segments, n_special_tokens
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
@@ -65,7 +65,8 @@ class CausalView(View):
         ids = generate(
             self.model,
             self.tensor(example.ids),
-            max_new=n_new,
+            max_new_tokens=n_new,
+            temperature=0.0,
             eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
         )

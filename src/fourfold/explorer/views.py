@@ -218,13 +218,9 @@ class View:
         Returns the finished hypotheses, the best one first, or the best unfinished hypothesis. The
         source is tokens (1, S) or an image (1, C, H, W).
         """
-        defaults = self.model.generation_defaults
-        names = {"num_beams": "beam", "length_penalty": "length_penalty"}
-        names["length_penalty_type"] = "length_penalty_type"
-        given = {to: getattr(defaults, name, None) for name, to in names.items()}
-        given = {"beam": 1} | {name: x for name, x in given.items() if x is not None}
-        given["eos_id"], found = self.end_ids, []
-        ids, scores = beam_search(self.model, source, n_best=given["beam"], **given, **options)
+        num_beams = getattr(self.model.generation_defaults, "num_beams", None) or 1
+        beams, found = {"num_beams": num_beams, "n_best": num_beams}, []
+        ids, scores = beam_search(self.model, source, **beams, eos_id=self.end_ids, **options)
         rows = ids.reshape(-1, ids.shape[-1])[:, 1:].tolist()
         for row, score in zip(rows, scores.flatten().tolist(), strict=True):
             if not set(self.end_ids).isdisjoint(row) and score > -math.inf:  # not padding

@@ -29,10 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.validation import check_choice
+from fourfold.core.validation import MAX_BEAMS, check_choice, check_positive
 from fourfold.errors import InputError
 from fourfold.generation.caches import beam_cache
+from fourfold.generation.defaults import first_known
 from fourfold.generation.inputs import GenerationInputs, require
+from fourfold.generation.renamed import renamed
 from fourfold.generation.step import Step, check_logits, decoding_mode
 from fourfold.losses import upcast_fp32
 
@@ -44,6 +46,8 @@ LENGTH_PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "none": lambda n, alpha: torch.ones_like(n),
 }
 
+# Vaswani et al. 2017, section 6.1, for models that store no options.
+DEFAULT_BEAMS, DEFAULT_LENGTH_PENALTY, DEFAULT_LENGTH_PENALTY_TYPE = 4, 0.6, "gnmt"
 CACHED_LOGITS = 2**18  # number of logits that fit in the cache of a CPU
 
 
@@ -71,37 +75,21 @@ class FinishedBeams:
 
     Hypotheses with EOS precede hypotheses without EOS. Each of the two groups is sorted by
     decreasing score. If a sequence has fewer than N hypotheses, the remaining elements hold padding
-    and the score -inf.
-
-    Args:
-        n_sequences: Number B of sequences.
-        n_best: Number N of hypotheses to keep for each sequence.
-        longest: Maximum number L of new tokens of a hypothesis.
-        pad_id: Token that fills the positions after EOS.
-        like: Tensor that gives the scores their data type and device; its values are not used.
-
-    Attributes:
-        ids: New tokens (B, N, L).
-        scores: Scores (B, N).
-        lengths: Number of new tokens (B, N).
+    and the score -inf. The scores have the data type and device of the tensor `like`.
     """
 
     def __init__(self, n_sequences: int, n_best: int, longest: int, pad_id: int, like: Tensor):
         shape = (n_sequences, n_best)
-        self.scores = like.new_full(shape, -math.inf)
-        self.lengths = torch.zeros(shape, dtype=torch.long, device=like.device)
-        self.ids = torch.full((*shape, longest), pad_id, device=like.device)
+        self.scores = like.new_full(shape, -math.inf)  # (B, N)
+        self.lengths = torch.zeros(shape, dtype=torch.long, device=like.device)  # (B, N)
+        self.ids = torch.full((*shape, longest), pad_id, device=like.device)  # (B, N, L)
         self._pad_id = pad_id
 
     def add(self, rows: Tensor, ids: Tensor, scores: Tensor, *, ended: bool) -> None:
-        """Add n hypotheses of each of R sequences in place, and keep the N best of each sequence.
+        """Add n hypotheses (R, n, t) of the sequences `rows` (R,), and keep the N best of each.
 
-        Args:
-            rows: Indices of the R sequences among the B sequences, (R,) int64.
-            ids: New tokens (R, n, t).
-            scores: Scores (R, n); -inf marks a column without a hypothesis.
-            ended: True if the hypotheses end with EOS. Hypotheses without EOS must be sorted by
-                score, and must be added after all hypotheses with EOS.
+        Hypotheses that have not ended must be sorted by score, and must be added after all
+        hypotheses that end with EOS.
         """
         n_tokens, longest = ids.shape[2], self.ids.shape[2]
         ids = F.pad(ids, (0, longest - n_tokens), value=self._pad_id)
@@ -116,36 +104,21 @@ class FinishedBeams:
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Select rows of each matrix in a batch: result[i, j] is x[i, index[i, j]].
-
-    Args:
-        x: Matrices (R, n, t).
-        index: Indices (R, m) int64 of rows, from 0 to n - 1.
-
-    Returns:
-        Selected rows (R, m, t).
-    """
+    """Select rows (R, m, t) of matrices (R, n, t): result[i, j] is x[i, index[i, j]]."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
 def extend(
     hypotheses: ActiveBeams, logits: Tensor, n: int, suppressed: Tensor | None = None
 ) -> ActiveBeams:
-    """Extend hypotheses by one token, and return the most probable extensions of each sequence.
+    """Extend hypotheses by one token: the min(n, k * V) most probable extensions of each sequence.
 
-    Args:
-        hypotheses: k active hypotheses of each of R sequences.
-        logits: Logits (R * k, V) of the next token of each hypothesis.
-        n: Number of extensions to return for each sequence, or k * V if that is less.
-        suppressed: Ids (m,) of tokens whose extensions have the score -inf. The probabilities of
-            the other tokens are not renormalized, as in transformers. None means no tokens.
-
-    Returns:
-        The n extensions of each sequence, the most probable first.
+    The logits (R * k, V) are those of the next token of each hypothesis.
     """
     ids, scores, _ = hypotheses
     k = scores.shape[1]
     vocab_size = logits.shape[-1]
+    # As in transformers, the probabilities of the tokens that remain are not renormalized.
     # Only the n best tokens of a hypothesis can be among the n best extensions.
     allowed = logits if suppressed is None else logits.index_fill(-1, suppressed, -math.inf)
     top, tokens = allowed.topk(min(n, vocab_size))  # (R * k, n')
@@ -158,30 +131,17 @@ def extend(
 
 
 def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute log(sum(exp(logits))) over the vocabulary for each row.
-
-    On a CPU, the rows are processed in slices that fit in the cache of the CPU.
-
-    Args:
-        logits: Logits (R * k, V).
-        dtype: Data type of the computation and of the result.
-
-    Returns:
-        A column (R * k, 1).
-    """
+    """Compute log(sum(exp(logits))) of each row of logits (R * k, V), as a column (R * k, 1)."""
+    # On a CPU in slices that fit in its cache.
     rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
     return torch.cat(parts)
 
 
 def drop_ended(candidates: ActiveBeams, ended: Tensor, width: int) -> ActiveBeams:
-    """Return the most probable hypotheses of each sequence that do not end with EOS.
+    """Return the `width` most probable hypotheses of each sequence that have not ended.
 
-    Args:
-        candidates: Hypotheses of R sequences.
-        ended: (R, n) bool, True = the hypothesis ends with EOS.
-        width: Number of hypotheses to return for each sequence. If a sequence has fewer hypotheses
-            without EOS, the remaining hypotheses have the score -inf.
+    If a sequence has fewer, the remaining hypotheses have the score -inf.
     """
     ids, scores, parents = candidates
     scores, index = scores.masked_fill(ended, -math.inf).topk(width)
@@ -193,7 +153,7 @@ def search(
     prompt: Tensor,
     limit: Tensor,
     *,
-    beam: int,
+    num_beams: int,
     length_penalty_type: str,
     alpha: float,
     eos_ids: Sequence[int],
@@ -203,24 +163,11 @@ def search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the `n_best` continuations of each prompt with the highest scores.
 
-    Log-probabilities only decrease, which bounds the final score of an active hypothesis. At the
-    limit, active hypotheses fill the places of missing finished ones, but never replace a finished
-    one, because a repetition loop may have a better score than any complete target.
-
-    Args:
-        step: Decoding step of the model, whose decoder state the search reorders.
-        prompt: Token ids (B, T) int64.
-        limit: Maximum number of new tokens of each sequence, EOS included, (B,) int64; at least 1.
-        beam: Number K of active hypotheses of each sequence.
-        length_penalty_type: Length penalty, a key of `LENGTH_PENALTIES`.
-        alpha: Exponent of the length penalty.
-        eos_ids: Tokens that end a hypothesis, which are called EOS.
-        pad_id: Token that fills the positions after EOS.
-        n_best: Number N of results for each prompt.
-        suppressed: Ids (m,) of tokens that are never generated; None means no tokens.
-
-    Returns:
-        New tokens (B, N, t), best first, and their scores (B, N).
+    Returns new tokens (B, N, t), best first, and their scores (B, N). `limit` (B,) is the maximum
+    number of new tokens, EOS included. Log-probabilities only decrease, which bounds the final
+    score of an active hypothesis. At the limit, active hypotheses fill the places of missing
+    finished ones, but never replace a finished one, because a repetition loop may have a better
+    score than any complete target.
     """
     logits = check_logits(step(prompt))
     longest = int(limit.max())
@@ -233,12 +180,12 @@ def search(
     for t in range(longest):
         k = hypotheses.scores.shape[1]
         # At most one extension of each hypothesis ends with each end token, so K remain.
-        spare = k * len(set(eos_ids)) if beam > 1 else 0
-        candidates = extend(hypotheses, logits, beam + spare, suppressed)
+        spare = k * len(set(eos_ids)) if num_beams > 1 else 0
+        candidates = extend(hypotheses, logits, num_beams + spare, suppressed)
         last = candidates.ids[:, :, -1]
         ended = sum((last == eos_id for eos_id in eos_ids), torch.zeros_like(last)).bool()
-        ids, scores = candidates.ids[:, :beam], candidates.scores[:, :beam]
-        finishes = ended[:, :beam] & scores.isfinite()
+        ids, scores = candidates.ids[:, :num_beams], candidates.scores[:, :num_beams]
+        finishes = ended[:, :num_beams] & scores.isfinite()
         finished.add(rows, ids, (scores / divisor[t]).where(finishes, -math.inf), ended=True)
 
         hypotheses = drop_ended(candidates, ended, max(1, candidates.scores.shape[1] - spare))
@@ -260,38 +207,40 @@ def search(
     return finished.ids[:, :, : int(finished.lengths.max())], finished.scores
 
 
+@renamed(beam="num_beams", max_len="max_new_tokens")
 def beam_search(
     model: nn.Module,
     src: Tensor,
-    beam: int = 4,
-    length_penalty: float = 0.6,
-    length_penalty_type: str = "gnmt",
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    length_penalty_type: str | None = None,
     *,
     src_mask: Tensor | None = None,
     bos_id: int | None = None,
     eos_id: int | Sequence[int] | None = None,
     pad_id: int | None = None,
-    max_len: int | None = None,
+    max_new_tokens: int | None = None,
     n_best: int = 1,
     suppress_tokens: Sequence[int] | None = None,
     use_cache: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Search for the targets with the highest log-probability divided by a length penalty.
 
-    Special tokens that are None are taken from `model.generation_defaults`, but no other options.
+    Special tokens and options of the search that are None are those that are stored with the model
+    (`model.generation_defaults`), otherwise 4 beams and the penalty gnmt with alpha 0.6.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
         src: Token ids (B, T) int64 of sources or prompts, or source images (B, C, side, side).
-        beam: Number of active hypotheses of each source; 1 is greedy search.
-        length_penalty: Exponent alpha of the length penalty (0.6 in Vaswani et al. 2017).
+        num_beams: Number of active hypotheses of each source; 1 is greedy search.
+        length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Penalty of n tokens: gnmt ((5 + n)/6)**alpha, power n**alpha, or none.
         src_mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
         eos_id: Token or tokens that end a target; [] means that no token does.
         pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
-        max_len: Maximum number of new tokens with EOS; None means the default of `generate`.
-        n_best: Number N of targets to return for each source, at most `beam`.
+        max_new_tokens: Maximum number of new tokens with EOS; None as in `generate`.
+        n_best: Number N of targets to return for each source, at most `num_beams`.
         suppress_tokens: Ids of tokens that are never generated, such as that of `<unk>`.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
 
@@ -302,26 +251,26 @@ def beam_search(
 
     Raises:
         InputError: An argument is invalid or too large for the model, or a token is unknown.
-
-    Example:
-        >>> from fourfold.models import EncoderDecoder, EncoderDecoderConfig
-        >>> model = EncoderDecoder(EncoderDecoderConfig(d_model=8, n_heads=2, vocab_size=50))
-        >>> ids, scores = beam_search(model, torch.tensor([[3, 1, 4]]), 4, bos_id=1, eos_id=2)
     """
     special: Any = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")
-    _check_options(inputs.vocab_size, beam, n_best, length_penalty, length_penalty_type)
+    stored = inputs.defaults
+    if num_beams is None:
+        num_beams = max(stored.num_beams or DEFAULT_BEAMS, n_best)
+    alpha = first_known(length_penalty, stored.length_penalty, DEFAULT_LENGTH_PENALTY)
+    kind = first_known(length_penalty_type, stored.length_penalty_type, DEFAULT_LENGTH_PENALTY_TYPE)
+    _check_options(inputs.vocab_size, num_beams, n_best, alpha, kind)
     require("eos_id", eos_id is not None or bool(inputs.eos_ids), "token that ends a target")
-    limit = inputs.limit("max_len", max_len, minimum=1)  # (B,)
+    limit = inputs.limit(max_new_tokens, minimum=1)  # (B,)
     with decoding_mode(model) as inputs.model:
         step, start = inputs.start(beam_cache(model) if use_cache else None)
         new, scores = search(
             step,
             start,
             limit,
-            beam=beam,
-            length_penalty_type=length_penalty_type,
-            alpha=length_penalty,
+            num_beams=num_beams,
+            length_penalty_type=kind,
+            alpha=alpha,
             eos_ids=inputs.eos_ids,
             pad_id=inputs.pad_id,
             n_best=n_best,
@@ -332,12 +281,16 @@ def beam_search(
     return (ids[:, 0], scores[:, 0].clone()) if n_best == 1 else (ids, scores.clone())
 
 
-def _check_options(vocab_size: int, beam: int, n_best: int, alpha: float, penalty: str) -> None:
+def _check_options(
+    vocab_size: int, num_beams: int, n_best: int, alpha: float, penalty: str
+) -> None:
     """Raise InputError if an option of beam search is unknown or outside its range."""
     check_choice("length_penalty_type", penalty, tuple(LENGTH_PENALTIES))
     if not math.isfinite(alpha):
         raise InputError(f"must be finite, got {alpha}", option="length_penalty")
-    limits = [("beam", beam, "the vocabulary size", vocab_size), ("n_best", n_best, "beam =", beam)]
+    check_positive("num_beams", num_beams, MAX_BEAMS)  # a stranger's file may store it
+    limits = [("num_beams", num_beams, "the vocabulary size", vocab_size)]
+    limits.append(("n_best", n_best, "num_beams =", num_beams))
     for name, value, meaning, largest in limits:
         if not 1 <= value <= largest:
             message = f"must lie between 1 and {meaning} {largest}, got {value}"

@@ -1,33 +1,38 @@
-"""GenerationDefaults: special tokens and beam search options that are stored with a model."""
+"""GenerationDefaults: special tokens and options of decoding that are stored with a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from fourfold.core.validation import check_types
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Special tokens and options of beam search of a loaded model, in `model.generation_defaults`.
+    """Special tokens and options of decoding of a loaded model, in `model.generation_defaults`.
 
-    `generate` and `beam_search` use the special tokens for arguments that are None. The options of
-    beam search are those with which the model was evaluated. Only the command line uses these
-    options. In Python, they must be passed to `beam_search`. A field is None if its value is
-    unknown.
+    `generate`, `beam_search` and the commands use them for arguments that are None. They come from
+    the task that trained the model, or from generation_config.json of transformers.
 
     Args:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).
         eos_id: Token that ends a sequence.
         pad_id: Token that fills the columns after the end of a sequence.
-        stop_ids: Further tokens that end a sequence.
         num_beams: Beam width; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Formula of the penalty: gnmt, power or none.
+        stop_ids: Further tokens that end a sequence.
+        max_new_tokens: Maximum number of new tokens.
+        temperature: Divisor of the logits in sampling; None means greedy search.
+        top_k: Sample from the k most probable tokens only.
+        top_p: Sample from the most probable tokens with this total probability only.
 
     Example:
         >>> import torch, fourfold
         >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100).eval()
-        >>> model.generation_defaults = GenerationDefaults(eos_id=2, pad_id=0)
-        >>> fourfold.generate(model, torch.tensor([[5, 6]]), max_new=3).shape[0]
-        1
+        >>> model.generation_defaults = GenerationDefaults(max_new_tokens=3)
+        >>> fourfold.generate(model, torch.tensor([[5, 6]])).shape
+        torch.Size([1, 5])
     """
 
     bos_id: int | None = None
@@ -37,8 +42,20 @@ class GenerationDefaults:
     length_penalty: float | None = None
     length_penalty_type: str | None = None
     stop_ids: Sequence[int] | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """All tokens that end a sequence: `eos_id`, then `stop_ids`."""
         return (*(() if self.eos_id is None else (self.eos_id,)), *(self.stop_ids or ()))
+
+
+def first_known(*values: Any) -> Any:
+    """Return the first value that is not None, such as an argument before a stored default."""
+    return next((value for value in values if value is not None), None)

@@ -9,18 +9,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fourfold.errors import InputError
+from fourfold.generation.defaults import first_known
 from fourfold.generation.inputs import GenerationInputs
+from fourfold.generation.renamed import renamed
 from fourfold.generation.sampling import OnTokens, TokenSampler, sample, uniform_per_prompt
 from fourfold.generation.step import CausalStep, Step, decoding_mode
 
 
+@renamed(max_new="max_new_tokens")
 def generate(
     model: nn.Module,
     ids: Tensor,
-    max_new: int | None = None,
+    max_new_tokens: int | None = None,
     eos_id: int | Sequence[int] | None = None,
-    temperature: float = 0.0,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
@@ -41,10 +43,12 @@ def generate(
     Args:
         model: A causal LM or an encoder-decoder.
         ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
-        max_new: Maximum number of new tokens; required for a causal LM. None means the length of
-            each source + 50, but at most `max_len` of the model.
+        max_new_tokens: None means the number that is stored with the model, otherwise 50 for a
+            causal LM, the length of each source + 50, or the longest caption of the training; at
+            most what the model can read.
         eos_id: Token or tokens that end a sequence; [] means that no token does.
-        temperature: Divisor of the logits; 0 takes the most probable token.
+        temperature: Divisor of the logits; 0 takes the most probable token. None means the
+            sampling options that are stored with the model, or 0.
         top_k: Sample from the k most probable tokens only (Fan et al. 2018); None means all tokens.
         top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
             at least p (Holtzman et al. 2020); None means all tokens.
@@ -68,14 +72,16 @@ def generate(
     Example:
         >>> import fourfold
         >>> model = fourfold.create("gpt2", n_layers=1, d_model=48)
-        >>> generate(model, torch.tensor([[3, 1, 4]]), max_new=5).shape
+        >>> generate(model, torch.tensor([[3, 1, 4]]), max_new_tokens=5).shape
         torch.Size([1, 8])
     """
     inputs = GenerationInputs(model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
+    if temperature is None:
+        stored = inputs.defaults
+        temperature = stored.temperature or 0.0
+        top_k, top_p = first_known(top_k, stored.top_k), first_known(top_p, stored.top_p)
     sampler = TokenSampler(temperature, top_k, top_p, inputs.suppressed(suppress_tokens))
-    if max_new is None and not inputs.is_seq2seq:
-        raise InputError("must be given for a causal LM", option="max_new")
-    limit = inputs.limit("max_new", max_new, minimum=0)  # (B,)
+    limit = inputs.limit(max_new_tokens, minimum=0)  # (B,)
     most = int(limit.max())
     draws = torch.zeros(len(ids), most, dtype=torch.float32, device=ids.device)
     if temperature > 0.0:
@@ -88,13 +94,7 @@ def generate(
 
 
 def _fastest(step: Step, start: Tensor, new_tokens: int) -> Step:
-    """Return the decoding step as a CUDA graph, if this saves time, or the step itself.
-
-    Args:
-        step: Decoding step.
-        start: Token ids (B, T) of the prompts.
-        new_tokens: Maximum number of new tokens of a sequence.
-    """
+    """Return the decoding step as a CUDA graph, if this saves time, or the step itself."""
     if not isinstance(step, CausalStep) or not step.has_keys:
         return step
     from fourfold.generation import cuda_graph  # which is not needed to load a model

@@ -13,37 +13,20 @@ from torch import Tensor
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.validation import check_range, check_type
 from fourfold.errors import InputError
-from fourfold.generation.defaults import GenerationDefaults
+from fourfold.generation.defaults import GenerationDefaults, first_known
 from fourfold.generation.step import CausalStep, Seq2SeqStep, Step
 
-MAX_EXTRA_TOKENS = 50  # of a target, relative to its source (Vaswani et al. 2017, section 6.1)
+# New tokens if the model stores no limit: of a target relative to its source (Vaswani et al. 2017,
+# section 6.1), of a continuation, and of a caption.
+MAX_EXTRA_TOKENS = MAX_CONTINUATION = MAX_CAPTION = 50
 
 
 class GenerationInputs:
     """Checked arguments of `generate` or `beam_search`: prompts or sources, and special tokens.
 
-    Each special token that is None is taken from `model.generation_defaults`.
-
-    Args:
-        model: Model whose config has `vocab_size` and optionally `max_len`. If the config has a
-            field `encoder`, that field is the config of the encoder.
-        ids: Token ids (B, T) int64, or images (B, C, side, side).
-        mask: (B, T) bool, True = real token; None means that all tokens are real.
-        bos_id: First token of a target; not used for a causal LM.
-        eos_id: Token or tokens that end a sequence; an empty sequence means that none does.
-        pad_id: Token that fills the columns after the end of a sequence. If no padding token is
-            known, the first end token fills the columns.
-        ids_name: Name of the argument `ids` in error messages: "ids" or "src".
-
-    Attributes:
-        is_seq2seq: True if the model is an encoder-decoder, which has a method `decode`.
-        vocab_size: Number of tokens that the model can generate.
-        max_len: Maximum number of tokens that the model supports, in a target or in a prompt with
-            its continuation; None if there is no maximum.
-        eos_ids: All tokens that end a sequence.
-        reader_config: Config of the encoder of an encoder-decoder, or of the causal LM.
-        real: Mask of the real tokens, (B, T) bool. An image counts as one token.
-        lengths: Number of real tokens of each row, (B,).
+    The arguments are those of `generate` and `beam_search`. Each special token that is None is
+    taken from `model.generation_defaults`. In error messages, `ids` is called `ids_name`. An image
+    counts as one token.
 
     Raises:
         InputError: The model does not generate tokens, or cannot read these inputs.
@@ -70,14 +53,16 @@ class GenerationInputs:
         self.mask_name = "mask" if ids_name == "ids" else f"{ids_name}_mask"
         self.is_seq2seq = hasattr(model, "decode")
         self.vocab_size: int = model.config.vocab_size
+        # Of a target, or of a prompt with its continuation.
         self.max_len: int | None = getattr(model.config, "max_len", None)
+        # Config of the encoder of an encoder-decoder, or of the causal LM.
         self.reader_config: Any = getattr(model.config, "encoder", model.config)
         defaults: GenerationDefaults = model.generation_defaults or GenerationDefaults()
-        self.bos_id = defaults.bos_id if bos_id is None else bos_id
+        self.defaults = defaults
+        self.bos_id = first_known(bos_id, defaults.bos_id)
         given = defaults.end_ids if eos_id is None else eos_id
         self.eos_ids = tuple(given) if isinstance(given, Sequence) else (given,)
-        fillers = (pad_id, defaults.pad_id, *self.eos_ids, 0)
-        self.pad_id = next(token for token in fillers if token is not None)
+        self.pad_id: int = first_known(pad_id, defaults.pad_id, *self.eos_ids, 0)
         if model.accepts_images:
             self._check_images()
         else:
@@ -146,14 +131,7 @@ class GenerationInputs:
                 raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
 
     def suppressed(self, tokens: Sequence[int] | None) -> Tensor | None:
-        """Return the ids of the tokens that must not be generated, (n,) int64; None for none.
-
-        Args:
-            tokens: Value of the argument `suppress_tokens` of the caller.
-
-        Raises:
-            InputError: An element is not in the vocabulary, or no token would be left.
-        """
+        """Return the ids of the tokens that must not be generated, (n,) int64; None for none."""
         tokens = () if tokens is None else tokens
         check_type("suppress_tokens", tokens, Sequence)
         for token in tokens:
@@ -165,33 +143,28 @@ class GenerationInputs:
 
     @property
     def row_keys(self) -> Tensor:
-        """Integers that identify the input of each row, as seeds of random numbers.
-
-        They are the token ids (B, T), or a hash of the pixels of each image (B, 1), int64.
-        """
+        """Token ids (B, T), or a hash of the pixels of each image (B, 1), as seeds of samples."""
         if not self.model.accepts_images:
             return self.ids
         pixels = [image.cpu().float().numpy().tobytes() for image in self.ids]
         hashes = [int.from_bytes(blake2b(image, digest_size=7).digest()) for image in pixels]
         return torch.tensor(hashes, device=self.ids.device)[:, None]
 
-    def limit(self, name: str, requested: int | None, minimum: int) -> Tensor:
-        """Compute the maximum number of new tokens of each row, (B,) int64.
+    def limit(self, requested: int | None, minimum: int) -> Tensor:
+        """Return the maximum number of new tokens of each row, (B,) int64, at most what fits.
 
-        Args:
-            name: Name of the caller's argument in error messages, such as "max_new".
-            requested: Value of the caller's argument, in tokens. None means the length of each row
-                + 50, but at most as many as `max_len` of the model allows.
-            minimum: Smallest allowed value of `requested`.
-
-        Raises:
-            InputError: The value is below `minimum`, or longer than the model supports.
+        `requested` is `max_new_tokens` of the caller, which must fit into the model.
         """
-        if requested is None:
-            limit = self.lengths + MAX_EXTRA_TOKENS
-        else:
-            check_range(name, requested, minimum=minimum)
-            limit = torch.full_like(self.lengths, requested)
+        fixed = first_known(requested, self.defaults.max_new_tokens)
+        if requested is not None:
+            check_range("max_new_tokens", requested, minimum=minimum)
+        elif fixed is None and not self.is_seq2seq:
+            fixed = MAX_CONTINUATION
+        elif fixed is None and self.model.accepts_images:
+            # `max_len` counts the start token and the tokens of the longest caption.
+            fixed = self.model.artifacts.get("max_len", MAX_CAPTION + 1) - 1
+        limit = self.lengths + MAX_EXTRA_TOKENS
+        limit = limit if fixed is None else torch.full_like(limit, fixed)
         if self.max_len is None:
             return limit
         used = torch.ones_like(limit) if self.is_seq2seq else self.lengths
@@ -200,22 +173,15 @@ class GenerationInputs:
             raise InputError(
                 f"must be at most {int(available.min())} here, because the model has max_len ="
                 f" {self.max_len}, got {requested}",
-                option=name,
+                option="max_new_tokens",
             )
         return torch.minimum(limit, available)
 
     def start(self, cache: KVCache | None) -> tuple[Step, Tensor]:
-        """Build the object that runs the model during decoding, and the first tokens of its input.
+        """Return the `Step` that decodes, and the token ids int64 of its first call.
 
-        For an encoder-decoder, this method runs the encoder.
-
-        Args:
-            cache: Empty cache of the decoder. With None, each decoding step computes all tokens
-                again.
-
-        Returns:
-            A tuple of a `Step` and the token ids int64 of its first call. These are the prompts
-            (B, T) for a causal LM, and a column (B, 1) of `bos_id` for an encoder-decoder.
+        These are the prompts (B, T) for a causal LM, and a column (B, 1) of `bos_id` for an
+        encoder-decoder, whose encoder runs here. Without a cache, each step computes all tokens.
         """
         mask = None if bool(self.real.all()) else self.mask  # attention is faster without a mask
         if not self.is_seq2seq:
@@ -225,13 +191,7 @@ class GenerationInputs:
 
 
 def require(name: str, is_known: bool, meaning: str) -> None:
-    """Raise InputError unless a special token is known.
-
-    Args:
-        name: Name of the argument, "bos_id" or "eos_id".
-        is_known: The token was given, or is stored with the model.
-        meaning: Description of the token for the error message.
-    """
+    """Raise InputError unless the special token of the argument `name` is known."""
     if not is_known:
         raise InputError(f"must be given: the model does not store the {meaning}", option=name)
 

@@ -141,15 +141,23 @@ def parse_generation_defaults(contents: Sequence[Json]) -> GenerationDefaults:
     keys = ("decoder_start", "bos", "eos", "pad")
     start, bos, ends, pad = (_find(contents, f"{key}_token_id") for key in keys)
     alpha = _find(contents, "length_penalty")
+    samples = next(iter(_find(contents, "do_sample")), False)
+    names = ("num_beams", "max_new_tokens", "temperature", "top_k", "top_p")
+    options = {name: next(iter(_find(contents, name)), None) for name in names}
+    temperature = 1.0 if options["temperature"] is None else options["temperature"]
     return GenerationDefaults(
         bos_id=next(iter(start or bos), None),
         eos_id=next(iter(ends), None),
         pad_id=next(iter(pad), None),
-        num_beams=next(iter(_find(contents, "num_beams")), None),
+        num_beams=options["num_beams"],
         length_penalty=float(alpha[0]) if alpha else None,
         # transformers divides the score of a hypothesis of n tokens by n ** length_penalty.
         length_penalty_type="power" if alpha else None,
         stop_ids=ends[1:] or None,
+        max_new_tokens=options["max_new_tokens"],
+        temperature=temperature if samples else None,
+        top_k=(options["top_k"] or None) if samples else None,  # 0: no limit
+        top_p=options["top_p"] if samples else None,
     )
 
 

@@ -58,21 +58,25 @@ FILLED = [True, False, True, False, True, True]
 @pytest.mark.parametrize(
     ("verb", "family", "options"),
     [
-        ("translate", "mt", ["--max-new", 8]),
-        ("translate", "mt", ["--beam", 1, "--max-new", 8]),
+        ("translate", "mt", ["--max-new-tokens", 8]),
+        ("translate", "mt", ["--num-beams", 1, "--max-new-tokens", 8]),
         (
             "translate",
             "mt",
             [
-                "--beam=3",
+                "--num-beams=3",
                 "--length-penalty=1",
                 "--length-penalty-type=power",
                 "--n-best=2",
             ],
         ),
-        ("generate", "lm", ["--max-new", 5]),
+        ("generate", "lm", ["--max-new-tokens", 5]),
         ("generate", "lm", ["--temperature=1", "--top_k=9", "--top-p=.9", "--seed=1"]),
-        ("generate", "lm", ["--beam", 2, "--max-new", 4, "--n-best", 2, "--document-start"]),
+        (
+            "generate",
+            "lm",
+            ["--num-beams", 2, "--max-new-tokens", 4, "--n-best", 2, "--document-start"],
+        ),
         ("fill", "mlm", []),
     ],
 )
@@ -95,9 +99,9 @@ def test_translations_are_those_of_the_test(ask: Ask, run: Run, trained: Train, 
 
 
 def test_a_continuation_follows_its_prompt(ask: Ask) -> None:
-    whole = lines(ask("generate", "lm", "one two\n", "--max-new", 6))[0]
+    whole = lines(ask("generate", "lm", "one two\n", "--max-new-tokens", 6))[0]
     assert whole.startswith("one two")
-    new = lines(ask("generate", "lm", "one two\n", "--max-new", 6, "--only-new"))[0]
+    new = lines(ask("generate", "lm", "one two\n", "--max-new-tokens", 6, "--only-new"))[0]
     assert "one two" + new == whole
     drawn = ["--temperature", 2, "--seed", 1, "--n-best", 3]
     three = lines(ask("generate", "lm", "one\n", *drawn))[0].split("\t")
@@ -109,7 +113,7 @@ def test_a_continuation_follows_its_prompt(ask: Ask) -> None:
 def test_long_lines(ask: Ask) -> None:
     long = "one\n" + "seven " * 60 + "\n"
     for verb, family in (("translate", "mt"), ("generate", "lm"), ("fill", "mlm")):
-        result = ask(verb, family, long, *(["--max-new", 4] if verb == "generate" else []))
+        result = ask(verb, family, long, *(["--max-new-tokens", 4] if verb == "generate" else []))
         assert result.code == 2
         assert result.err.startswith("fourfold: error: <stdin>:2: ")
         assert "--truncate" in result.err
@@ -170,7 +174,7 @@ def test_images_are_captioned(ask: Ask, run: Run, trained: Train, here: Path) ->
     assert run("predict", "--config", folder / "config.yaml", "--ckpt_path=last").code == 0
     expected = (folder / "predictions.txt").read_text().splitlines()[:3]
     assert [row[1] for row in found if row[0]] == expected
-    three = lines(ask("caption", "captions", "0.png\n", "--n-best", 3, "--max-new", 4))[0]
+    three = lines(ask("caption", "captions", "0.png\n", "--n-best", 3, "--max-new-tokens", 4))[0]
     assert len(three.split("\t")) == 4
     result = ask("caption", "captions", "0.png\nnowhere.png\n")
     assert result.code == 2
@@ -277,7 +281,7 @@ def test_a_run_directory_will_do(run: Run, trained: Train, monkeypatch: pytest.M
     [
         (["--device=tpu"], "--device must be one of auto, cpu"),
         (["--device=cuda:99"], "--device must be one of auto, cpu"),
-        (["--max-new=999"], "max_len must be at most 32 here"),
+        (["--max-new-tokens=999"], "max_len must be at most 32 here"),
         (["--temperature=1"], "--temperature is not an option of"),
         (
             ["--length-penalty-type=gnm"],
@@ -298,7 +302,7 @@ def test_wrong_options(options: list[str], said: str, ask: Ask) -> None:
             ["--length-penalty=nan"],
             "length_penalty must be finite, got nan",
         ),
-        (["--beam=2", "--n-best=4"], "n_best must lie between 1 and beam = 2, got 4"),
+        (["--num-beams=2", "--n-best=4"], "n_best must lie between 1 and beam = 2, got 4"),
         (
             ["--length-penalty-type=google"],
             "--length-penalty-type: invalid choice: 'google' (choose from",
@@ -317,7 +321,7 @@ def test_wrong_option_of_the_search_is_reported(options: list[str], said: str, a
     [
         ("translate", "mt", []),
         ("generate", "lm", []),
-        ("generate", "lm", ["--beam=2"]),
+        ("generate", "lm", ["--num-beams=2"]),
         ("generate", "lm", ["--temperature=1", "--seed=1"]),
     ],
 )
@@ -388,7 +392,7 @@ def test_stream_and_stop_texts(ask: Ask) -> None:
     for options in ([], ["--stream"], ["--batch-size=1"]):
         found = ask("generate", "lm", text, "--only-new", "--stop", stop, "--stop=@#", *options)
         assert lines(found) == cut
-    beam = ask("generate", "lm", text, "--only-new", "--beam=2", "--stop", stop)
+    beam = ask("generate", "lm", text, "--only-new", "--num-beams=2", "--stop", stop)
     assert all(stop not in line for line in lines(beam))
 
 
@@ -430,7 +434,7 @@ def test_broken_utf8_names_the_line(ask: Ask) -> None:
 
 def test_copies_of_a_prompt_differ_over_all_batches(ask: Ask) -> None:
     prompts = "one two\n" * 9
-    drawn = ["--temperature=2", "--seed=3", "--max-new=8"]
+    drawn = ["--temperature=2", "--seed=3", "--max-new-tokens=8"]
     small = lines(ask("generate", "lm", prompts, *drawn, "--batch-size=2"))
     assert small == lines(ask("generate", "lm", prompts, *drawn, "--batch-size=64"))
     assert len(set(small)) > 6
@@ -439,8 +443,8 @@ def test_copies_of_a_prompt_differ_over_all_batches(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--length-penalty=1", "--beam=1"],
-        ["--length-penalty-type=power", "--beam=1"],
+        ["--length-penalty=1", "--num-beams=1"],
+        ["--length-penalty-type=power", "--num-beams=1"],
         ["--length-penalty=1", "--length-penalty-type=none"],
     ],
 )
@@ -458,7 +462,7 @@ def test_no_option_of_translate_is_idle(options: list[str], ask: Ask) -> None:
         ["--seed=1"],
         ["--length-penalty=1"],
         ["--length-penalty-type=gnmt"],
-        ["--beam=3", "--temperature=0.5"],
+        ["--num-beams=3", "--temperature=0.5"],
     ],
 )
 def test_no_option_is_idle(options: list[str], ask: Ask) -> None:
@@ -485,11 +489,11 @@ def test_a_damaged_checkpoint_is_found_out(run: Run, trained: Train, here: Path)
 
 
 def test_a_byte_order_mark_is_no_text(ask: Ask) -> None:
-    marked = ask("generate", "lm", b"\xef\xbb\xbfone two\n", "--max-new=4")
-    assert lines(marked) == lines(ask("generate", "lm", "one two\n", "--max-new=4"))
+    marked = ask("generate", "lm", b"\xef\xbb\xbfone two\n", "--max-new-tokens=4")
+    assert lines(marked) == lines(ask("generate", "lm", "one two\n", "--max-new-tokens=4"))
 
 
-@pytest.mark.parametrize("option", ["--batch-size", "--max-new", "--beam", "--n-best"])
+@pytest.mark.parametrize("option", ["--batch-size", "--max-new-tokens", "--num-beams", "--n-best"])
 @pytest.mark.parametrize("value", [10**9, 10**21, "9" * 5000])
 def test_huge_option_is_rejected_before_the_checkpoint_is_read(
     option: str, value: Any, run: Run
@@ -612,7 +616,7 @@ def test_errors_of_network_disks_are_one_line(
 
         monkeypatch.setattr(PromptContinuer, "prepare", fail)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
-    result = run("generate", "--checkpoint", trained("lm"), "--max-new=2", "--batch-size=1")
+    result = run("generate", "--checkpoint", trained("lm"), "--max-new-tokens=2", "--batch-size=1")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert os.strerror(code) in result.err
     assert ("far/away.png" in result.err) == (where == "prepare")
@@ -627,7 +631,7 @@ def test_a_closed_stream_is_one_line(closed: str, name: str, trained: Train) -> 
 
 
 def test_a_long_line_is_rejected_at_the_bound_of_files(ask: Ask) -> None:
-    result = ask("generate", "lm", b"one\n" + b"x" * 10_000_000, "--truncate", "--max-new=2")
+    result = ask("generate", "lm", b"one\n" + b"x" * 10_000_000, "--truncate", "--max-new-tokens=2")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "<stdin>:2: the line has more than 1048576 bytes" in result.err
 
@@ -665,5 +669,5 @@ def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.Monkey
     for name in set(stored) - UNUSED_DEFAULTS - {"eos_id", "stop_ids"}:
         assert seen[names.get(name, name)] == stored[name], name
     assert set(seen["eos_id"]) == {6, 8, 9}
-    lines(ask("translate", "mt", "one two\n", "--beam=2", "--length-penalty=0.75"))
+    lines(ask("translate", "mt", "one two\n", "--num-beams=2", "--length-penalty=0.75"))
     assert (seen["beam"], seen["length_penalty"]) == (2, 0.75)  # options have precedence

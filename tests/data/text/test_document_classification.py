@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fourfold.data import DocumentData
-from fourfold.data.text.document_classification import encode_documents
+from fourfold.data.text.packing import encode_documents
 from fourfold.errors import InputError
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 

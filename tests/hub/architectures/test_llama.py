@@ -342,6 +342,6 @@ def test_generate_reads_a_directory_of_llama(
     for source, *options in ([there], [there, "--stream"], [checkpoint]):
         text = "\n".join(prompts).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-        call = ["generate", "--checkpoint", source, "--max-new", "8", *options]
+        call = ["generate", "--checkpoint", source, "--max-new-tokens", "8", *options]
         assert main(call) == 0
         assert capsys.readouterr().out.splitlines() == expected

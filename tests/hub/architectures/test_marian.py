@@ -69,7 +69,7 @@ def test_translate_command_matches_generate_of_transformers(
     expected = tokenizer.batch_decode(output, skip_special_tokens=True)
     assert len({*expected, ""}) == 4
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
-    options = ["--beam", "1", "--max-new", "9", "--device", "cpu"]
+    options = ["--num-beams", "1", "--max-new-tokens", "9", "--device", "cpu"]
     assert main(["translate", "--checkpoint", str(folder / "x.ckpt"), *options]) == 0
     assert capsys.readouterr().out.splitlines() == expected
 
@@ -126,7 +126,7 @@ def test_numbers_of_heads_may_differ(name: str, tmp_path: Path) -> None:
     ids = random_ids(2, 9)
     options = {"max_new_tokens": 8, "num_beams": 1, "do_sample": False, "eos_token_id": 60}
     expected = theirs.generate(ids, **options)
-    found = fourfold.generate(model, ids, max_new=8, bos_id=1, eos_id=60)
+    found = fourfold.generate(model, ids, max_new_tokens=8, bos_id=1, eos_id=60)
     assert found.tolist() == expected.tolist()
     assert len(set(found.flatten().tolist())) > 2
     with pytest.raises(InputError, match="n_heads of the source must be that of the model"):

@@ -163,7 +163,16 @@ def test_translate_command_matches_generate_of_transformers(
     assert main(["import", str(tmp_path / "theirs"), checkpoint]) == 0
     assert "as TextToText" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
-    options = ["--checkpoint", checkpoint, "--beam", "1", "--max-new", "9", "--device", "cpu"]
+    options = [
+        "--checkpoint",
+        checkpoint,
+        "--num-beams",
+        "1",
+        "--max-new-tokens",
+        "9",
+        "--device",
+        "cpu",
+    ]
     assert main(["translate", *options]) == 0
     assert capsys.readouterr().out.splitlines() == expected
     assert main(["export", checkpoint, str(tmp_path / "back")]) == 0

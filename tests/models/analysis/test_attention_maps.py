@@ -154,7 +154,7 @@ def test_maps_use_a_custom_normalization(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_one_pass_over_prompt_and_output_gives_the_maps_of_cached_steps() -> None:
     model = build("causal")
-    ids = fourfold.generate(model, tokens(1, 3), max_new=5)
+    ids = fourfold.generate(model, tokens(1, 3), max_new_tokens=5)
     whole = fourfold.attention(model, ids, dtype="float32")
     steps: dict[str, list[torch.Tensor]] = {}
     for path, (name, layer) in attention_layers(model).items():

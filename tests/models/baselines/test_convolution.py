@@ -75,7 +75,7 @@ def test_padding_does_not_change_the_logits(block: Any, side: str) -> None:
 
 def test_generation_continues_the_most_likely_token() -> None:
     lm, ids = model(block="bytenet"), torch.randint(29, (2, 5))
-    found = fourfold.generate(lm, ids, max_new=3)
+    found = fourfold.generate(lm, ids, max_new_tokens=3)
     for _ in range(3):
         ids = torch.cat([ids, lm(ids)[:, -1:].argmax(-1)], 1)
     assert torch.equal(found, ids)

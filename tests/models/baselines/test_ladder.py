@@ -179,7 +179,7 @@ def test_cached_steps_equal_one_pass(rung: str) -> None:
     cache = KVCache()
     steps = [model(part, cache=cache) for part in ids.split([4, 1, 1, 3], 1)]
     torch.testing.assert_close(torch.cat(steps, 1), model(ids))
-    greedy = generate(model, ids[:, :4], max_new=3)
+    greedy = generate(model, ids[:, :4], max_new_tokens=3)
     for position in range(4, 7):
         assert torch.equal(greedy[:, position], model(greedy[:, :position])[:, -1].argmax(-1))
 

@@ -59,7 +59,7 @@ def test_steps_with_a_cache_equal_teacher_forcing(name: str) -> None:
     steps = [model.logits(model.decode(ids[:, t : t + 1], memory, cache=cache)) for t in range(T)]
     torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=0, atol=1e-12)
     # Without a cache, all tokens are computed in each step.
-    options: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "beam": 3, "max_len": 8}
+    options: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "num_beams": 3, "max_new_tokens": 8}
     found = beam_search(model, src, **options)
     for a, b in zip(found, beam_search(model, src, use_cache=False, **options), strict=True):
         torch.testing.assert_close(a, b)
@@ -68,14 +68,14 @@ def test_steps_with_a_cache_equal_teacher_forcing(name: str) -> None:
 @models
 def test_beam_of_one_is_greedy_search_for_each_image(name: str) -> None:
     model, src, _ = build(name)
-    ids, _ = beam_search(model, src, 1, bos_id=1, eos_id=2, pad_id=0, max_len=9)
+    ids, _ = beam_search(model, src, 1, bos_id=1, eos_id=2, pad_id=0, max_new_tokens=9)
     greedy = generate(model, src, 9, bos_id=1, eos_id=2, pad_id=0)
     assert torch.equal(ids, greedy)
     for beam in (1, 4):
-        best, scores = beam_search(model, src, beam, bos_id=1, eos_id=2, pad_id=0, max_len=9)
+        best, scores = beam_search(model, src, beam, bos_id=1, eos_id=2, pad_id=0, max_new_tokens=9)
         for row in range(B):
             alone, score = beam_search(
-                model, src[row : row + 1], beam, bos_id=1, eos_id=2, pad_id=0, max_len=9
+                model, src[row : row + 1], beam, bos_id=1, eos_id=2, pad_id=0, max_new_tokens=9
             )
             assert torch.equal(best[row, : alone.shape[1]], alone[0])
             torch.testing.assert_close(scores[row], score[0])

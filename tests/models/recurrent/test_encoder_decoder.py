@@ -102,7 +102,7 @@ def test_padding_changes_neither_states_nor_translations(name: str, side: str) -
     tgt = torch.randint(3, V, (4, 5))
     memory = model.encode(src, mask)
     y = model.decode(tgt, memory, mask)
-    ids, scores = beam_search(model, src, 3, src_mask=mask, max_len=9)
+    ids, scores = beam_search(model, src, 3, src_mask=mask, max_new_tokens=9)
     for i, row in enumerate(rows()):
         alone = model.encode(row[None])
         n = alone.vectors.shape[1]
@@ -110,7 +110,7 @@ def test_padding_changes_neither_states_nor_translations(name: str, side: str) -
         for found, expected in zip(memory.initial, alone.initial, strict=True):
             torch.testing.assert_close(found[:, i], expected[:, 0], rtol=0, atol=1e-12)
         torch.testing.assert_close(y[i], model.decode(tgt[i, None], alone)[0], rtol=0, atol=1e-12)
-        single, score = beam_search(model, row[None], 3, max_len=9)
+        single, score = beam_search(model, row[None], 3, max_new_tokens=9)
         assert torch.equal(single[0], ids[i, : single.shape[1]])
         assert (ids[i, single.shape[1] :] == 0).all()
         torch.testing.assert_close(score[0], scores[i], rtol=0, atol=1e-12)
@@ -133,12 +133,12 @@ def test_steps_equal_the_teacher_forced_pass(name: str) -> None:
 def test_search_with_a_cache_equals_search_without(name: str) -> None:
     model = build(name)
     src, mask = batch()
-    found = beam_search(model, src, 4, src_mask=mask, max_len=8, n_best=3)
-    plain = beam_search(model, src, 4, src_mask=mask, max_len=8, n_best=3, use_cache=False)
+    found = beam_search(model, src, 4, src_mask=mask, max_new_tokens=8, n_best=3)
+    plain = beam_search(model, src, 4, src_mask=mask, max_new_tokens=8, n_best=3, use_cache=False)
     assert torch.equal(found[0], plain[0])
     torch.testing.assert_close(found[1], plain[1], rtol=0, atol=1e-12)
     greedy = generate(model, src, 8, mask=mask)
-    first, _ = beam_search(model, src, 1, src_mask=mask, max_len=8)
+    first, _ = beam_search(model, src, 1, src_mask=mask, max_new_tokens=8)
     assert torch.equal(first, greedy)
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "mask": mask}
     assert torch.equal(
@@ -151,7 +151,7 @@ def test_beam_of_one_is_greedy_search(name: str) -> None:
     model = build(name)
     src = torch.randint(3, V, (4, 7))
     options: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "pad_id": 0}
-    ids, _ = beam_search(model, src, 1, max_len=12, **options)
+    ids, _ = beam_search(model, src, 1, max_new_tokens=12, **options)
     assert torch.equal(ids, generate(model, src, 12, **options))
 
 

@@ -1,243 +1,183 @@
-"""LineProcessor and TextProcessor: base classes that turn lines of input into lines of output.
+"""What the functions from text to text share: batches, truncation, padding and beam search.
 
-Shapes: B lines of a batch, T tokens of the longest line, N outputs per line, L tokens of the
+Each function, such as `fourfold.translate`, converts its inputs to `Item`s, and computes one answer
+per item with `run_batches`. The commands write these answers as lines.
+
+Shapes: B inputs of a batch, T tokens of the longest input, N outputs per input, L tokens of the
 longest output.
 """
 
-from argparse import Namespace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourfold.commands.infer.line_io import Item
-from fourfold.core.validation import quote
+from fourfold.commands.infer.line_io import INPUTS
+from fourfold.core.validation import check_positive, quote
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults, beam_search
-from fourfold.generation.step import check_logits
 from fourfold.layers.base_model import Model
 from fourfold.tokenization.tokenizer import Tokenizer
 
-BEAM_OPTIONS = ("num_beams", "length_penalty", "length_penalty_type")
-ESCAPES = {
-    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
-    **str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}),
-}
 
-
-class LoadedModel:
-    """Model with the attributes of a task (LightningModule) that a `LineProcessor` reads.
-
-    `LineProcessor` accepts this object in place of the task, so that Lightning is not imported.
+class Item(NamedTuple):
+    """Input of a function, converted to the input of the model.
 
     Args:
-        model: Model that `fourfold.load` returned.
+        content: Input of the model, such as token ids or an image.
+        size: Length in tokens, or 0 for an image. Items are sorted by length before batching.
+        group: Items of a batch have the same group. For example, prompts with different limits of
+            new tokens are in different groups.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.artifacts = model.artifacts
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the checkpoint.
-
-        Raises:
-            InputError: The checkpoint was imported from weights without a tokenizer.
-        """
-        if self.model.tokenizer is None:
-            problem = "has no tokenizer: it was imported from weights without one"
-            raise InputError(problem, option="--checkpoint")
-        return self.model.tokenizer
+    content: Any
+    size: int
+    group: int = 0
 
 
-class LineProcessor:
-    """Base class of objects that turn each line of input into a line of output.
+@torch.inference_mode()
+def run_batches(
+    inputs: Sequence[Any],
+    prepare: Callable[[Any], Item],
+    run: Callable[[list[Item]], Iterable[Any]],
+    batch_size: int,
+    batches_ahead: int = 64,
+) -> list[Any]:
+    """Return one answer for each input, in the same order.
 
-    `prepare` converts one line, and `run` runs the model on a batch of converted lines.
-
-    Args:
-        task: Task (LightningModule) or `LoadedModel` of a checkpoint, moved to its device.
-        options: Parsed options of the command.
-    """
-
-    # Number of batches that are read ahead, so that lines of similar length share a batch.
-    batches_ahead = 64
-
-    def __init__(self, task: Any, options: Namespace) -> None:
-        self.task = task
-        self.model = task.model
-        self.options = options
-        self.device = next(task.model.parameters()).device
-
-    def prepare(self, line: str) -> Item:
-        """Return the `Item` (model input, size and group) of a line that is not empty.
-
-        Raises:
-            InputError: The model cannot read the line.
-        """
-        raise NotImplementedError
-
-    def run(self, items: list[Item]) -> list[str]:
-        """Run the model on a batch of items, and return one line of output for each item.
-
-        A subclass implements `logits` and `write`, or replaces this method and calls a decoding
-        function of `fourfold.generation`, which checks the logits, too.
-
-        Args:
-            items: Results of `prepare`, at most one batch.
-
-        Raises:
-            InputError: The model computes NaN or infinite logits.
-        """
-        return self.write(items, check_logits(self.logits(items)))
-
-    def logits(self, items: list[Item]) -> Tensor:
-        """Run the model on a batch of items, and return its logits."""
-        raise NotImplementedError
-
-    def write(self, items: list[Item], logits: Tensor) -> list[str]:
-        """Return one line of output for each item of a batch."""
-        raise NotImplementedError
-
-
-class TextProcessor(LineProcessor):
-    """Base class of objects that turn each line of text into a line of output by a model.
-
-    The class provides truncation, padding and beam search with the tokenizer of the checkpoint.
+    `prepare` converts an input, and `run` answers a batch. As many inputs as fill `batches_ahead`
+    batches are prepared at a time; those of similar length share a batch, which saves padding.
 
     Raises:
-        InputError: The tokenizer has more entries than the model has embeddings, or a token of
-            `--suppress-tokens` is not in the vocabulary.
+        InputError: `prepare` rejects an input. The error has the file `INPUTS` and the line n for
+            the n-th input.
+    """
+    check_positive("batch_size", batch_size)
+    answers: list[Any] = [None] * len(inputs)
+    numbered = enumerate(inputs)
+    while chunk := list(islice(numbered, batch_size * batches_ahead)):
+        items = {}
+        for index, value in chunk:
+            try:
+                items[index] = prepare(value)
+            except InputError as error:
+                raise error.in_file(INPUTS, index + 1) from error
+        order = sorted(items, key=lambda index: (items[index].group, items[index].size))
+        for _, group in groupby(order, key=lambda index: items[index].group):
+            while batch := list(islice(group, batch_size)):
+                for index, answer in zip(batch, run([items[i] for i in batch]), strict=True):
+                    answers[index] = answer
+    return answers
+
+
+def check_model(model: Model, is_fit: bool, needed: str) -> None:
+    """Raise InputError unless a model is of the kind that a function needs."""
+    if not is_fit:
+        raise InputError(f"must be {needed}, got {type(model).__name__}", option="model")
+
+
+def check_penalty(num_beams: int | None, alpha: float | None, kind: str | None) -> None:
+    """Raise InputError if an option of the length penalty would have no effect."""
+    for name, value in (("length_penalty", alpha), ("length_penalty_type", kind)):
+        if value is not None and num_beams == 1:
+            raise InputError("needs num_beams of at least 2", option=name)
+    if alpha is not None and kind == "none":
+        raise InputError("needs another length_penalty_type than none", option="length_penalty")
+
+
+class TextModel:
+    """Model that reads or writes texts, with its tokenizer, its limits and what is stored with it.
+
+    Raises:
+        InputError: The model has no tokenizer, or one with more entries than the model has
+            embeddings; or a text of `suppress_tokens` is not a token of the vocabulary.
     """
 
-    def __init__(self, task: Any, options: Namespace) -> None:
-        super().__init__(task, options)
-        self.tokenizer: Tokenizer = task.tokenizer
+    def __init__(
+        self, model: Model, *, truncate: bool = False, suppress_tokens: Sequence[str] = ()
+    ) -> None:
+        if model.tokenizer is None:
+            problem = "has no tokenizer: it was imported from weights without one"
+            raise InputError(problem, option="model")
+        self.model: Any = model
+        self.tokenizer: Tokenizer = model.tokenizer
+        self.device = next(model.parameters()).device
+        self.truncates = truncate
         n_entries = self.tokenizer.vocab_size
-        vocab_size = getattr(self.model.config, "vocab_size", None)
+        vocab_size = getattr(model.config, "vocab_size", None)
         if vocab_size is not None and n_entries > vocab_size:
-            raise InputError(
-                f"has a tokenizer with {n_entries} entries, but a model with {vocab_size}"
-                " embeddings",
-                option="the checkpoint",
-            )
-        self.defaults = self.model.generation_defaults or GenerationDefaults()
+            problem = f"has a tokenizer with {n_entries} entries, but {vocab_size} embeddings"
+            raise InputError(problem, option="model")
+        self.defaults: GenerationDefaults = model.generation_defaults or GenerationDefaults()
         self.end_ids = self.defaults.end_ids or (self.tokenizer.eos_id,)
         self.suppressed: list[int] = []
-        for text in vars(options).get("suppress_tokens", ()):
+        for text in suppress_tokens:
             if (token := self.tokenizer.vocabulary.get(text)) is None:
                 message = f"must be a token of the vocabulary, got {quote(text)}"
-                raise InputError(message, option="--suppress-tokens")
+                raise InputError(message, option="suppress_tokens")
             self.suppressed.append(token)
-        limits = (getattr(self.model.config, "max_len", None), task.artifacts.get("max_len"))
+        limits = (getattr(model.config, "max_len", None), model.artifacts.get("max_len"))
         # Largest number of tokens that the model reads, special tokens included.
         self.max_len = min((limit for limit in limits if limit is not None), default=None)
 
     def truncated_length(self, n_tokens: int) -> int:
-        """Return the number of tokens of a text, special tokens included, that the model reads.
-
-        Args:
-            n_tokens: Number of tokens of the whole text, special tokens included. It is returned
-                unchanged if the text fits into the model.
+        """Return how many of the tokens of a text, special tokens included, the model reads.
 
         Raises:
-            InputError: The text is too long for the model, and `--truncate` is not given.
+            InputError: The text is too long for the model and must not be truncated.
         """
         limit = self.max_len
         if limit is None or n_tokens <= limit:
             return n_tokens
-        if not self.options.truncate:
+        if not self.truncates:
             raise InputError(
-                f"has {n_tokens} tokens, but the model reads {limit}; --truncate shortens it",
+                f"has {n_tokens} tokens, but the model reads {limit}; --truncate (in Python:"
+                " truncate=True) shortens it",
                 option="the text",
             )
         return int(limit)
 
     def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Remove token ids at the end of a text that is too long for the model.
-
-        Args:
-            ids: Token ids of the text, without special tokens.
-            n_special: Number of special tokens that the caller adds later. Space for these tokens
-                is left.
-
-        Returns:
-            The token ids that remain.
-
-        Raises:
-            InputError: The text is too long for the model, and `--truncate` is not given.
-        """
+        """Shorten token ids so that `n_special` special tokens can be added (see above)."""
         return ids[: self.truncated_length(len(ids) + n_special) - n_special]
 
     def pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Join the token ids of B lines in one tensor, padded on the right.
-
-        Args:
-            rows: Token ids of each line.
-
-        Returns:
-            Ids (B, T) int64, where T is the length of the longest line, and a mask (B, T) bool that
-            is True for real tokens.
-        """
+        """Return ids (B, T), padded on the right, and a mask (B, T), True for real tokens."""
         width = max(map(len, rows))
         pad_id = self.tokenizer.pad_id
         ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
         return ids.to(self.device), mask.to(self.device)
 
-    def beam_search(self, ids: Tensor, mask: Tensor | None, **defaults: Any) -> Tensor:
-        """Search for the N best outputs of each line, where N is the value of `--n-best`.
+    def beam_search(self, ids: Tensor, mask: Tensor | None, n_best: int, **options: Any) -> Tensor:
+        """Return token ids (B, N, L) of the `n_best` best outputs, the best one first.
 
-        Args:
-            ids: Token ids (B, T) of sentences to translate or of prompts, or images (B, C, H, W).
-            mask: Mask (B, T), True for real tokens; None for images.
-            **defaults: Further arguments of `fourfold.generation.beam_search`. If the user gives
-                --beam, --length-penalty or --length-penalty-type, the option replaces the argument
-                of the same name.
-
-        Returns:
-            Token ids (B, N, L), padded to the longest output. The best output of a line is first.
-            Translations and captions begin with the decoder's start token. Other outputs begin
-            with the prompt.
+        The ids (B, T) are sources or prompts, or images (B, C, H, W). Outputs for sources begin
+        with the start token, those for prompts with the prompt.
         """
-        names = ("beam", "length_penalty", "length_penalty_type")
-        given = {name: value for name in names if (value := vars(self.options)[name]) is not None}
+        start = getattr(self.model.config, "decoder_start_token_id", None)
+        known = (self.defaults.bos_id, start, self.tokenizer.bos_id)
         best, _ = beam_search(
             self.model,
             ids,
             src_mask=mask,
-            n_best=self.options.n_best,
+            n_best=n_best,
+            bos_id=next(token for token in known if token is not None),
             eos_id=self.end_ids,
             pad_id=self.tokenizer.pad_id,
             suppress_tokens=self.suppressed,
-            **(defaults | given),
+            **options,
         )
-        return best.reshape(len(ids), self.options.n_best, -1)
+        return best.reshape(len(ids), n_best, -1)
 
-    def write_targets(self, src: Tensor, mask: Tensor | None, max_len: int | None) -> list[str]:
-        """Return the N best texts of an encoder-decoder for each line, separated by tabs.
-
-        N is the value of `--n-best`. Beam width and length penalty are those that are stored with
-        the model, otherwise those of the task, unless they are given as options.
-
-        Args:
-            src: Token ids (B, T) of the lines, or images (B, C, H, W).
-            mask: Mask (B, T), True for real tokens; None for images.
-            max_len: Maximum number of tokens of a text; None means the length of the line + 50.
-        """
-        stored = {name: value for name, value in vars(self.defaults).items() if value is not None}
-        options = {name: stored.get(name, getattr(self.task, name)) for name in BEAM_OPTIONS}
-        options["beam"] = max(options.pop("num_beams"), self.options.n_best)
-        start_id = stored.get("bos_id", self.task.start_id)
-        best = self.beam_search(src, mask, **options, bos_id=start_id, max_len=max_len)
-        return ["\t".join(map(escape, self.tokenizer.decode_batch(x))) for x in best.tolist()]
+    def targets(self, src: Tensor, mask: Tensor | None, n_best: int, **options: Any) -> list[Any]:
+        """Return the text of the target of each source, or with `n_best` > 1 a list of texts."""
+        rows = self.beam_search(src, mask, n_best, **options).tolist()
+        return one_or_all([self.tokenizer.decode_batch(row) for row in rows], n_best)
 
 
-def escape(text: str) -> str:
-    r"""Replace backslash, tab, newline and carriage return by `\\`, `\t`, `\n` and `\r`.
-
-    Tabs separate the outputs of a line, and line breaks separate lines. Other control characters,
-    with which a text could change a terminal, become `\x1b` and so on.
-    """
-    return text.translate(ESCAPES)
+def one_or_all(rows: list[list[str]], n_best: int) -> list[Any]:
+    """Return the only text of each row if `n_best` is 1, otherwise the rows."""
+    return [row[0] for row in rows] if n_best == 1 else rows

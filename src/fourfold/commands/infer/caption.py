@@ -1,45 +1,70 @@
-"""Line processor of `fourfold caption`: image files described by beam search.
+"""`caption`: images described by beam search.
 
-Shapes: B lines of a batch, C channels, H height, W width.
+Shapes: B images of a batch, C channels, H height, W width.
 """
 
-from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fourfold.commands.infer.base import TextProcessor, escape
-from fourfold.commands.infer.line_io import Item
+from fourfold.commands.infer.base import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.data.vision.features import input_transform
+from fourfold.layers.base_model import Model
 
 
-class ImageCaptioner(TextProcessor):
-    """Line processor that describes image files. Each line of input is the path of a file.
+def caption(
+    model: Model,
+    images: Sequence[Any],
+    *,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    length_penalty_type: str | None = None,
+    max_new_tokens: int | None = None,
+    n_best: int = 1,
+    suppress_tokens: Sequence[str] = (),
+    batch_size: int = 32,
+) -> list[Any]:
+    """Describe images as `fourfold caption` does.
 
-    Beam width and length penalty are those of the checkpoint unless they are given as options.
+    Options that are not described here are those of `fourfold.translate`.
+
+    Args:
+        model: Captioning model that `fourfold.load` returned.
+        images: Paths of image files, or opened images (PIL.Image).
+        max_new_tokens: Maximum number of tokens of a caption; None means the longest caption of the
+            training data.
+        n_best: Number of captions of each image.
+
+    Returns:
+        One caption for each image, or with `n_best` > 1 a list of captions.
+
+    Raises:
+        InputError: The model does not describe images, an option is invalid, or an image cannot be
+            decoded.
     """
+    check_model(model, model.can_generate and model.accepts_images, "a captioning model")
+    check_penalty(num_beams, length_penalty, length_penalty_type)
+    text = TextModel(model, suppress_tokens=suppress_tokens)
+    load, like = input_transform(dict(model.artifacts)), next(model.parameters())
 
-    batches_ahead = 1  # images have one size and need memory
+    def run(items: list[Item]) -> list[Any]:
+        return text.targets(
+            torch.stack([item.content for item in items]).to(like),  # (B, C, H, W)
+            None,
+            n_best,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            length_penalty_type=length_penalty_type,
+            max_new_tokens=max_new_tokens,
+        )
 
-    def __init__(self, task: Any, options: Namespace) -> None:
-        super().__init__(task, options)
-        self.load = input_transform(task.artifacts)
+    # Images have one size and need memory.
+    return run_batches(images, lambda image: Item(load(image), 0), run, batch_size, batches_ahead=1)
 
-    def prepare(self, line: str) -> Item:
-        """Return an item with the pair (path, preprocessed image (C, H, W)) as content.
 
-        Args:
-            line: Path of the image file.
-
-        Raises:
-            InputError: The image cannot be decoded.
-        """
-        return Item((line, self.load(line)), 0)
-
-    def run(self, items: list[Item]) -> list[str]:
-        """Return a line for each image: its path and `--n-best` captions, separated by tabs."""
-        images = torch.stack([item.content[1] for item in items])  # (B, C, H, W)
-        images = images.to(self.device, next(self.model.parameters()).dtype)
-        limit = self.options.max_new or self.task.longest_caption
-        texts = self.write_targets(images, None, limit)
-        return [f"{escape(x.content[0])}\t{text}" for x, text in zip(items, texts, strict=True)]
+def caption_lines(model: Model, lines: Sequence[str], **options: Any) -> list[list[str]]:
+    """Return the path of each image, followed by its captions, for `fourfold caption`."""
+    found = caption(model, lines, **options)
+    captions = [[x] if isinstance(x, str) else x for x in found]
+    return [[path, *texts] for path, texts in zip(lines, captions, strict=True)]

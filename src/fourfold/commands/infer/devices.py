@@ -25,11 +25,7 @@ def choose_device(name: str) -> torch.device:
 def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
     """Move a module to a device, and convert its weights to the data type of a precision.
 
-    Args:
-        module: Module to move and convert in place.
-        device: Device that the module is moved to.
-        precision: A key of `PRECISIONS`. A mixed precision, such as bf16-mixed, does not change the
-            data type of the weights.
+    A mixed precision, such as bf16-mixed, does not change the data type of the weights.
 
     Raises:
         InputError: The device is a CPU, and the precision is one of those that use float16.
@@ -45,12 +41,7 @@ def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return torch.autocast for a mixed precision, otherwise a context that does nothing.
-
-    Args:
-        device: Device that the model is on.
-        precision: A key of `PRECISIONS`.
-    """
+    """Return torch.autocast for a mixed precision, otherwise a context that does nothing."""
     dtypes = PRECISIONS[precision]
     if dtypes.weights == dtypes.compute:
         return nullcontext()

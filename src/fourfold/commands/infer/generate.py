@@ -1,27 +1,93 @@
-"""Line processor of `fourfold generate`: prompts continued greedily, by sampling or beam search.
+"""`generate_text`: prompts continued greedily, by sampling or by beam search.
 
-Shapes: B lines of a batch, N continuations per line, T tokens of the longest prompt, t new tokens.
+Shapes: B prompts of a batch, N continuations per prompt, T tokens of the longest prompt, t new
+tokens.
 """
 
 import json
-import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fourfold.commands.infer.base import TextProcessor, escape
-from fourfold.commands.infer.line_io import Item
+from fourfold.commands.infer.base import (
+    Item,
+    TextModel,
+    check_model,
+    check_penalty,
+    one_or_all,
+    run_batches,
+)
+from fourfold.core.validation import MAX_SIZE, check_positive
 from fourfold.errors import InputError
 from fourfold.generation import generate
+from fourfold.generation.defaults import first_known
+from fourfold.generation.inputs import MAX_CONTINUATION
+from fourfold.layers.base_model import Model
 from fourfold.tokenization.chat import ChatTemplate
 from fourfold.tokenization.tokenizer import Tokenizer
 
-DEFAULT_MAX_NEW = 50  # tokens
 _INCOMPLETE = "\ufffd"  # decoded from a token that is a part of a character
+
+
+def generate_text(
+    model: Model,
+    prompts: Sequence[Any],
+    *,
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    length_penalty_type: str | None = None,
+    n_best: int = 1,
+    stop: Sequence[str] = (),
+    suppress_tokens: Sequence[str] = (),
+    document_start: bool = False,
+    chat: bool = False,
+    only_new: bool = False,
+    truncate: bool = False,
+    batch_size: int = 32,
+    stream: Callable[[str], None] | None = None,
+    copies: Counter[tuple[int, ...]] | None = None,
+) -> list[Any]:
+    """Continue prompts, or answer conversations, as `fourfold generate` does.
+
+    If none of `temperature` and `num_beams` is given, the stored options of the model are used:
+    sampling, otherwise beam search, otherwise greedy search. Options that are not described here
+    are those of `fourfold.generate` and `fourfold.beam_search`.
+
+    Args:
+        model: Causal LM that `fourfold.load` returned.
+        prompts: Texts; with `chat`, messages of a user or lists of messages (dictionaries with the
+            keys role and content).
+        max_new_tokens: Maximum number of new tokens; None means the stored number or 50, but at
+            most what the model can read.
+        n_best: Number of continuations of each prompt.
+        stop: Texts that end a continuation, and do not belong to it.
+        suppress_tokens: Tokens that are never generated, as texts, such as "<unk>".
+        document_start: Put the end-of-document token, which precedes documents, before a prompt.
+        chat: Use the chat template of the model; implies `only_new`.
+        only_new: Return the continuations without the prompts.
+        truncate: Remove the beginning of prompts that are too long, instead of raising an error.
+        batch_size: Number of prompts in a batch.
+        stream: Function that is called with each piece of the answer to a single prompt as soon as
+            it is generated, such as `print`.
+
+    Returns:
+        One text for each prompt, or with `n_best` > 1 a list of texts.
+
+    Raises:
+        InputError: The model is not a causal LM, an option is invalid or has no effect, or a prompt
+            is too long for the model.
+    """
+    continuer = _Continuer(model, len(prompts), Namespace(**locals()))
+    return run_batches(prompts, continuer.prepare, continuer.run, batch_size)
 
 
 class GrowingText:
@@ -60,9 +126,8 @@ class GrowingText:
     def unshown(self, *, is_last: bool = False) -> str:
         """Return the continuation beyond the texts that earlier calls returned.
 
-        Args:
-            is_last: Do not withhold a character that is not complete, or a text with which a stop
-                text begins.
+        A character that is not complete, and a text with which a stop text begins, are withheld
+        unless `is_last`.
         """
         text = self.result
         if not is_last:
@@ -90,63 +155,79 @@ def read_messages(line: str) -> list[Any]:
     return found if found and is_valid else [{"role": "user", "content": line}]
 
 
-class PromptContinuer(TextProcessor):
-    """Line processor that continues one prompt per line, or answers one conversation per line.
+class _Continuer(TextModel):
+    """Causal LM with the options of `generate_text`."""
 
-    Raises:
-        InputError: `--max-new` exceeds the maximum length of the model.
-    """
-
-    def __init__(self, task: Any, options: Namespace) -> None:
-        super().__init__(task, options)
-        if self.max_len is not None and (options.max_new or 0) > self.max_len:
-            raise InputError(
-                f"must be at most {self.max_len}, the length of the model, got {options.max_new}",
-                option="--max-new",
-            )
+    def __init__(self, model: Model, n_prompts: int, options: Namespace) -> None:
+        is_causal = model.can_generate and not hasattr(model, "decode")
+        check_model(model, is_causal, "a causal LM")
+        super().__init__(model, truncate=options.truncate, suppress_tokens=options.suppress_tokens)
+        self.options = options
+        # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
+        self.copies = Counter() if options.copies is None else options.copies
+        stored, temperature = self.defaults, options.temperature
+        if temperature is None and (options.num_beams or 1) == 1:
+            temperature = stored.temperature
+        self.samples = bool(temperature)
+        self.num_beams: int = options.num_beams or 1
+        if options.num_beams is None and not self.samples and options.temperature is None:
+            self.num_beams = stored.num_beams or 1
+        self._check_options(n_prompts)
         self.chat = self._chat_template() if options.chat else None
-        if self.chat is not None and not self.defaults.end_ids and self.chat.eos_token is not None:
+        if self.chat is not None and not stored.end_ids and self.chat.eos_token is not None:
             end = self.tokenizer.vocabulary.get(self.chat.eos_token)
             self.end_ids = self.end_ids if end is None else (end,)
-        # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
-        self.copies: Counter[tuple[int, ...]] = Counter()
+
+    def _check_options(self, n_prompts: int) -> None:
+        """Raise InputError if an option is out of range, or has no effect beside another one."""
+        options, beams = self.options, self.num_beams
+        check_positive("max_new_tokens", options.max_new_tokens, self.max_len or MAX_SIZE)
+        check_positive("n_best", options.n_best)
+        if self.samples and beams > 1:
+            raise InputError("cannot be combined with num_beams", option="temperature")
+        if options.n_best > beams and not self.samples:
+            raise InputError("needs a temperature, or num_beams of that width", option="n_best")
+        for name in ("top_k", "top_p", "seed"):
+            if vars(options)[name] is not None and not self.samples:
+                raise InputError("needs a temperature above 0, such as 1", option=name)
+        if options.stream and (beams > 1 or options.n_best > 1 or n_prompts > 1):
+            message = "needs a single prompt, num_beams 1 and n_best 1"
+            raise InputError(message, option="stream")
+        if options.chat and options.document_start:
+            raise InputError("cannot be combined with chat", option="document_start")
+        if "" in options.stop:
+            raise InputError("must not be empty", option="stop")
+        check_penalty(beams, options.length_penalty, options.length_penalty_type)
 
     def _chat_template(self) -> ChatTemplate:
-        """Return the chat template of the checkpoint; raise InputError if there is none."""
-        description = self.task.artifacts.get("chat_template")
+        description = self.model.artifacts.get("chat_template")
         if description is None:
             message = "needs a chat template, which tokenizer_config.json of the model lacks"
-            raise InputError(message, option="--chat")
+            raise InputError(message, option="chat")
         return ChatTemplate(description)
 
-    def _encode(self, line: str) -> list[int]:
-        """Return the token ids of a prompt, or of a conversation if `--chat` is given."""
+    def _encode(self, prompt: Any) -> list[int]:
         if self.chat is not None:
-            return self.chat.encode(read_messages(line), self.tokenizer)
-        ids = self.tokenizer.encode(line)
+            messages = read_messages(prompt) if isinstance(prompt, str) else list(prompt)
+            return self.chat.encode(messages, self.tokenizer)
+        ids = self.tokenizer.encode(prompt)
         if self.tokenizer.prepended_id is not None:
             ids = [self.tokenizer.prepended_id, *ids]
         if self.options.document_start or not ids:
             ids = [self.tokenizer.eos_id, *ids]  # precedes every document in training
         return ids
 
-    def prepare(self, line: str) -> Item:
-        """Return an item with the pair (token ids, maximum number of new tokens) as content.
-
-        `--truncate` removes tokens at the beginning of a prompt that is too long.
-
-        Raises:
-            InputError: The prompt is too long, and `--truncate` is not given.
-        """
-        ids = self._encode(line)
-        max_new = self.options.max_new or DEFAULT_MAX_NEW
+    def prepare(self, prompt: Any) -> Item:
+        """Return an item with the pair (token ids, maximum number of new tokens) as content."""
+        ids, given = self._encode(prompt), self.options.max_new_tokens
+        max_new: int = first_known(given, self.defaults.max_new_tokens, MAX_CONTINUATION)
         if self.max_len is not None:
             # The model does not read the last new token, which therefore needs no position.
-            limit = self.max_len + 1 - (self.options.max_new or 1)
-            if len(ids) > limit and not self.options.truncate:
+            limit = self.max_len + 1 - (given or 1)
+            if len(ids) > limit and not self.truncates:
                 raise InputError(
                     f"has {len(ids)} tokens, but only {limit} leave space for new tokens in the"
-                    " model; --truncate removes the beginning",
+                    " model; --truncate (in Python: truncate=True) removes the beginning",
                     option="the prompt",
                 )
             ids = ids[-limit:]
@@ -155,67 +236,55 @@ class PromptContinuer(TextProcessor):
         group = len(ids) if self.model.is_recurrent else max_new
         return Item((ids, max_new), len(ids), group)
 
-    def run(self, items: list[Item]) -> list[str]:
-        """Return for each prompt its `--n-best` continuations, separated by tabs.
-
-        Each continuation follows a copy of the prompt, unless `--only-new` is given. With
-        `--stream`, the only continuation is written as it is generated, and "" is returned.
-        """
+    def run(self, items: list[Item]) -> list[Any]:
+        """Return the text of each prompt, or with `n_best` > 1 a list of texts."""
+        options, n_best = self.options, self.options.n_best
         prompts = [item.content[0] for item in items]
         ids, mask = self.pad(prompts)
-        n_best, stops = self.options.n_best, self.options.stop
-        texts = [GrowingText(self.tokenizer, p, stops) for p in prompts for _ in range(n_best)]
-        if self.options.stream and not self.options.only_new:
-            self._show(texts[0].prompt)
-        new = self._generate(ids, mask, items[0].content[1], texts)[:, :, ids.shape[1] :]
-        if self.options.stream:
-            self._show(texts[0].unshown(is_last=True))
-            return [""]
-        if (self.options.beam or 1) > 1:
-            for text, tokens in zip(texts, new.flatten(0, 1).tolist(), strict=True):
-                text.add(tokens)
-        answers = [
-            escape(text.result if self.options.only_new else text.prompt + text.result)
-            for text in texts
+        texts = [
+            GrowingText(self.tokenizer, prompt, options.stop)
+            for prompt in prompts
+            for _ in range(n_best)
         ]
+        hides_prompt = options.only_new or options.chat
+        if options.stream and not hides_prompt:
+            options.stream(texts[0].prompt)
+        self._generate(ids, mask, items[0].content[1], texts)
+        if options.stream:
+            options.stream(texts[0].unshown(is_last=True))
+        answers = [text.result if hides_prompt else text.prompt + text.result for text in texts]
         rows = range(0, len(answers), n_best)
-        return ["\t".join(answers[start : start + n_best]) for start in rows]
-
-    def _show(self, text: str) -> None:
-        print(escape(text), end="", flush=True, file=sys.stdout)
+        return one_or_all([answers[start : start + n_best] for start in rows], n_best)
 
     def _generate(
         self, ids: Tensor, mask: Tensor, max_new: int, texts: Sequence[GrowingText]
-    ) -> Tensor:
-        """Continue prompts N times each, and return the prompts with their continuations.
-
-        N is the value of `--n-best`.
-
-        Args:
-            ids: Token ids of the prompts (B, T).
-            mask: Mask (B, T), True for real tokens.
-            max_new: Maximum number of new tokens.
-            texts: Texts (B * N) that the new tokens are appended to, except in beam search.
-
-        Returns:
-            Token ids (B, N, T + t), for t new tokens.
-        """
+    ) -> None:
+        """Continue B prompts `n_best` times each, and append the tokens to the texts (B * N)."""
         options = self.options
 
         def append(rows: Tensor, tokens: Tensor) -> Tensor:
             pairs = zip(rows.tolist(), tokens.tolist(), strict=True)
             ends = torch.tensor([texts[row].add([token]) for row, token in pairs])
             if options.stream:
-                self._show(texts[0].unshown())
+                options.stream(texts[0].unshown())
             return ends
 
-        if (options.beam or 1) > 1:
-            return self.beam_search(ids, mask, max_len=max_new)
-        output = generate(
+        if self.num_beams > 1:
+            search = {
+                "num_beams": self.num_beams,
+                "length_penalty": options.length_penalty,
+                "length_penalty_type": options.length_penalty_type,
+            }
+            found = self.beam_search(ids, mask, options.n_best, max_new_tokens=max_new, **search)
+            new = found[:, :, ids.shape[1] :].flatten(0, 1).tolist()
+            for text, tokens in zip(texts, new, strict=True):
+                text.add(tokens)
+            return
+        generate(
             self.model,
             ids.repeat_interleave(options.n_best, 0),
             mask=mask.repeat_interleave(options.n_best, 0),
-            max_new=max_new,
+            max_new_tokens=max_new,
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
@@ -226,4 +295,3 @@ class PromptContinuer(TextProcessor):
             copies=self.copies,
             on_tokens=append,
         )
-        return output.reshape(len(ids), options.n_best, -1)

@@ -1,31 +1,21 @@
-"""Input and output of an inference command: lines of UTF-8, processed in batches."""
+"""Input and output of an inference command: lines of UTF-8."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby, islice
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from itertools import islice
+from typing import BinaryIO, TextIO
 
 from fourfold.atomic_files import FULL
 from fourfold.errors import DiskError, InputError
 from fourfold.text_files import MAX_LINE_BYTES
 
 STDIN = "<stdin>"  # name of standard input in messages
-
-
-class Item(NamedTuple):
-    """Line of input, converted to the input of the model.
-
-    Args:
-        content: Input of the model, such as token ids or an image.
-        size: Length in tokens, or 0 for an image. Lines are sorted by length before batching.
-        group: Lines of a batch have the same group. For example, prompts with different limits of
-            new tokens are in different groups.
-    """
-
-    content: Any
-    size: int
-    group: int = 0
+INPUTS = "inputs"  # name of the inputs of a function in messages
+ESCAPES = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
+    **str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}),
+}
 
 
 @contextmanager
@@ -65,43 +55,36 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
 
 def process(
     lines: Iterable[str],
-    prepare: Callable[[str], Item],
-    run: Callable[[list[Item]], list[str]],
+    answer: Callable[[list[str]], list[str]],
     out: TextIO,
-    batch_size: int,
     chunk_size: int,
 ) -> None:
     """Write one line to `out` for each line of input, in the same order.
 
-    An empty line of input becomes an empty line of output.
-
-    Args:
-        lines: Lines of input.
-        prepare: Function from a line to an `Item`, the input of the model for the line.
-        run: Function from a batch of items to a list with one line of output per item.
-        out: Stream that the output is written to.
-        batch_size: Maximum number of items in a batch.
-        chunk_size: Number of lines that are read at a time. They are sorted by length and divided
-            into batches.
+    `answer` gets at most `chunk_size` lines at a time, without empty lines, whose answers are
+    empty.
 
     Raises:
-        InputError: `prepare` rejects a line. The error names the line number.
+        InputError: A line is invalid. The error names the line number.
     """
     numbered = enumerate(lines, 1)
     while chunk := list(islice(numbered, chunk_size)):
-        answers = [""] * len(chunk)
-        items = {}
-        for index, (number, line) in enumerate(chunk):
-            if line.strip():
-                try:
-                    items[index] = prepare(line)
-                except InputError as error:
-                    raise error.in_file(STDIN, number) from error
-        # Lines of similar length share a batch, which saves padding.
-        order = sorted(items, key=lambda index: (items[index].group, items[index].size))
-        for _, group in groupby(order, key=lambda index: items[index].group):
-            while batch := list(islice(group, batch_size)):
-                for index, answer in zip(batch, run([items[i] for i in batch]), strict=True):
-                    answers[index] = answer
-        out.writelines(answer + "\n" for answer in answers)
+        filled = [(number, line) for number, line in chunk if line.strip()]
+        try:
+            answers = iter(answer([line for _, line in filled]))
+        except InputError as error:
+            if error.file != INPUTS or error.line is None:
+                raise
+            number, _ = filled[error.line - 1]
+            raise InputError(error.message, option=error.option, file=STDIN, line=number) from error
+        out.writelines((next(answers) if line.strip() else "") + "\n" for _, line in chunk)
         out.flush()
+
+
+def escape(text: str) -> str:
+    r"""Replace backslash, tab, newline and carriage return by `\\`, `\t`, `\n` and `\r`.
+
+    Tabs separate the outputs of a line, and line breaks separate lines. Other control characters,
+    with which a text could change a terminal, become `\x1b` and so on.
+    """
+    return text.translate(ESCAPES)

@@ -1,29 +1,68 @@
-"""Line processor of `fourfold translate`: sentences translated by beam search."""
+"""`translate`: sentences translated by beam search."""
 
-from fourfold.commands.infer.base import TextProcessor
-from fourfold.commands.infer.line_io import Item
+from collections.abc import Sequence
+from typing import Any
+
+from fourfold.commands.infer.base import Item, TextModel, check_model, check_penalty, run_batches
+from fourfold.layers.base_model import Model
 
 
-class SentenceTranslator(TextProcessor):
-    """Line processor that translates one sentence per line.
+def translate(
+    model: Model,
+    lines: Sequence[str],
+    *,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    length_penalty_type: str | None = None,
+    max_new_tokens: int | None = None,
+    n_best: int = 1,
+    suppress_tokens: Sequence[str] = (),
+    truncate: bool = False,
+    batch_size: int = 32,
+) -> list[Any]:
+    """Translate sentences as `fourfold translate` does.
 
-    Beam width and length penalty are those of the checkpoint unless they are given as options.
+    Options that are None are those of `fourfold.beam_search`: the stored ones of the model, if any.
+
+    Args:
+        model: Encoder-decoder of texts that `fourfold.load` returned.
+        lines: The sentences.
+        num_beams: Beam width; 1 is greedy search.
+        length_penalty: Exponent of the length penalty.
+        length_penalty_type: gnmt, power or none.
+        max_new_tokens: Maximum number of tokens of a translation.
+        n_best: Number of translations of each sentence.
+        suppress_tokens: Tokens that are never generated, as texts, such as "<unk>".
+        truncate: Truncate sentences that are too long for the model, instead of raising an error.
+        batch_size: Number of sentences in a batch.
+
+    Returns:
+        One translation for each sentence, or with `n_best` > 1 a list of translations.
+
+    Raises:
+        InputError: The model does not translate texts, an option is invalid, or a sentence is too
+            long for the model.
     """
+    is_fit = model.can_generate and hasattr(model, "decode") and not model.accepts_images
+    check_model(model, is_fit, "an encoder-decoder of texts")
+    check_penalty(num_beams, length_penalty, length_penalty_type)
+    text = TextModel(model, truncate=truncate, suppress_tokens=suppress_tokens)
+    tokenizer = text.tokenizer
+    # Some tokenizers, such as that of BART, put a special token before each text.
+    prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
 
-    def prepare(self, line: str) -> Item:
-        """Return an item with the token ids of a sentence, followed by EOS.
-
-        Some tokenizers, such as that of BART, put a special token before each text. If so, this
-        token is the first id.
-
-        Raises:
-            InputError: The sentence is too long for the model, and `--truncate` is not given.
-        """
-        tokenizer = self.tokenizer
-        prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
-        ids = self.truncate(tokenizer.encode(line), n_special=len(prefix) + 1)
+    def prepare(line: str) -> Item:
+        ids = text.truncate(tokenizer.encode(line), n_special=len(prefix) + 1)
         return Item([*prefix, *ids, tokenizer.eos_id], len(ids))
 
-    def run(self, items: list[Item]) -> list[str]:
-        """Return the `--n-best` best translations of each line, separated by tabs."""
-        return self.write_targets(*self.pad([x.content for x in items]), self.options.max_new)
+    def run(items: list[Item]) -> list[Any]:
+        return text.targets(
+            *text.pad([item.content for item in items]),
+            n_best,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            length_penalty_type=length_penalty_type,
+            max_new_tokens=max_new_tokens,
+        )
+
+    return run_batches(lines, prepare, run, batch_size)

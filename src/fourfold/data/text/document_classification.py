@@ -22,35 +22,14 @@ from fourfold.data.readers.splits import Source
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
-from fourfold.data.text.packing import Sentences
+from fourfold.data.text.packing import HTML_BREAK, encode_documents
 from fourfold.data.text.sequence_classification import BUILTIN_LANGUAGES, SequenceData
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
-_HTML_BREAK = re.compile(r"\s*<br\s*/?>\s*", re.IGNORECASE)
 _BUILTIN_DOCUMENTS = {"train": 1000, "val": 200, "test": 200}  # number of documents in a split
 _BUILTIN_SENTENCES = (3, 8)  # smallest and largest number of sentences in a document
-
-
-def encode_documents(texts: Sequence[str], tokenizer: Tokenizer, max_len: int) -> Sentences:
-    """Divide documents into sentences, and encode the sentences.
-
-    A sentence ends at an empty line, at an HTML line break (`<br />`), and at white space after a
-    full stop, question or exclamation mark, which a quotation mark or a bracket may follow. A
-    sentence of more than `max_len` words is divided into several sentences.
-
-    Args:
-        texts: Texts of the documents.
-        tokenizer: Tokenizer of the sentences, whose tokens are called words.
-        max_len: Maximum number of words of a sentence.
-
-    Returns:
-        Token ids of each sentence, and the index of each sentence's document. Documents without a
-        sentence are left out of the numbering.
-    """
-    texts = [_HTML_BREAK.sub("\n\n", text) for text in texts]
-    return Sentences.from_texts(texts, tokenizer, "punctuation", max_len)
 
 
 @dataclass(eq=False)
@@ -175,7 +154,7 @@ class DocumentData(SequenceData):
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
         """Return the documents of the training split, on which the tokenizer is trained."""
-        return [_HTML_BREAK.sub("\n\n", text) for text in raw.columns[0]]
+        return [HTML_BREAK.sub("\n\n", text) for text in raw.columns[0]]
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> DocumentDataset:  # type: ignore[override]
         """Divide and encode the documents of one split, and return its dataset.

@@ -17,6 +17,7 @@ from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.documents import count_bytes_and_words
 from fourfold.tokenization.tokenizer import Tokenizer
 
+HTML_BREAK = re.compile(r"\s*<br\s*/?>\s*", re.IGNORECASE)
 SentenceBreak = Literal["line", "punctuation"]
 _BREAKS = {
     "line": re.compile(r"\n"),
@@ -165,3 +166,23 @@ class Sentences:
         """
         index_in_document = np.arange(len(self)) - np.searchsorted(self.document, self.document)
         return np.flatnonzero(index_in_document % 2 == 0)[1:]
+
+
+def encode_documents(texts: Sequence[str], tokenizer: Tokenizer, max_len: int) -> Sentences:
+    """Divide documents into sentences, and encode the sentences.
+
+    A sentence ends at an empty line, at an HTML line break (`<br />`), and at white space after a
+    full stop, question or exclamation mark, which a quotation mark or a bracket may follow. A
+    sentence of more than `max_len` words is divided into several sentences.
+
+    Args:
+        texts: Texts of the documents.
+        tokenizer: Tokenizer of the sentences, whose tokens are called words.
+        max_len: Maximum number of words of a sentence.
+
+    Returns:
+        Token ids of each sentence, and the index of each sentence's document. Documents without a
+        sentence are left out of the numbering.
+    """
+    texts = [HTML_BREAK.sub("\n\n", text) for text in texts]
+    return Sentences.from_texts(texts, tokenizer, "punctuation", max_len)

@@ -199,7 +199,7 @@ class ConvolutionalLM(CausalLM):
     Example:
         >>> import fourfold, torch
         >>> model = ConvolutionalLM(ConvolutionalLMConfig(n_layers=1, vocab_size=100)).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
         torch.Size([1, 8])
     """
 

@@ -226,7 +226,7 @@ class LadderLM(CausalLM):
         >>> import fourfold, torch
         >>> config = LadderLMConfig(rung="parameter_free", n_layers=1, vocab_size=100)
         >>> model = LadderLM(config).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
         torch.Size([1, 8])
     """
 

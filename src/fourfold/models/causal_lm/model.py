@@ -95,7 +95,7 @@ class CausalLM(Model):
     Example:
         >>> import fourfold, torch
         >>> model = CausalLM(CausalLMConfig(n_layers=1, vocab_size=100)).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
         torch.Size([1, 8])
     """
 

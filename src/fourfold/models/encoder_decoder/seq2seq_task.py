@@ -218,12 +218,12 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             self.model,
             src,
             src_mask=src_mask,
-            beam=num_beams,
+            num_beams=num_beams,
             length_penalty=self.length_penalty,
             length_penalty_type=self.length_penalty_type,
             bos_id=self.start_id,
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
-            max_len=self.longest_caption,
+            max_new_tokens=self.longest_caption,
         )
         return tokenizer.decode_batch(ids.tolist())

@@ -213,7 +213,7 @@ class T5(EncoderDecoder):
         >>> import fourfold, torch
         >>> model = fourfold.create("t5-small", n_layers=1).eval()
         >>> ids = torch.tensor([[13959, 1566, 1]])
-        >>> fourfold.generate(model, ids, max_new=3, bos_id=0, eos_id=1, pad_id=0).shape[0]
+        >>> fourfold.generate(model, ids, max_new_tokens=3, bos_id=0, eos_id=1, pad_id=0).shape[0]
         1
     """
 

@@ -151,7 +151,7 @@ class RecurrentLM(CausalLM):
     Example:
         >>> import fourfold, torch
         >>> model = RecurrentLM(RecurrentLMConfig(vocab_size=100)).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new=5).shape
+        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
         torch.Size([1, 8])
     """
 
