@@ -21,17 +21,18 @@ _SECTIONS = (
 _TOKENS = "bos eos pad unk sep cls mask decoder_start forced_bos"
 _GENERATION = {
     int | list[int]: " ".join(f"{name}_token_id" for name in _TOKENS.split()),
-    int: "num_beams",
-    float: "length_penalty",
+    int: "num_beams max_new_tokens top_k",
+    float: "length_penalty temperature top_p",
+    bool: "do_sample",
 }
 _IMAGES = {dict: "image_processor", bool: "do_center_crop do_normalize"}
 _CONFIG = {
     dict: f"{_SECTIONS} id2label",
     list[str]: "architectures label_names",
-    int: "sliding_window_pattern global_attn_every_n_layers num_beams",
-    float: "crop_pct length_penalty",
+    int: f"sliding_window_pattern global_attn_every_n_layers {_GENERATION[int]}",
+    float: f"crop_pct {_GENERATION[float]}",
     list[float]: "mean std",
-    bool: "no_embed_class",
+    bool: f"no_embed_class {_GENERATION[bool]}",
     int | list[int]: _GENERATION[int | list[int]],
 }
 _TOKENIZER = {

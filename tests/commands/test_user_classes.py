@@ -160,7 +160,7 @@ def test_user_task_resumes_after_a_kill_and_is_tested_used_and_loaded(
             monkeypatch.setattr(sys, "stdin", prompts)
             result = run("generate", "--checkpoint", "killed", "--max-new-tokens", 3, *allowed)
         assert result.code == code, result.err
-    assert "--allow_class alibi.AlibiTask" in result.err
+    assert "--allow_class alibi.AlibiLM" in result.err
 
     from alibi import AlibiLM
 

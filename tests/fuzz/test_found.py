@@ -13,6 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load
 
+from fourfold.errors import InputError
+from fourfold.tasks import load_task
 from tests.fuzz.conftest import World
 from tests.fuzz.invariant import Case, Files, run
 
@@ -239,7 +241,7 @@ CONTENTS = {
     "artifacts": (put("fourfold", "data", "max_len", value="x"), "data.max_len must be of type"),
     "no model": (put("fourfold", "model", "class", value="os.path"), "the class os.path"),
 }
-# Content that only a command that builds the task reads.
+# Content that only `load_task` reads.
 TASK_CONTENTS = {
     "a function": (
         put("fourfold", "task", "class", value="fourfold.training.loading.load_task"),
@@ -255,17 +257,23 @@ TASK_CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("what", [*CONTENTS, *TASK_CONTENTS])
+@pytest.mark.parametrize("what", TASK_CONTENTS)
+@pytest.mark.usefixtures("limited")
+def test_invalid_task_of_a_checkpoint_is_rejected(what: str, world: World, tmp_path: Path) -> None:
+    change, said = TASK_CONTENTS[what]
+    (tmp_path / "f.ckpt").write_bytes(changed(world, "mt", change))
+    with pytest.raises(InputError, match=rf"f\.ckpt: .*{said}"):
+        load_task(tmp_path / "f.ckpt")
+
+
+@pytest.mark.parametrize("what", CONTENTS)
 @pytest.mark.usefixtures("limited")
 def test_invalid_content_of_a_checkpoint_is_rejected(
     what: str, world: World, refused: Refused
 ) -> None:
-    change, said = {**CONTENTS, **TASK_CONTENTS}[what]
+    change, said = CONTENTS[what]
     files: Files = {"f.ckpt": changed(world, "mt", change)}
-    calls = [("translate", "--checkpoint", "f.ckpt"), ("export", "f.ckpt", "out")]
-    if what == "no model":  # the task has its own model class
-        calls = calls[1:]
-    for call in calls if what in CONTENTS else calls[:1]:
+    for call in [("translate", "--checkpoint", "f.ckpt"), ("export", "f.ckpt", "out")]:
         error = refused(*call, files=files, stdin=b"one\n")
         assert error.startswith("fourfold: error: f.ckpt: ")
         assert said in error
@@ -331,7 +339,7 @@ def test_tokenizer_with_more_entries_than_embeddings_is_rejected(
     other = torch.load(io.BytesIO(world.checkpoint("lm")), weights_only=True)["fourfold"]["data"]
     data = changed(world, "mt", put("fourfold", "data", "tokenizer", value=other["tokenizer"]))
     error = refused("translate", "--checkpoint=f.ckpt", files={"f.ckpt": data}, stdin=b"one\n")
-    assert "f.ckpt: the checkpoint has a tokenizer with 300 entries, but a model with" in error
+    assert "f.ckpt: model has a tokenizer with 300 entries, but" in error
 
 
 def test_imported_weights_can_be_tested_but_not_resumed(

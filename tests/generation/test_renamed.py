@@ -21,7 +21,10 @@ def test_old_names_are_accepted_with_a_warning(
         found, _ = beam_search(translator, ids, **old)
     assert torch.equal(found, beam_search(translator, ids, num_beams=2, max_new_tokens=5)[0])
     both: dict[str, Any] = {"beam": 2, "num_beams": 2}
-    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="give only num_beams"):
+    with (
+        pytest.warns(DeprecationWarning, match="beam"),
+        pytest.raises(TypeError, match="give only num_beams"),
+    ):
         beam_search(translator, ids, **both)
 
 

@@ -191,6 +191,17 @@ def test_generation_config_has_precedence_over_config(tmp_path: Path) -> None:
     assert isinstance(found.length_penalty, float)
 
 
+def test_sampling_is_read_if_the_model_samples(tmp_path: Path) -> None:
+    options = {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    generation = {"max_new_tokens": 30, **options}
+    found = read_generation_defaults(write_json(tmp_path, {}, generation))
+    assert found == GenerationDefaults(max_new_tokens=30)  # do_sample is false by default
+    found = read_generation_defaults(write_json(tmp_path, {}, generation | {"do_sample": True}))
+    assert found == GenerationDefaults(max_new_tokens=30, **options)
+    found = read_generation_defaults(write_json(tmp_path, {}, {"do_sample": True, "top_k": 0}))
+    assert found == GenerationDefaults(temperature=1.0)
+
+
 @pytest.mark.parametrize("start", [None, 3])
 def test_first_token_of_the_decoder_has_precedence_over_bos(
     start: int | None, tmp_path: Path

@@ -21,7 +21,7 @@ from fourfold import json_files
 from fourfold.checkpoints.init_from import initialize_from
 from fourfold.checkpoints.save import write_transformers
 from fourfold.cli import main
-from fourfold.commands.infer.main import PROCESSORS
+from fourfold.commands.infer.main import FUNCTIONS
 from fourfold.errors import InputError
 from fourfold.families import families
 from fourfold.hub import directory
@@ -285,7 +285,7 @@ SOURCES = {
     "export": lambda source: main(["export", source, "exported"]),
     "look": lambda source: main(["look", source]),
     "fit": lambda source: main(["fit", "--config=gpt2/tiny", f"--model.init_from={source}"]),
-    **{verb: lambda source, verb=verb: main([verb, "--checkpoint", source]) for verb in PROCESSORS},
+    **{verb: lambda source, verb=verb: main([verb, "--checkpoint", source]) for verb in FUNCTIONS},
 }
 
 

@@ -13,7 +13,7 @@ import transformers as hf
 from tokenizers import decoders, models, pre_tokenizers
 
 from fourfold.cli import main
-from fourfold.commands.infer.base import escape
+from fourfold.commands.infer.line_io import escape
 from fourfold.errors import InputError
 from fourfold.tokenization import chat
 from fourfold.tokenization.chat import ChatTemplate, read_chat_template

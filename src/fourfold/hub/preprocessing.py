@@ -124,7 +124,7 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
 
 
 def read_generation_defaults(path: Path) -> GenerationDefaults:
-    """Read the special token ids and the options of beam search of a transformers directory.
+    """Read the special token ids and the options of decoding of a transformers directory.
 
     generation_config.json has precedence over config.json. Of several end-of-text tokens, the first
     is `eos_id`, and the others are `stop_ids`. Values that neither file contains are None.

@@ -2,7 +2,8 @@ import io
 
 import pytest
 
-from fourfold.commands.infer.line_io import Item, process, read_lines
+from fourfold.commands.infer.base import Item, run_batches
+from fourfold.commands.infer.line_io import INPUTS, process, read_lines
 from fourfold.errors import InputError
 
 
@@ -20,8 +21,20 @@ def through(text: str, batch_size: int = 2) -> tuple[list[str], list[list[str]]]
         return Item(line, len(line), group=int(line.startswith("g")))
 
     out = io.StringIO()
-    process(read_lines(io.BytesIO(text.encode())), prepare, run, out, batch_size, 50)
+    lines = read_lines(io.BytesIO(text.encode()))
+    process(lines, lambda part: run_batches(part, prepare, run, batch_size), out, 50)
     return out.getvalue().split("\n")[:-1], batches
+
+
+def test_an_invalid_input_of_a_function_has_its_number() -> None:
+    def prepare(text: str) -> Item:
+        if "!" in text:
+            raise InputError("too loud", option="the text")
+        return Item(text, 1)
+
+    with pytest.raises(InputError, match=r"^inputs:2: the text too loud") as raised:
+        run_batches(["a", "b!"], prepare, lambda items: items, 1)
+    assert (raised.value.file, raised.value.line) == (INPUTS, 2)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])

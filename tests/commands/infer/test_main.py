@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fourfold import generation
 from fourfold.checkpoints.files import read_file, write_file
 from fourfold.commands.infer import main
 from fourfold.commands.infer.generate import GrowingText
+from fourfold.commands.infer.line_io import escape
 from fourfold.errors import InputError
 
 Run = Callable[..., Any]
@@ -281,7 +282,7 @@ def test_a_run_directory_will_do(run: Run, trained: Train, monkeypatch: pytest.M
     [
         (["--device=tpu"], "--device must be one of auto, cpu"),
         (["--device=cuda:99"], "--device must be one of auto, cpu"),
-        (["--max-new-tokens=999"], "max_len must be at most 32 here"),
+        (["--max-new-tokens=999"], "max_new_tokens must be at most 32 here"),
         (["--temperature=1"], "--temperature is not an option of"),
         (
             ["--length-penalty-type=gnm"],
@@ -302,7 +303,7 @@ def test_wrong_options(options: list[str], said: str, ask: Ask) -> None:
             ["--length-penalty=nan"],
             "length_penalty must be finite, got nan",
         ),
-        (["--num-beams=2", "--n-best=4"], "n_best must lie between 1 and beam = 2, got 4"),
+        (["--num-beams=2", "--n-best=4"], "n_best must lie between 1 and num_beams = 2, got 4"),
         (
             ["--length-penalty-type=google"],
             "--length-penalty-type: invalid choice: 'google' (choose from",
@@ -348,7 +349,7 @@ def test_penalties_are_those_of_the_search() -> None:
 def test_wrong_checkpoints(ask: Ask, run: Run, trained: Train, here: Path) -> None:
     result = ask("fill", "mt", "one\n")
     assert result.code == 2
-    assert "holds the task Translation, but MaskedLanguageModeling is needed" in result.err
+    assert "last.ckpt: model must be a masked LM, got EncoderDecoder" in result.err
     assert "there is no such" in run("fill", "--checkpoint", "nothing.ckpt").err
     (here / "empty").mkdir()
     assert "there is no checkpoint" in run("fill", "--checkpoint", "empty").err
@@ -377,7 +378,7 @@ def test_directory_of_transformers_needs_no_import(
             assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer
     result = run("classify", "--checkpoint", here / "there")
     assert result.code == 2
-    assert "but ImageClassification or" in result.err
+    assert "model must be a classifier of texts or images, got" in result.err
 
 
 def test_stream_and_stop_texts(ask: Ask) -> None:
@@ -494,8 +495,8 @@ def test_a_byte_order_mark_is_no_text(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("option", ["--batch-size", "--max-new-tokens", "--num-beams", "--n-best"])
-@pytest.mark.parametrize("value", [10**9, 10**21, "9" * 5000])
-def test_huge_option_is_rejected_before_the_checkpoint_is_read(
+@pytest.mark.parametrize("value", [0, 10**21, "9" * 5000])
+def test_impossible_number_is_rejected_before_the_checkpoint_is_read(
     option: str, value: Any, run: Run
 ) -> None:
     result = run("translate", "--checkpoint", "none.ckpt", option, value)
@@ -504,21 +505,140 @@ def test_huge_option_is_rejected_before_the_checkpoint_is_read(
     assert len(result.err.splitlines()) == 1
 
 
-def test_generate_and_fill_do_not_import_lightning(root: Path, trained: Train) -> None:
-    calls = [
-        (verb, "--checkpoint", str(trained(family)))
-        for verb, family in (("generate", "lm"), ("fill", "mlm"))
-    ]
+FAMILIES = {
+    "translate": "mt",
+    "generate": "lm",
+    "fill": "mlm",
+    "classify": "classes",
+    "caption": "captions",
+}
+FUNCTIONS = """
+import json, sys, fourfold
+found, runs = {}, json.loads(sys.argv[1])
+model = {name: fourfold.load(run) for name, run in runs.items()}
+text = ["one two three", "four", "five six [MASK] one two"]
+images = ["0.png", "1.png"]
+found["translate"] = fourfold.translate(model["mt"], text)
+found["beams"] = fourfold.translate(
+    model["mt"], text, num_beams=3, length_penalty=1.0, n_best=2, max_new_tokens=8
+)
+found["generate"] = fourfold.generate_text(model["lm"], text)
+found["sampled"] = fourfold.generate_text(model["lm"], text, temperature=1.0, seed=1, n_best=2)
+found["fill"] = fourfold.fill(model["mlm"], text, top_k=2)
+found["tags"] = [" ".join(tags) for tags in fourfold.tag(model["tags"], text)]
+found["caption"] = fourfold.caption(model["captions"], images)
+pairs = [("one two", "two one"), ("six", "six")]
+for name, inputs in (("classes", pairs), ("vit", images), ("yang2016/tiny", ["A line. Another."])):
+    p = fourfold.classify(model[name], inputs)
+    names = model[name].artifacts["class_names"]
+    found[name] = [[names[i], f"{x:.4f}"] for x, i in zip(*(y.tolist() for y in p.max(-1)))]
+slow = {"lightning", "torchmetrics", "transformers", "scipy"} & set(sys.modules)
+assert not slow, slow
+print(json.dumps(found))
+"""
+
+
+def test_python_functions_answer_as_the_commands_without_lightning(
+    ask: Ask, run: Run, trained: Train, here: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        Image.new("L", (8, 8), number * 100).save(here / f"{number}.png")
+    write_file(checkpoint_of("yang2016/tiny", trained, run, here), here / "documents.ckpt")
+    families = ("mt", "lm", "mlm", "tags", "captions", "classes", "vit")
+    runs = {name: str(trained(name)) for name in families}
+    runs["yang2016/tiny"] = str(here / "documents.ckpt")
+    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    command = [sys.executable, "-c", FUNCTIONS, json.dumps(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+
+    text = "one two three\nfour\nfive six [MASK] one two\n"
+    images = "0.png\n1.png\n"
+    beams = ("--num-beams=3", "--length-penalty=1", "--n-best=2", "--max-new-tokens=8")
+    drawn = ("--temperature=1", "--seed=1", "--n-best=2")
+    answers = {
+        "translate": ask("translate", "mt", text),
+        "beams": ask("translate", "mt", text, *beams),
+        "generate": ask("generate", "lm", text),
+        "sampled": ask("generate", "lm", text, *drawn),
+        "fill": ask("fill", "mlm", text, "--top-k=2"),
+        "tags": ask("classify", "tags", text),
+        "classes": ask("classify", "classes", "one two\ttwo one\nsix\tsix\n"),
+    }
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A line. Another.\n")))
+    answers["yang2016/tiny"] = run("classify", "--checkpoint", "documents.ckpt")
+    for name, answer in answers.items():
+        cells = [[x] if isinstance(x, str) else x for x in found[name]]
+        assert ["\t".join(map(escape, row)) for row in cells] == lines(answer), name
+    for name, verb, family in (("caption", "caption", "captions"), ("vit", "classify", "vit")):
+        shown = [line.split("\t")[1:] for line in lines(ask(verb, family, images))]
+        assert [[x] if isinstance(x, str) else x for x in found[name]] == shown
+
+
+def test_no_command_imports_lightning(root: Path, trained: Train, here: Path) -> None:
+    Image.new("L", (8, 8), 100).save(here / "one.png")
+    calls = [(verb, "--checkpoint", str(trained(family))) for verb, family in FAMILIES.items()]
     code = (
-        f"import sys\nfrom fourfold.cli import main\nfor call in {calls}: assert main(call) == 0\n"
+        "import io, sys\nfrom fourfold.cli import main\n"
+        f"for call in {calls}:\n"
+        "    line = b'one.png' if call[0] == 'caption' else b'one\\ttwo'\n"
+        "    sys.stdin = io.TextIOWrapper(io.BytesIO(line))\n"
+        "    assert main(call) == 0\n"
         "slow = {'lightning', 'torchmetrics', 'transformers', 'scipy'} & set(sys.modules)\n"
         "sys.exit(str(slow) if slow else 0)"
     )
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(
-        [sys.executable, "-c", code], input="one\n", capture_output=True, text=True, env=env
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=here
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_functions_refuse_other_models(trained: Train) -> None:
+    translator, causal_lm = fourfold.load(trained("mt")), fourfold.load(trained("lm"))
+    classifier = fourfold.load(trained("classes"))
+    for call, needed in (
+        (lambda: fourfold.translate(causal_lm, []), "an encoder-decoder of texts, got CausalLM"),
+        (lambda: fourfold.caption(translator, []), "a captioning model, got EncoderDecoder"),
+        (lambda: fourfold.generate_text(translator, []), "a causal LM, got EncoderDecoder"),
+        (lambda: fourfold.fill(classifier, []), "a masked LM, got SequenceClassifier"),
+        (lambda: fourfold.tag(classifier, []), "a tagger, got SequenceClassifier"),
+    ):
+        with pytest.raises(InputError, match=f"model must be {needed}"):
+            call()
+    with pytest.raises(InputError, match=r"inputs:2: the text has \d+ tokens"):
+        fourfold.translate(translator, ["one", "seven " * 60])
+    with pytest.raises(InputError, match="stream needs a single prompt"):
+        fourfold.generate_text(causal_lm, ["one", "two"], stream=print)
+
+
+def test_a_function_streams(trained: Train) -> None:
+    model, pieces = fourfold.load(trained("lm")), list[str]()
+    whole = fourfold.generate_text(model, ["one two"], stream=pieces.append)
+    assert len(pieces) > 2
+    assert "".join(pieces) == whole[0]
+
+
+def test_stored_options_are_the_defaults_of_a_continuation(trained: Train) -> None:
+    model, prompts = fourfold.load(trained("lm")), ["one two", "three"]
+    sampled = fourfold.generate_text(model, prompts, temperature=2.0, top_k=5, seed=1)
+    beams = fourfold.generate_text(model, prompts, num_beams=3)
+    model.generation_defaults = replace(model.generation_defaults, num_beams=3)
+    assert fourfold.generate_text(model, prompts) == beams
+    model.generation_defaults = replace(model.generation_defaults, temperature=2.0, top_k=5)
+    assert fourfold.generate_text(model, prompts, seed=1) == sampled
+    assert fourfold.generate_text(model, prompts, num_beams=3) == beams
+    greedy = fourfold.generate_text(model, prompts, temperature=0.0)
+    model.generation_defaults = replace(model.generation_defaults, num_beams=None, temperature=None)
+    assert fourfold.generate_text(model, prompts) == greedy
+
+
+def test_old_options_are_accepted(ask: Ask) -> None:
+    new = ask("translate", "mt", "one two\n", "--num-beams=2", "--max-new-tokens=5")
+    old = ask("translate", "mt", "one two\n", "--beam", 2, "--max_new=5")
+    assert lines(old) == lines(new)
+    assert old.err == new.err
 
 
 # Recipe of each task, and a line that its processor reads.
@@ -532,7 +652,13 @@ RECIPES = {
     "TokenClassification": ("tags", "one two"),
     "Captioning": ("captions", "0.png"),
 }
-ALL_PROCESSORS = [(verb, task) for verb, tasks in main.PROCESSORS.items() for task in tasks]
+VERBS = {
+    "Translation": "translate",
+    "CausalLanguageModeling": "generate",
+    "MaskedLanguageModeling": "fill",
+    "Captioning": "caption",
+}
+ALL_PROCESSORS = [(VERBS.get(task, "classify"), task) for task in RECIPES]
 
 
 def checkpoint_of(family: str, trained: Train, run: Run, here: Path) -> dict[str, Any]:
@@ -609,12 +735,12 @@ def test_errors_of_network_disks_are_one_line(
     if where == "read":
         stdin = io.BufferedReader(BrokenStream(code))
     else:
-        from fourfold.commands.infer.generate import PromptContinuer
+        from fourfold.tokenization.tokenizer import Tokenizer
 
         def fail(*_: object) -> None:
             raise OSError(code, os.strerror(code), "far/away.png")
 
-        monkeypatch.setattr(PromptContinuer, "prepare", fail)
+        monkeypatch.setattr(Tokenizer, "encode", fail)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
     result = run("generate", "--checkpoint", trained("lm"), "--max-new-tokens=2", "--batch-size=1")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -636,10 +762,6 @@ def test_a_long_line_is_rejected_at_the_bound_of_files(ask: Ask) -> None:
     assert "<stdin>:2: the line has more than 1048576 bytes" in result.err
 
 
-# The padding token only fills the columns after the end, so that of the tokenizer is as good.
-UNUSED_DEFAULTS = {"pad_id"}
-
-
 def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Defaults of `fourfold.load` come from generation_config.json for an imported model."""
     from fourfold.commands.infer import base
@@ -653,21 +775,22 @@ def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.Monkey
         "length_penalty_type": "power",
         "stop_ids": [8, 9],
     }
-    assert {field.name for field in fields(generation.GenerationDefaults)} == set(stored)
     defaults = generation.GenerationDefaults(**stored)
-    monkeypatch.setattr("fourfold.training.loading.stored_defaults", lambda *_: defaults)
+    monkeypatch.setattr("fourfold.checkpoints.load.stored_defaults", lambda *_: defaults)
     seen: dict[str, Any] = {}
 
-    def search(*arguments: Any, **options: Any) -> Any:
-        seen.update(options)
-        return original(*arguments, **options)
+    def search(model: Any, *arguments: Any, **options: Any) -> Any:
+        seen.update(options, model=model)
+        return original(model, *arguments, **options)
 
     original = base.beam_search
     monkeypatch.setattr(base, "beam_search", search)
     lines(ask("translate", "mt", "one two\n"))
-    names = {"num_beams": "beam", "stop_ids": "eos_id"}
-    for name in set(stored) - UNUSED_DEFAULTS - {"eos_id", "stop_ids"}:
-        assert seen[names.get(name, name)] == stored[name], name
+    assert seen["bos_id"] == 5
     assert set(seen["eos_id"]) == {6, 8, 9}
+    # The search takes options that are None from the model.
+    assert (seen["num_beams"], seen["length_penalty"], seen["length_penalty_type"]) == (None,) * 3
+    for name in ("num_beams", "length_penalty", "length_penalty_type"):
+        assert getattr(seen["model"].generation_defaults, name) == stored[name]
     lines(ask("translate", "mt", "one two\n", "--num-beams=2", "--length-penalty=0.75"))
-    assert (seen["beam"], seen["length_penalty"]) == (2, 0.75)  # options have precedence
+    assert (seen["num_beams"], seen["length_penalty"]) == (2, 0.75)  # options have precedence
