@@ -62,7 +62,7 @@ def next_commands(folder: Path) -> list[str]:
     fourfold = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
     return [
         f"echo 'May 12, 2024' | {fourfold} translate --checkpoint {folder}/translation",
-        f"echo 'The value of' | {fourfold} generate --checkpoint {folder}/causal_lm --max-new-tokens 30",
+        f"echo 'The value of' | {fourfold} generate --checkpoint {folder}/causal_lm",
         f"{fourfold} test --run_dir {folder}/images",
     ]
 

@@ -55,9 +55,6 @@ def make_parser(command: str) -> OptionParser:
 def main(argv: Sequence[str]) -> int:
     """Run `fourfold import` or `fourfold export`, print a report, and return the exit code.
 
-    Args:
-        argv: "import" or "export", and the arguments of that command.
-
     Raises:
         InputError: An argument or a file is invalid.
     """

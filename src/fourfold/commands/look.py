@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
-from fourfold.core.validation import MAX_SIZE, check_positive, check_range
+from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 
 DESCRIPTION = """\
@@ -18,7 +18,6 @@ EPILOG = """\
 Without --text, --source and --image, the inputs are the first rows of the test data of the
 checkpoint's run directory. Several checkpoints, also of different families, are shown on one page,
 each with rows of its own test data. Layers and heads are counted from 0."""
-MAX_ROWS = 1000
 
 
 def make_parser() -> OptionParser:
@@ -46,9 +45,6 @@ def make_parser() -> OptionParser:
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
     """Convert a list of layers such as "0,3,last" to indices such as (0, 3, -1).
 
-    Args:
-        text: Numbers from 0, and "last", separated by commas; None is returned unchanged.
-
     Raises:
         InputError: An item is neither a number from 0 nor "last".
     """
@@ -67,15 +63,12 @@ def main(argv: Sequence[str]) -> int:
 
     One line with the path, size and content of the page is printed.
 
-    Args:
-        argv: Arguments after `fourfold look`.
-
     Raises:
         InputError: An option, the checkpoint or an input is invalid, or the output file exists.
     """
     options = make_parser().parse_args(list(argv))
-    check_range("--generate", options.generate, minimum=0, maximum=MAX_SIZE)
-    check_positive("--rows", options.rows, MAX_ROWS)
+    check_range("--generate", options.generate, minimum=0)
+    check_positive("--rows", options.rows)
     layers = parse_layers(options.layers)
     from fourfold.explorer.document import Settings
     from fourfold.explorer.write import Page, check_output
@@ -100,12 +93,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def document_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any], bytes]:
-    """Return the document and the maps of one checkpoint.
+    """Return the document and the maps of one checkpoint file or run directory.
 
-    Args:
-        path: Checkpoint file or run directory.
-        options: Parsed options of the command.
-        settings: `Settings` of the document without the name of the checkpoint.
+    `settings` are those of the page, without the name of the checkpoint.
 
     Raises:
         InputError: The checkpoint or an input is invalid.
@@ -133,9 +123,6 @@ def shown_command(argv: Sequence[str]) -> str:
     """Return the command line `fourfold look ...` as text that the page shows.
 
     Each path is replaced by the name of its file, so that the page names no folder of this machine.
-
-    Args:
-        argv: Arguments after `fourfold look`.
     """
     shown = []
     for item in argv:
@@ -146,13 +133,9 @@ def shown_command(argv: Sequence[str]) -> str:
 
 
 def examples_of_run(view: Any, checkpoint: Path, n_rows: int) -> list[Any]:
-    """Return examples for the page: the first rows of the test data of a checkpoint's training.
+    """Return the first rows of the test data that RUN/config.yaml of a checkpoint names.
 
-    Args:
-        view: Result of `fourfold.explorer.document.make_view`, which converts rows to examples.
-        checkpoint: Checkpoint file RUN/checkpoints/NAME.ckpt. The data are those that
-            RUN/config.yaml names.
-        n_rows: Maximum number of examples.
+    `view` converts rows to examples.
 
     Raises:
         InputError: The checkpoint is in no run directory, or its data have no test split.

@@ -43,13 +43,8 @@ IMAGE_TEXT_CONFIGS = (CLIPConfig, ImageToTextConfig)
 def main(argv: Sequence[str]) -> int:
     """Print parameters, FLOPs, memory and batch sizes of a training, computed from its config.
 
-    Args:
-        argv: Options of `fourfold fit`, or `--run_dir DIR`, which reads DIR/config.yaml. Further
-            options are `--devices` (number on all nodes together) and `--memory` (GiB of one
-            device).
-
-    Returns:
-        The exit code 0.
+    Further options than those of `fourfold fit` are `--devices` (number on all nodes together) and
+    `--memory` (GiB of one device).
 
     Raises:
         InputError: The config is invalid, or no micro-batch fits into the memory.
@@ -63,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     length = row_length(recipe)
     lines = [
         type(recipe.task.model).__name__,
-        *_table("parameters", "{:,.0f}".format, parameters(recipe.task.model)),
+        *_table("parameters", parameters(recipe.task.model), "{:,.0f}".format),
         "",
         *_compute_lines(recipe, length),
         "",
@@ -78,16 +73,10 @@ def main(argv: Sequence[str]) -> int:
 def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, int]:
     """Return options of `fourfold fit` that divide the global batch of a recipe among devices.
 
-    The options keep the size of the global batch that the config gives for one device. A size in
-    tokens may become slightly smaller by rounding.
-
-    Args:
-        argv: Options of `fit`, among them `--trainer.devices` with the number of devices.
-        memory: Memory of one device in GiB; None means unlimited.
-
-    Returns:
-        Values of options by key, such as trainer.accumulate_grad_batches. The dict is empty if no
-        option needs to change, because there is one device and the configured micro-batch fits.
+    They keep the global batch that the config gives for one device; a size in tokens may become
+    slightly smaller by rounding. The dict of values by key, such as
+    trainer.accumulate_grad_batches, is empty if no option needs to change. `memory` is that of one
+    device in GiB.
 
     Raises:
         InputError: The devices cannot share the batch equally, no micro-batch fits, or the model
@@ -122,14 +111,8 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
 def row_length(recipe: Recipe) -> int:
     """Return the assumed number of tokens of a training example, for estimates of FLOPs and memory.
 
-    - Image classifier: number of patches and class tokens of an image.
-    - Encoder-decoder of text: 25 for the source and 25 for the target, a typical sentence length,
-      but at most the maximum length in the config.
-    - Model of images and texts, such as CLIP: maximum length of the text in the config.
-    - Any other model: maximum length in the config.
-
-    Args:
-        recipe: The recipe, whose config determines the kind of model.
+    An image classifier has the tokens of an image, an encoder-decoder of text 25 on each side (a
+    typical sentence length), and any other model the maximum length of a text in the config.
 
     Raises:
         InputError: The model is neither a transformer nor an LSTM, or it is a masked autoencoder or
@@ -153,12 +136,8 @@ def row_length(recipe: Recipe) -> int:
 def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
     """Estimate the memory in bytes that training with a micro-batch takes on each device.
 
-    Args:
-        recipe: Parsed config of the training, with its model.
-        length: Number of tokens of a training example, from `row_length`.
-        batch: Size of the micro-batch, in tokens if `recipe.counts_tokens`, otherwise in examples.
-            The source and the target of an encoder-decoder of text each have this size.
-        devices: Number of devices. If there are several, DDP's copy of the gradients is included.
+    `length` is that of `row_length`, and `batch` counts tokens if `recipe.counts_tokens`, otherwise
+    examples. For several devices, DDP's copy of the gradients is included.
     """
     tokens = batch if recipe.counts_tokens else batch * length
     source = tokens if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else 0
@@ -178,18 +157,13 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
 
 
 def _compute_lines(recipe: Recipe, length: int) -> list[str]:
-    """Return lines of text with the FLOPs of a forward pass, an optimizer step and all steps.
-
-    Args:
-        recipe: Parsed config of the training, with its model.
-        length: Number of tokens of a training example, from `row_length`.
-    """
+    """Return lines of text with the FLOPs of a forward pass, an optimizer step and all steps."""
     config = recipe.config
     is_image = isinstance(config, ViTConfig)
     tokens = None if is_image else length
     flops = forward_flops(recipe.task.model, tokens)
     title = f"FLOPs, forward, one {_row_description(config, length)}"
-    lines = _table(title, lambda count: f"{count / 1e9:,.3f} G", flops)
+    lines = _table(title, flops, lambda count: f"{count / 1e9:,.3f} G")
     if not is_image and not isinstance(config, IMAGE_TEXT_CONFIGS):
         lines.append(_line("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
     # The head of a masked LM reads the masked tokens alone.
@@ -215,21 +189,7 @@ def _row_description(config: TransformerConfig, length: int) -> str:
 
 
 def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
-    """Return lines of text with the memory per device and the division of the global batch.
-
-    The lines contain the sizes of the global batch and the micro-batch, the number of accumulation
-    steps, and the options of `fit` that set these values.
-
-    Args:
-        recipe: Parsed config of the training, with its model.
-        length: Number of tokens of a training example, from `row_length`.
-        devices: Number of devices on all nodes together.
-        memory: Memory of one device in GiB; None means unlimited.
-
-    Raises:
-        InputError: `devices` is not a multiple of the number of nodes, the devices cannot share the
-            global batch equally, or no micro-batch fits.
-    """
+    """Return lines of text with the memory of a device and the division of the global batch."""
     total = recipe.global_batch
     if devices % recipe.nodes:
         message = f"must be a multiple of the {recipe.nodes} nodes, got {devices}"
@@ -239,12 +199,10 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
     unit = "tokens" if recipe.counts_tokens else "rows"
     actual = devices * micro * accumulation
     rounded = "" if actual == total else f" (rounded to {actual:,})"
-    options = {"trainer.devices": devices // recipe.nodes}
-    options |= _options(recipe, micro, accumulation)
-    is_auto = recipe.trainer["precision"] == AUTO
-    precision = recipe.precision + f" ({AUTO})" * is_auto
+    options = {"trainer.devices": devices // recipe.nodes, **_options(recipe, micro, accumulation)}
+    precision = recipe.precision + f" ({AUTO})" * (recipe.trainer["precision"] == AUTO)
     lines = [
-        *_table(f"memory, {precision}, one device", format_bytes, used),
+        *_table(f"memory, {precision}, one device", used, format_bytes),
         "",
         f"global batch: {total:,} {unit} = {devices} device{'s' * (devices > 1)} x {micro:,}"
         f" x accumulation {accumulation}{rounded}",
@@ -263,21 +221,9 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
 def _split(
     recipe: Recipe, devices: int, memory: float | None, length: int | None
 ) -> tuple[int, int]:
-    """Divide the global batch of a recipe into the largest micro-batches that fit into memory.
+    """Return the largest micro-batch that fits into `memory` GiB, and the accumulation steps.
 
-    Args:
-        recipe: Parsed config of the training, with its model.
-        devices: Number of devices on all nodes together.
-        memory: Memory of one device in GiB; None means unlimited.
-        length: Number of tokens of a training example, from `row_length`; None if the memory is
-            unlimited.
-
-    Returns:
-        Size of a micro-batch, in tokens if `recipe.counts_tokens`, otherwise in examples; and
-        number of micro-batches that a device processes in an optimizer step.
-
-    Raises:
-        InputError: The devices cannot share the global batch equally, or no micro-batch fits.
+    `length` is None if the memory is unlimited.
     """
 
     def fits(batch: int) -> bool:
@@ -295,14 +241,7 @@ def _line(name: str, value: str) -> str:
     return f"{name:<44}{value:>20}"
 
 
-def _table(title: str, form: Callable[[float], str], parts: CostBreakdown | Memory) -> list[str]:
-    """Return aligned lines of text: a line with the total, then a line for each part.
-
-    Args:
-        title: Text before the total.
-        form: Function that formats a value.
-        parts: Dataclass with a value for each part (parameters, FLOPs or bytes) and their total.
-    """
-    values = {title: parts.total}
-    values |= {f"  {part.name}": getattr(parts, part.name) for part in fields(parts)}
-    return [_line(name, form(value)) for name, value in values.items()]
+def _table(title: str, parts: CostBreakdown | Memory, form: Callable[[float], str]) -> list[str]:
+    """Return a line with the total, and a line for each part."""
+    rows = [(f"  {part.name}", getattr(parts, part.name)) for part in fields(parts)]
+    return [_line(name, form(value)) for name, value in [(title, parts.total), *rows]]

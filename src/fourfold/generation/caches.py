@@ -17,21 +17,13 @@ from fourfold.errors import InputError
 
 
 class BeamLayer(LayerCache):
-    """Keys and values of one layer in a `BeamCache`.
-
-    All hypotheses of a sequence share one batch element of the keys and values.
-    """
+    """Layer of a `BeamCache`: all hypotheses of a sequence share one batch element."""
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens.
+        """Append keys and values, and return those of all entries of each sequence (B, H, P, Dh).
 
-        Args:
-            k: Keys of the prompts (B, H, t, Dh) in the first step, later of the last token of each
-                row (N, H, 1, Dh).
-            v: Values, with the shape of `k`.
-
-        Returns:
-            Keys and values of all entries of each sequence, (B, H, P, Dh) each.
+        They are (B, H, t, Dh) of the prompts in the first step, later (N, H, 1, Dh) of the last
+        token of each row.
         """
         if self.buffers is not None:
             k, v = (fold_beams_into_queries(x, len(self.buffers[0])) for x in (k, v))
@@ -50,12 +42,6 @@ class BeamCache(KVCache):
     The model must compute the position of a token from the mask, because entries of other
     hypotheses lie between the entries of one hypothesis. After the first step, the model must
     process one token per hypothesis.
-
-    Attributes:
-        keys: Mask (N, P) bool, True = the hypothesis attends to the entry. None before the first
-            step.
-        length: Number P of entries of a sequence.
-        n_sequences: Number B of sequences.
     """
 
     layer_class = BeamLayer
@@ -65,15 +51,9 @@ class BeamCache(KVCache):
         self.n_sequences = 0  # B
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add the entries of new tokens to the mask of this cache, the attribute `keys`.
+        """Add entries to the mask `keys` (N, P): of prompts (B, t), later of one token (N, 1).
 
-        Each new entry is marked for its own hypothesis only.
-
-        Args:
-            ids: Token ids: prompts (B, t) in the first step, later one token of each row (N, 1).
-            keys: Mask (B, t) of the prompts, True = real token. None means that all tokens are
-                real. Not used after the first step.
-            documents: None, since packed documents are not supported.
+        The argument `keys` is not used after the first step.
         """
         assert documents is None, "packed documents are not supported"
         if self.keys is None:
@@ -85,18 +65,10 @@ class BeamCache(KVCache):
         self.length = self.keys.shape[1]
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Select hypotheses in place: the new hypothesis i is a copy of the old one `rows[i]`.
+        """Select hypotheses `rows` (N,), grouped by sequence with equally many of each.
 
-        The method selects rows of the mask `keys`. Keys and values are not copied, because the
-        hypotheses of a sequence share them. The method drops the keys and values of sequences
-        without a selected hypothesis.
-
-        Args:
-            rows: Indices of old hypotheses, (N,) int64, one for each new hypothesis. An index may
-                repeat. The new hypotheses must be grouped by sequence, with equally many
-                hypotheses for each sequence.
-            sources: Indices (n,) int64 of the sequences with a selected hypothesis, in ascending
-                order. None computes the indices from `rows`.
+        Only the mask is reordered; keys and values of sequences without a hypothesis are dropped.
+        `sources` (n,) are the sequences that remain, in ascending order.
         """
         if self.keys is None:  # the model ignores the cache
             return
@@ -110,41 +82,23 @@ class BeamCache(KVCache):
 
 
 def beam_cache(model: Any) -> KVCache:
-    """Build an empty cache for beam search with a model.
-
-    Most models get a `BeamCache`. Models with relative positions or a recurrent state get the
-    result of `model.new_cache()`, because a `BeamCache` neither keeps its entries in the order of
-    their positions nor stores a recurrent state.
-
-    Args:
-        model: A causal LM or an encoder-decoder.
-    """
+    """Build an empty cache for beam search with a causal LM or an encoder-decoder."""
+    # A BeamCache neither keeps its entries in the order of their positions nor stores a state.
     is_plain = model.has_relative_positions or model.is_recurrent
     return model.new_cache() if is_plain else BeamCache()
 
 
 class WindowLayer(LayerCache):
-    """Keys and values of one layer in a `WindowCache`.
-
-    The attribute `length` is the number of tokens whose keys and values are stored.
-
-    Args:
-        window: Number W of tokens that a token attends to, itself included.
-    """
+    """Layer of a `WindowCache`, in which a token attends to W tokens, itself included."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens, and drop those that no later token attends to.
+        """Append keys and values, and drop those that no later token attends to.
 
-        Args:
-            k: Keys (B, H, t, Dh) of the new tokens.
-            v: Values, with the shape of `k`.
-
-        Returns:
-            Keys and values (B, H, n, Dh) of the t new tokens and of up to W - 1 tokens before them.
+        Returns those of the t new tokens and of up to W - 1 tokens before them.
         """
         keys, values = super().extend(k, v)
         first = max(0, self.length - k.shape[2] - self.window + 1)
@@ -158,13 +112,9 @@ class WindowLayer(LayerCache):
 class WindowCache(KVCache):
     """Cache of a decoder with windows, in which such a layer stores fewer than 2 W tokens.
 
-    Here W is the window of the layer. A layer with full attention stores all tokens. If there is
-    padding or several documents, each layer stores all tokens, because the distance between two
+    Here W is the window of the layer, or None for full attention, which stores all tokens. If there
+    is padding or several documents, each layer stores all tokens, because the distance between two
     tokens is then not the number of entries between them.
-
-    Args:
-        windows: For each layer, the number W of tokens that a token attends to, itself included;
-            None for a layer with full attention.
     """
 
     def __init__(self, windows: Sequence[int | None]) -> None:
@@ -173,10 +123,7 @@ class WindowCache(KVCache):
         self.stores_all = False
 
     def layer(self, index: int) -> LayerCache:
-        """Return the keys and values of the layer with the given index.
-
-        The object is created at the first use of the layer. With a window, it is a `WindowLayer`.
-        """
+        """Return the keys and values of the layer with the given index, created at first use."""
         while len(self.layers) <= index:
             window = None if self.stores_all else self.windows[len(self.layers)]
             self.layers.append(LayerCache() if window is None else WindowLayer(window))
@@ -189,12 +136,7 @@ class WindowCache(KVCache):
         return min(self.length, window + n_new - 1)
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add new tokens to the attributes `length`, `keys` and `documents` of the cache.
-
-        Args:
-            ids: Ids (B, t) of the new tokens.
-            keys: Mask (B, t) of the new tokens, True = real token, or None.
-            documents: Index (B, t) of the packed document of each new token, or None.
+        """Add new tokens.
 
         Raises:
             InputError: `keys` or `documents` is given for the first time after the first call.
@@ -212,13 +154,8 @@ class StaticCache(KVCache):
 
     A CUDA graph runs the same kernels on the same memory in each step. The number of filled entries
     is therefore a tensor on the device, and the attention mask hides the other entries. The cache
-    supports one token per step, and its rows cannot be reordered.
-
-    Args:
-        cache: Cache after the first step, from which the keys and values of the prompts are copied.
-        n_rows: Number N of prompts in the batch.
-        capacity: Maximum number P of tokens.
-        device: Device of the cache.
+    supports one token per step, and its rows cannot be reordered. Keys and values of the N prompts
+    are copied from `cache`, the cache after the first step; `capacity` is the maximum P of tokens.
     """
 
     def __init__(self, cache: KVCache, n_rows: int, capacity: int, device: torch.device) -> None:
@@ -232,23 +169,13 @@ class StaticCache(KVCache):
         self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add one to the position of the last token, and unmask the new position in all rows.
-
-        The arguments are ignored.
-        """
+        """Unmask the next position in all rows. The arguments are ignored."""
         self.position += 1
         self.filled.index_fill_(1, self.position, True)
 
 
 class StaticLayer(LayerCache):
-    """Keys and values of one layer in a `StaticCache`, with memory for P tokens.
-
-    Args:
-        layer: Cache of the layer after the first step, from which keys and values are copied.
-        capacity: Maximum number P of tokens.
-        position: Position of the last token, a Tensor (1,) int64 that the `StaticCache` changes in
-            each step.
-    """
+    """Layer of a `StaticCache`, which shares the position (1,) int64 of the last token with it."""
 
     def __init__(self, layer: LayerCache, capacity: int, position: Tensor) -> None:
         super().__init__()
@@ -263,15 +190,7 @@ class StaticLayer(LayerCache):
         self.buffers = keys, values
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of the last token; return the keys and values of all tokens.
-
-        Args:
-            k: Keys (N, H, 1, Dh) of the last token of each row.
-            v: Values (N, H, 1, Dh) of the last token of each row.
-
-        Returns:
-            Keys and values, (N, H, P, Dh) each, with unused entries at the end.
-        """
+        """Store keys and values (N, H, 1, Dh); return all (N, H, P, Dh), unused ones at the end."""
         assert self.buffers is not None
         keys, values = self.buffers
         return keys.index_copy_(2, self._position, k), values.index_copy_(2, self._position, v)

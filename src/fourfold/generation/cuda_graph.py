@@ -23,11 +23,8 @@ class GraphStep:
     """Decoding step that runs a `CausalStep` as a CUDA graph.
 
     The first call runs `step` on the prompts. The second call captures `step` in a CUDA graph. This
-    call and all later calls replay the graph. `reorder` may drop rows, but not change their order.
-
-    Args:
-        step: A `CausalStep` that has a cache and has not been called yet.
-        capacity: Maximum number of tokens per row, prompt included.
+    call and all later calls replay the graph. `step` has a cache and has not been called yet, and a
+    row has at most `capacity` tokens, prompt included.
     """
 
     def __init__(self, step: CausalStep, capacity: int) -> None:
@@ -38,12 +35,7 @@ class GraphStep:
         self._active: Tensor | slice = slice(None)  # rows that have not ended, (N,) or all
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Run the model on new tokens, and return the logits (N, V) of the next token.
-
-        Args:
-            ids: Token ids int64: prompts (N, T) in the first call, later one new token per row,
-                (N, 1).
-        """
+        """Return the logits (N, V) after prompts (N, T), in later calls after one token (N, 1)."""
         cache = self._step.cache
         if cache is None or not cache.length:
             return self._step(ids)
@@ -55,13 +47,9 @@ class GraphStep:
         return self._replay()[self._active]
 
     def reorder(self, rows: Tensor) -> None:
-        """Drop rows that have ended from the results of later calls.
+        """Keep the rows with ascending indices `rows` (N,) among those of the last result.
 
         The graph still computes all rows.
-
-        Args:
-            rows: Ascending indices of the rows to keep, (N,) int64, among the rows of the logits
-                that the last call returned.
         """
         if self._replay is None:
             self._step.reorder(rows)
@@ -70,31 +58,17 @@ class GraphStep:
 
 
 def is_worth_capturing(device: torch.device, new_tokens: int) -> bool:
-    """Return True if a CUDA graph is supported and saves time.
-
-    Args:
-        device: Device of the model.
-        new_tokens: Maximum number of new tokens of a sequence.
-    """
+    """Return True if a CUDA graph is supported and saves time."""
     # Autocast caches the casts of weights outside of a graph, so a replay would miss them.
     autocast = torch.is_autocast_enabled("cuda")
     return device.type == "cuda" and new_tokens >= MIN_NEW_TOKENS and not autocast
 
 
 def capture(step: CausalStep, cache: StaticCache, ids: Tensor) -> Callable[[], Tensor]:
-    """Capture one decoding step as a CUDA graph.
+    """Capture one decoding step, and return a function that replays it for the content of `ids`.
 
-    The capture adds no token to the cache.
-
-    Args:
-        step: Decoding step to capture.
-        cache: Cache that `step` uses.
-        ids: Input (B, 1) int64 of the graph, on the GPU. A replay reads the tokens that this tensor
-            contains at that time.
-
-    Returns:
-        Function without arguments that replays the graph and returns the logits (B, V). The next
-        replay overwrites these logits.
+    The capture adds no token to the cache that `step` uses. The next replay overwrites the logits
+    (B, V) that the function returns.
     """
     position = cache.position.clone()
     filled = cache.filled.clone()

@@ -59,8 +59,13 @@ class GenerationInputs:
         self.reader_config: Any = getattr(model.config, "encoder", model.config)
         defaults: GenerationDefaults = model.generation_defaults or GenerationDefaults()
         self.defaults = defaults
-        self.bos_id = first_known(bos_id, defaults.bos_id)
-        given = defaults.end_ids if eos_id is None else eos_id
+        # A model from `load` stores all three tokens; those of a tokenizer that was set are known.
+        tokenizer = getattr(model, "tokenizer", None)
+        start = getattr(model.config, "decoder_start_token_id", None)
+        own_bos, own_eos = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id"))
+        self.bos_id = first_known(bos_id, defaults.bos_id, start, own_bos)
+        stored = defaults.end_ids or (() if own_eos is None else (own_eos,))
+        given = stored if eos_id is None else eos_id
         self.eos_ids = tuple(given) if isinstance(given, Sequence) else (given,)
         self.pad_id: int = first_known(pad_id, defaults.pad_id, *self.eos_ids, 0)
         if model.accepts_images:

@@ -53,18 +53,10 @@ class TokenSampler:
             raise InputError(f"must lie in (0, 1], got {self.top_p}", option="top_p")
 
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
-        """Choose a token for each row of logits by inverting the cumulative distribution.
+        """Choose tokens (N,) for logits (N, V) by inverting the cumulative distribution at `draws`.
 
-        Inversion needs one random number per token, so the random numbers of all steps can be drawn
-        in advance. Gumbel noise would need V numbers per token.
-
-        Args:
-            logits: Logits (N, V).
-            draws: Uniform random numbers in [0, 1), one for each row, (N,). Not used at
-                temperature 0.
-
-        Returns:
-            Token ids (N,) int64.
+        `draws` (N,) are uniform in [0, 1). Inversion needs one number per token, so those of all
+        steps can be drawn in advance; Gumbel noise would need V numbers per token.
         """
         if self.suppressed is not None:
             logits = logits.index_fill(-1, self.suppressed, -math.inf)
@@ -81,13 +73,8 @@ class TokenSampler:
 def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
     """Replace the logits of all but the most probable tokens by -inf, in a copy of the logits.
 
-    Args:
-        logits: Logits (..., V).
-        top_k: Number of most probable tokens whose logits are kept; None means all. Of equal
-            logits, the lower token id ranks first, so exactly `top_k` logits are kept.
-        top_p: Probability p. The logits of the smallest set of most probable tokens whose
-            probabilities sum to at least p are kept. With `top_k`, the probabilities of the k
-            tokens are renormalized first. None means all.
+    `top_k` and `top_p` are those of `TokenSampler`. Of equal logits, the lower token id ranks
+    first, so exactly `top_k` logits are kept.
 
     Example:
         >>> keep_top(torch.tensor([0.1, 3.0, 2.0]), top_k=2)
@@ -112,23 +99,12 @@ def uniform_per_prompt(
     seed: int | None,
     copies: Counter[tuple[int, ...]] | None = None,
 ) -> Tensor:
-    """Draw uniform random numbers for each prompt, independently of the prompt's row in the batch.
+    """Draw uniform numbers (B, n_draws) for prompts, independently of their rows in the batch.
 
     The numbers are a function of the seed, the real tokens of the prompt, and the number of equal
     prompts before this prompt. Samples therefore do not depend on the other prompts of the batch,
     and equal prompts get different samples. The numbers are computed on the CPU, so they are equal
-    on all devices.
-
-    Args:
-        ids: Token ids (B, T) of prompts or sources.
-        mask: (B, T) bool, True = real token.
-        n_draws: Number of random numbers per prompt.
-        seed: Seed; None draws a seed from torch's global generator.
-        copies: Number of times that each prompt (a tuple of its real tokens) occurred in earlier
-            batches. The function adds the prompts of this batch in place. None starts from 0.
-
-    Returns:
-        Random numbers in [0, 1), (B, n_draws) in fp32 on the device of `ids`.
+    on all devices. `seed` and `copies` are those of `generate`.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ()))
@@ -161,11 +137,7 @@ def sample(
         step: Decoding step of the model, which has not been called yet.
         prompt: Token ids (B, T) int64.
         limit: Maximum number of new tokens of each sequence, (B,) int64, at least 1.
-        sampler: Function that chooses the next tokens from logits.
         draws: Uniform random numbers (B, limit.max()) in [0, 1), one for each new token.
-        eos_ids: Tokens that end a sequence. Such a token is the last one of the sequence.
-        pad_id: Token that fills the columns after the end of a sequence.
-        on_tokens: Function that is called with the new tokens of each step; see `generate`.
 
     Returns:
         New tokens (B, t) int64, where t is the largest number of new tokens of a sequence.

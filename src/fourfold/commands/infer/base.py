@@ -17,7 +17,7 @@ from torch import Tensor
 from fourfold.commands.infer.line_io import INPUTS
 from fourfold.core.validation import check_positive, quote
 from fourfold.errors import InputError
-from fourfold.generation import GenerationDefaults, beam_search
+from fourfold.generation import beam_search
 from fourfold.layers.base_model import Model
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -110,8 +110,6 @@ class TextModel:
         if vocab_size is not None and n_entries > vocab_size:
             problem = f"has a tokenizer with {n_entries} entries, but {vocab_size} embeddings"
             raise InputError(problem, option="model")
-        self.defaults: GenerationDefaults = model.generation_defaults or GenerationDefaults()
-        self.end_ids = self.defaults.end_ids or (self.tokenizer.eos_id,)
         self.suppressed: list[int] = []
         for text in suppress_tokens:
             if (token := self.tokenizer.vocabulary.get(text)) is None:
@@ -157,15 +155,11 @@ class TextModel:
         The ids (B, T) are sources or prompts, or images (B, C, H, W). Outputs for sources begin
         with the start token, those for prompts with the prompt.
         """
-        start = getattr(self.model.config, "decoder_start_token_id", None)
-        known = (self.defaults.bos_id, start, self.tokenizer.bos_id)
         best, _ = beam_search(
             self.model,
             ids,
             src_mask=mask,
             n_best=n_best,
-            bos_id=next(token for token in known if token is not None),
-            eos_id=self.end_ids,
             pad_id=self.tokenizer.pad_id,
             suppress_tokens=self.suppressed,
             **options,

@@ -23,7 +23,7 @@ from fourfold.commands.infer.base import (
 )
 from fourfold.core.validation import MAX_SIZE, check_positive
 from fourfold.errors import InputError
-from fourfold.generation import generate
+from fourfold.generation import GenerationDefaults, generate
 from fourfold.generation.defaults import first_known
 from fourfold.generation.inputs import MAX_CONTINUATION
 from fourfold.layers.base_model import Model
@@ -165,7 +165,8 @@ class _Continuer(TextModel):
         self.options = options
         # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
         self.copies = Counter() if options.copies is None else options.copies
-        stored, temperature = self.defaults, options.temperature
+        self.stored = stored = model.generation_defaults or GenerationDefaults()
+        temperature = options.temperature
         if temperature is None and (options.num_beams or 1) == 1:
             temperature = stored.temperature
         self.samples = bool(temperature)
@@ -174,9 +175,6 @@ class _Continuer(TextModel):
             self.num_beams = stored.num_beams or 1
         self._check_options(n_prompts)
         self.chat = self._chat_template() if options.chat else None
-        if self.chat is not None and not stored.end_ids and self.chat.eos_token is not None:
-            end = self.tokenizer.vocabulary.get(self.chat.eos_token)
-            self.end_ids = self.end_ids if end is None else (end,)
 
     def _check_options(self, n_prompts: int) -> None:
         """Raise InputError if an option is out of range, or has no effect beside another one."""
@@ -220,7 +218,7 @@ class _Continuer(TextModel):
     def prepare(self, prompt: Any) -> Item:
         """Return an item with the pair (token ids, maximum number of new tokens) as content."""
         ids, given = self._encode(prompt), self.options.max_new_tokens
-        max_new: int = first_known(given, self.defaults.max_new_tokens, MAX_CONTINUATION)
+        max_new: int = first_known(given, self.stored.max_new_tokens, MAX_CONTINUATION)
         if self.max_len is not None:
             # The model does not read the last new token, which therefore needs no position.
             limit = self.max_len + 1 - (given or 1)
@@ -289,7 +287,6 @@ class _Continuer(TextModel):
             top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed,
-            eos_id=self.end_ids,
             pad_id=self.tokenizer.pad_id,
             suppress_tokens=self.suppressed,
             copies=self.copies,

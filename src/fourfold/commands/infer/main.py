@@ -132,13 +132,7 @@ def _option(name: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load a checkpoint, and write one line of output for each line of standard input.
-
-    Args:
-        argv: The command, such as "translate", and its options.
-
-    Returns:
-        The exit code 0.
+    """Load a checkpoint, write one line of output for each line of standard input, and return 0.
 
     Raises:
         InputError: An option, the checkpoint or a line is invalid.
