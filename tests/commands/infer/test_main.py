@@ -463,7 +463,7 @@ def test_no_option_of_translate_is_idle(options: list[str], ask: Ask) -> None:
         ["--seed=1"],
         ["--length-penalty=1"],
         ["--length-penalty-type=gnmt"],
-        ["--num-beams=3", "--temperature=0.5"],
+        ["--temperature=0.5", "--num-beams=3"],
     ],
 )
 def test_no_option_is_idle(options: list[str], ask: Ask) -> None:
