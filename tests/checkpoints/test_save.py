@@ -56,7 +56,7 @@ def native_models() -> dict[str, Model]:
 def test_native_directory_restores_model_and_artifacts(name: str, tmp_path: Path) -> None:
     model: Any = native_models()[name]
     model.artifacts = {"class_names": ["a", "b", "c"]} if name == "resnet" else {}
-    model.generation_defaults = GenerationDefaults(eos_id=2, num_beams=5)
+    model.generation_defaults = GenerationDefaults(eos_id=2, num_beams=5, top_k=3, temperature=0.5)
     fourfold.save(model, tmp_path / "saved")
     names = {file.name for file in (tmp_path / "saved").iterdir()}
     assert names == {"fourfold.json", "model.safetensors"}

@@ -29,6 +29,7 @@ from fourfold.layers.base_model import Model
 from fourfold.layers.quantization import quantize as quantize_model
 
 ModelT = TypeVar("ModelT", bound=Model)
+SAMPLING_OPTIONS = frozenset({"temperature", "top_k", "top_p"})
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MISMATCH = "the weights do not match the model's config"
 
@@ -79,8 +80,9 @@ def load(
 
 def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:
     """Return the fields of GenerationDefaults that are among the arguments of a task."""
-    given = {field.name: init_args.get(field.name) for field in fields(GenerationDefaults)}
-    return GenerationDefaults(**given)
+    # The temperature of a task, for example, is that of its distillation.
+    names = {field.name for field in fields(GenerationDefaults)} - SAMPLING_OPTIONS
+    return GenerationDefaults(**{name: init_args.get(name) for name in names})
 
 
 def stored_defaults(content: Mapping[str, Any], path: Path) -> GenerationDefaults:
@@ -88,7 +90,11 @@ def stored_defaults(content: Mapping[str, Any], path: Path) -> GenerationDefault
 
     The content of the file at `path` must have been checked.
     """
-    defaults = generation_defaults(content["fourfold"]["task"]["init_args"])
+    task = content["fourfold"]["task"]
+    defaults = generation_defaults(task["init_args"])
+    if not task["class"]:  # a directory of `fourfold.save`, which stores all fields
+        sampling = {name: task["init_args"].get(name) for name in SAMPLING_OPTIONS}
+        defaults = replace(defaults, **sampling)
     with reading(path):
         source = _source_record(content)
     if source is None:

@@ -33,9 +33,9 @@ class Model(nn.Module):
         head: Output head, a module that maps the result of `hidden` to logits. A model without
             this attribute implements `logits` itself.
         tokenizer: The tokenizer stored with the weights, or None.
-        generation_defaults: `fourfold.generation.GenerationDefaults` or None. `generate` and
-            `beam_search` take special tokens from it if the caller gives none. The command line
-            takes options of beam search from it.
+        generation_defaults: `fourfold.generation.GenerationDefaults` or None. `generate`,
+            `beam_search` and the command line take special tokens and options from it that the
+            caller does not give.
         artifacts: Dictionary of facts about the training data that are stored with the weights,
             such as `class_names` and the mean and standard deviation of images.
         source: `SourceCheckpoint` of `fourfold.hub` for weights from a checkpoint of transformers,

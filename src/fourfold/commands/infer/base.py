@@ -112,7 +112,7 @@ class TextModel:
             raise InputError(problem, option="model")
         self.suppressed: list[int] = []
         for text in suppress_tokens:
-            if (token := self.tokenizer.vocabulary.get(text)) is None:
+            if (token := self.tokenizer.backend.token_to_id(text)) is None:
                 message = f"must be a token of the vocabulary, got {quote(text)}"
                 raise InputError(message, option="suppress_tokens")
             self.suppressed.append(token)

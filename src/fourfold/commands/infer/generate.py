@@ -8,6 +8,7 @@ import json
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -155,6 +156,11 @@ def read_messages(line: str) -> list[Any]:
     return found if found and is_valid else [{"role": "user", "content": line}]
 
 
+@lru_cache(maxsize=1)
+def _cached_template(description: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate(dict(description))  # which starts a process for its first conversation
+
+
 class _Continuer(TextModel):
     """Causal LM with the options of `generate_text`."""
 
@@ -202,7 +208,7 @@ class _Continuer(TextModel):
         if description is None:
             message = "needs a chat template, which tokenizer_config.json of the model lacks"
             raise InputError(message, option="chat")
-        return ChatTemplate(description)
+        return _cached_template(tuple(description.items()))
 
     def _encode(self, prompt: Any) -> list[int]:
         if self.chat is not None:
