@@ -34,10 +34,9 @@ class BeamCache(KVCache):
     """Key-value cache for beam search, shared by all hypotheses of a sequence.
 
     An entry of the cache is the key and the value of one token. The first step adds one entry per
-    token of the prompt. Each later step adds K entries per sequence, one for the new token of each
-    hypothesis. The mask `keys` marks the entries of each hypothesis, which are those of its prompt
-    and of its new tokens. A hypothesis attends to marked entries only. Therefore no key or value is
-    copied when beam search reorders the hypotheses.
+    token of the prompt, each later step K entries per sequence, one for the new token of each
+    hypothesis. A hypothesis attends to the entries that the mask `keys` marks as its own, so that
+    no key or value is copied when beam search reorders the hypotheses.
 
     The model must compute the position of a token from the mask, because entries of other
     hypotheses lie between the entries of one hypothesis. After the first step, the model must

@@ -131,16 +131,9 @@ def sample(
 ) -> Tensor:
     """Generate tokens until each sequence of the batch has ended or reached its limit.
 
-    The model no longer runs on sequences that have ended.
-
-    Args:
-        step: Decoding step of the model, which has not been called yet.
-        prompt: Token ids (B, T) int64.
-        limit: Maximum number of new tokens of each sequence, (B,) int64, at least 1.
-        draws: Uniform random numbers (B, limit.max()) in [0, 1), one for each new token.
-
-    Returns:
-        New tokens (B, t) int64, where t is the largest number of new tokens of a sequence.
+    Returns new tokens (B, t) for prompts (B, T), at most `limit` (B,) of each, at least 1. `step`
+    has not been called yet, and no longer runs on sequences that have ended. `draws`
+    (B, limit.max()) are uniform in [0, 1).
     """
     most = int(limit.max())
     out = prompt.new_full((len(prompt), most), pad_id)
