@@ -37,8 +37,6 @@ class Family:
             that differ from the defaults.
         architectures: Modules that describe classes of transformers in a tuple `ARCHITECTURES`, by
             the `model_type` in config.json.
-        processors: Classes ("module:Class") that process the lines of a command such as
-            "translate", by command and name of the task.
         views: Classes ("module:Class") that show a model on the page of `fourfold look`, by name
             of the model class.
     """
@@ -48,7 +46,6 @@ class Family:
     tasks: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     architectures: Mapping[str, str] = field(default_factory=dict)
-    processors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
 
 

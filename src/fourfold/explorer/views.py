@@ -219,8 +219,9 @@ class View:
         source is tokens (1, S) or an image (1, C, H, W).
         """
         num_beams = getattr(self.model.generation_defaults, "num_beams", None) or 1
-        beams, found = {"num_beams": num_beams, "n_best": num_beams}, []
-        ids, scores = beam_search(self.model, source, **beams, eos_id=self.end_ids, **options)
+        found: list[Hypothesis] = []
+        options = {"num_beams": num_beams, "n_best": num_beams, "eos_id": self.end_ids, **options}
+        ids, scores = beam_search(self.model, source, **options)
         rows = ids.reshape(-1, ids.shape[-1])[:, 1:].tolist()
         for row, score in zip(rows, scores.flatten().tolist(), strict=True):
             if not set(self.end_ids).isdisjoint(row) and score > -math.inf:  # not padding

@@ -43,9 +43,6 @@ FAMILY = Family(
         ),
         **dict.fromkeys(("gemma2", "gemma3_text"), f"{__package__}.hub_gemma"),
     },
-    processors={
-        "generate": {"CausalLanguageModeling": "fourfold.commands.infer.generate:PromptContinuer"}
-    },
     views={
         "CausalClassifier": "fourfold.explorer.text_views:ClassifierView",
         "CausalLM": "fourfold.explorer.text_views:CausalView",

@@ -5,7 +5,6 @@ from fourfold.families import Family
 BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
 LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
 COMPOSITE = ("CompositeEncoderDecoder", "ImageToTextConfig", "TextToTextConfig")
-TRANSLATOR = "fourfold.commands.infer.translate:SentenceTranslator"
 
 FAMILY = Family(
     name="encoder_decoder",
@@ -33,10 +32,6 @@ FAMILY = Family(
     architectures={
         **dict.fromkeys(("marian", "pegasus", "bart"), f"{__package__}.hub"),
         "t5": f"{__package__}.hub_t5",
-    },
-    processors={
-        "translate": {"Translation": TRANSLATOR},
-        "caption": {"Captioning": "fourfold.commands.infer.caption:ImageCaptioner"},
     },
     views={
         "Seq2Seq": "fourfold.explorer.image_views:make_seq2seq_view",

@@ -41,13 +41,6 @@ FAMILY = Family(
         **dict.fromkeys(("bert", "roberta", "distilbert"), f"{__package__}.hub"),
         "modernbert": f"{__package__}.hub_modernbert",
     },
-    processors={
-        "fill": {"MaskedLanguageModeling": "fourfold.commands.infer.fill_mask:MaskFiller"},
-        "classify": {
-            "SequenceClassification": "fourfold.commands.infer.classify:TextClassifier",
-            "TokenClassification": "fourfold.commands.infer.classify:WordTagger",
-        },
-    },
     views={
         **dict.fromkeys(CLASSIFIERS, "fourfold.explorer.text_views:ClassifierView"),
         "MaskedLM": "fourfold.explorer.text_views:MaskedView",

@@ -24,10 +24,5 @@ FAMILY = Family(
             "fourfold.models.baselines.task",
         ),
     },
-    processors={
-        "classify": {
-            "DocumentClassification": "fourfold.commands.infer.classify:DocumentClassifier"
-        }
-    },
     views={"HierarchicalClassifier": "fourfold.explorer.text_views:DocumentView"},
 )

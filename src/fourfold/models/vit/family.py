@@ -41,9 +41,6 @@ FAMILY = Family(
     architectures=dict.fromkeys(
         ("vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"), f"{__package__}.hub"
     ),
-    processors={
-        "classify": {"ImageClassification": "fourfold.commands.infer.classify:ImageClassifier"}
-    },
     views={
         "ViT": "fourfold.explorer.image_views:ImageView",
         "MaskedAutoencoder": "fourfold.explorer.image_views:MaskedImageView",
