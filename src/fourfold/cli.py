@@ -42,7 +42,6 @@ COMMANDS = {
     "seeds": ("commands.seeds", "fit and test with several seeds: mean and standard deviation"),
     "recipes": ("commands.packaged_recipes", "list the recipes of the package"),
     "plan": ("commands.plan", "parameters, FLOPs and memory of a recipe, before running it"),
-    "replay": ("commands.replay", "find the module that made a loss infinite or NaN"),
     "reproduce": ("reproduce.command", "a published table with our numbers beside the paper's"),
     "diff": ("reproduce.recipe_cards.diff_command", "differences between recipes"),
     "translate": (INFER, "translate one sentence per line of standard input"),

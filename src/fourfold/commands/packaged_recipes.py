@@ -14,6 +14,7 @@ from fourfold.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SUFFIXES = (".yaml", ".yml", ".json")
+SCHEMA_COMMENT = "# yaml-language-server:"  # names the JSON Schema to editors
 
 
 def recipes_folder() -> Path:
@@ -54,7 +55,7 @@ def find_recipe(name: str) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the name and the first comment line of each packaged recipe that matches a pattern.
+    """Print the name and the description of each packaged recipe that matches a pattern.
 
     Args:
         argv: List of one pattern: a part of a name, or a glob such as 'gpt2/*'. An empty list
@@ -80,6 +81,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"must match a recipe, got {pattern!r}", option="PATTERN")
     width = max(map(len, names))
     for name in names:
-        comment, *_ = (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8").split("\n")
+        lines = (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8").split("\n")
+        comment = lines[lines[0].startswith(SCHEMA_COMMENT)]
         print(f"{name:<{width}}  {comment.lstrip('# ').rstrip()}")
     return 0

@@ -17,7 +17,7 @@ from fourfold.commands.train.auto_precision import device_kind
 from fourfold.commands.train.config_files import locate
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_numbers, count_devices
-from fourfold.commands.train.parser import Parser, import_all_classes, parse_config
+from fourfold.commands.train.parser import Parser, import_classes, parse_config
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import resolve_precision
@@ -146,7 +146,7 @@ class Recipe:
 
 def make_parser(prog: str) -> Parser:
     """Return a parser of all options of `fourfold fit`, for a program called `prog`."""
-    import_all_classes()
+    import_classes()
     parser = Parser(prog=prog)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; several are merged.")
     parser.add_lightning_class_args(Task, "model", subclass_mode=True)

@@ -24,10 +24,7 @@ OPTION = "trainer.precision"
 
 
 def device_kind(accelerator: Any) -> str:
-    """Return the type of the device for a value of `trainer.accelerator`.
-
-    The result is "cuda" if the value is not "cpu" and a GPU is available, otherwise "cpu".
-    """
+    """Return "cuda" or "cpu", the device that a value of `trainer.accelerator` selects."""
     return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
@@ -40,12 +37,10 @@ def set_precision(
     that was trained with "auto" chooses again, unless the command line names a precision.
 
     Args:
-        config: All options of the command, changed in place. "auto" in `trainer.precision` is
-            replaced by the choice, which is also stored in `auto_precision`. `auto_precision` is
-            set to None if the precision was not chosen.
+        config: All options of the command, changed in place. The choice for "auto" is also stored
+            in `auto_precision`, which is None if the precision was given.
         arguments: Options on the command line.
-        checkpoint: Checkpoint of a training to resume, or weights to evaluate; None if there is
-            none.
+        checkpoint: Checkpoint of a training to resume, or weights to evaluate.
         trains: True for `fit`.
     """
     trainer = config["trainer"]
@@ -77,12 +72,7 @@ def set_precision(
 def recorded_precision(checkpoint: Path) -> str | None:
     """Return the precision in the config.yaml of the run directory that contains a checkpoint.
 
-    The result is a key of `PRECISIONS`, such as "bf16-mixed". A precision of null, Lightning's
-    default, becomes "32-true". The result is None if the file does not exist, or if its precision
-    is missing or "auto".
-
-    Raises:
-        InputError: The file is not YAML.
+    The result is a key of `PRECISIONS`, or None if the file or its precision is missing.
     """
     file = checkpoint.absolute().parents[1] / "config.yaml"
     if not file.is_file():

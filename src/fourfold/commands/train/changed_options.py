@@ -3,39 +3,27 @@
 All options are compared, except for those in `IGNORED`, so that a new option needs no entry here.
 """
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from fourfold.commands.train.config_files import LOADER
-from fourfold.commands.train.options import count_devices
+from fourfold.commands.train.config_files import LOADER, entries, read_tree
 from fourfold.errors import InputError
 
-# Dotted names of options that do not affect the results of a resumed training. The level init_args
-# is left out of the names.
+# Dotted names of options that do not affect the results of a resumed training.
 IGNORED = {
     *("allow_class", "ckpt_path", "config", "resume", "run_dir", "trainer.default_root_dir"),
     "auto_precision",  # the precision itself is compared
-    *(
-        "log_every_seconds",
-        "log_samples",
-        "look",
-        "tensorboard",
-        "trainer.logger",
-        "trainer.profiler",
-    ),
+    *("log_every_seconds", "log_samples", "look", "tensorboard", "trainer.logger"),
     *("wandb", "wandb_checkpoints", "wandb_group", "wandb_name", "wandb_project", "wandb_tags"),
     *("checkpoint.every_n_epochs", "checkpoint.every_n_steps", "trainer.log_every_n_steps"),
-    *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),
+    *("trainer.enable_autolog_hparams", "trainer.enable_model_summary", "trainer.profiler"),
     *("trainer.enable_progress_bar", "trainer.num_sanity_val_steps", "data.num_workers"),
     "data.tokenizer.file",  # the tokenizer itself is compared with that of the checkpoint
 }
-MAX_VALUE = 80  # characters of a value in a line
+# Options that a training cannot change: a checkpoint does not name the class of the optimizer.
+FIXED = ("model.init_from", "optimizer", "lr_scheduler")
 
 
 def describe_changes(config: str, checkpoint: Path) -> list[str]:
@@ -52,79 +40,40 @@ def describe_changes(config: str, checkpoint: Path) -> list[str]:
         cannot be read.
 
     Raises:
-        InputError: `model.init_from` differs.
+        InputError: An option differs that a training cannot change.
     """
     folder = checkpoint.absolute().parent.parent
-    current = _options(config)
-    recorded: dict[str, Any] = {}
-    with suppress(OSError, UnicodeDecodeError):
-        recorded = _options((folder / "config.yaml").read_text(encoding="utf-8"))
+    current = _values(yaml.compose(config, LOADER))
+    try:
+        recorded = _values(read_tree(folder / "config.yaml"))
+    except InputError:
+        recorded = {}
     if not recorded:
         return [f"changed options are not reported, since {folder} has no record of the options"]
     lines = []
     for key in {**recorded, **current}:
-        old, new = recorded.get(key), current.get(key)
-        if key in IGNORED or _comparable(key, old) == _comparable(key, new):
+        old, new = recorded.get(key, "null"), current.get(key, "null")
+        is_path = key.startswith("model.init_from")
+        if key in IGNORED or old == new or (is_path and _same_path(old, new)):
             continue
-        if key == "model.init_from":
-            message = f"must be {_format(old)}, from which this training started, got"
-            message += f" {_format(new)}; weights of another model need another --run_dir"
-            raise InputError(message, option=key)
-        lines.append(f"resuming with {key}={_format(new)}, recorded {_format(old)}")
+        if key.startswith(FIXED):
+            message = f"must be {old}, with which this training started, got {new}; another value"
+            raise InputError(f"{message} needs another --run_dir", option=key)
+        lines.append(f"resuming with {key}={new:.80}, recorded {old:.80}")
     return lines
 
 
-def _options(config: str) -> dict[str, Any]:
-    """Return a dict from the dotted name of each option to its value.
-
-    Args:
-        config: Config as YAML text. The dict is empty if the text is not a YAML mapping.
-    """
-    try:
-        content = yaml.load(config, LOADER)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}
-    return dict(_flatten(content)) if isinstance(content, Mapping) else {}
+def _same_path(old: str, new: str) -> bool:
+    return "null" not in (old, new) and os.path.realpath(old) == os.path.realpath(new)
 
 
-def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of each option in nested mappings and lists.
-
-    An item of a list of mappings has its index in the name, such as trainer.callbacks[0].patience.
-    The levels init_args and dict_kwargs are left out of the names.
-
-    Args:
-        value: Mapping, list or value.
-        name: Dotted name of `value`; "" for the whole config.
-    """
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            is_level = key in ("init_args", "dict_kwargs") and isinstance(inner, Mapping)
-            yield from _flatten(inner, name if is_level else f"{name}.{key}".lstrip("."))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for index, inner in enumerate(value):
-            yield from _flatten(inner, f"{name}[{index}]")
-    else:
-        yield name, None if value in ({}, []) else value
-
-
-def _comparable(key: str, value: Any) -> Any:
-    """Return a form of an option's value that is equal for values with the same effect.
-
-    The number of devices replaces `trainer.devices`, and the real path replaces `model.init_from`.
-    Other values are returned unchanged.
-
-    Args:
-        key: Dotted name of the option.
-        value: Value of the option.
-    """
-    if key == "trainer.devices" and value is not None:
-        return count_devices(value)
-    if key == "model.init_from" and isinstance(value, str):
-        return os.path.realpath(value)
-    return value
-
-
-def _format(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
+def _values(root: yaml.Node | None) -> dict[str, str]:
+    """Return the value of each option as text, by dotted name; a list is one value."""
+    values = {}
+    for name, _, node in entries(root):
+        if isinstance(node, yaml.ScalarNode):
+            values[name] = node.value
+        elif isinstance(node, yaml.SequenceNode) and node.value:
+            node.flow_style = True
+            values[name] = " ".join(yaml.serialize(node).split())
+    return values

@@ -1,4 +1,4 @@
-"""Checks of a training before it starts: validation interval, memory and export of the model."""
+"""Checks of a training before it starts: validation interval and memory of the model."""
 
 from dataclasses import replace
 
@@ -11,10 +11,9 @@ from fourfold.checkpoints.load import build_model
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.environment import available_memory
 from fourfold.errors import InputError
-from fourfold.hub.transformers_format import export_problem
 from fourfold.layers.base_model import on_meta
-from fourfold.tasks import Task
 from fourfold.training.finetuning import apply_finetuning
+from fourfold.training.task import Task
 
 
 def check_interval(trainer: Trainer, datamodule: LightningDataModule) -> None:
@@ -38,22 +37,14 @@ def check_interval(trainer: Trainer, datamodule: LightningDataModule) -> None:
         raise InputError(message, option="trainer.val_check_interval")
 
 
-def check_model(
-    task: Task, trainer: Trainer, datamodule: LightningDataModule, check_memory: bool
-) -> None:
-    """Check that the model fits into memory, and print a line if it cannot be exported.
+def check_memory(task: Task, trainer: Trainer, datamodule: LightningDataModule) -> None:
+    """Check that weights, gradients and optimizer states fit into memory.
 
     The model is built on the meta device, which takes no memory. Models of the user, sharded
     models, and models whose sizes depend on data that are not read yet are not checked.
 
-    Args:
-        task: Task, which determines the model, the trained parameters and the optimizer.
-        trainer: Trainer, which determines the device and the precision.
-        datamodule: DataModule with sizes that the config leaves out, such as `vocab_size`.
-        check_memory: False skips the check of the memory.
-
     Raises:
-        InputError: The memory is too small for weights, gradients and optimizer states.
+        InputError: The memory is too small.
     """
     values = {
         name: getattr(datamodule, name, None) if trainer.world_size == 1 else None
@@ -67,14 +58,9 @@ def check_model(
     try:
         with on_meta():
             model = build_model(task.model_class, replace(task.config, **values))
-        problem = export_problem(model)
         apply_finetuning(model, task.tuning)
         needed = state_memory(model, str(trainer.precision), task.optimizer.name)
     except InputError:  # reported with more details when the model itself is built
-        return
-    if problem and trainer.is_global_zero:
-        print(f"`fourfold export` will not be possible: the model {problem}", flush=True)
-    if not check_memory:
         return
     device = trainer.strategy.root_device
     available: int | None

@@ -1,31 +1,18 @@
-"""Config files and options of a command line: lookup, checks, hashes, file and line of errors.
-
-The functions normalize the spelling of options, find, check and hash config files, and add the file
-and line to errors.
-"""
+"""Config files and options of a command line: lookup, hashes, and file and line of errors."""
 
 import hashlib
 import json
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from fourfold.commands.packaged_recipes import SUFFIXES as RECIPE_SUFFIXES
-from fourfold.commands.packaged_recipes import find_recipe, recipe_names
+from fourfold.commands.packaged_recipes import find_recipe
 from fourfold.core.precision import AUTO
-from fourfold.core.validation import MAX_DEPTH, check_nesting
 from fourfold.errors import InputError
 
 # The loader of jsonargparse, which rejects some escape sequences that SafeLoader accepts.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MAX_VALUES = 100_000  # keys and values of a config, with each alias written out
-MAX_NUMBER = 300  # characters of a number; Python refuses to convert integers of 4,300 digits
-_NUMBER = re.compile(r"[-+]?[0-9][0-9a-fA-FxXob_.:+-]*")
 
 
 def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> list[str]:
@@ -44,14 +31,11 @@ def expand_arguments(arguments: Iterable[str], *, evaluates: bool = False) -> li
         is added only if the file exists and neither `--model` nor `--data` is given.
 
     Raises:
-        InputError: A recipe is unknown, or an argument is not valid UTF-8.
+        InputError: A recipe is unknown.
     """
     expanded: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if argument != argument.encode(errors="replace").decode():
-            option = name if name.startswith("--") and name.isascii() else "every argument"
-            raise InputError(f"must be valid UTF-8, got {argument!a:.200}", option=option)
         if name.startswith("--"):
             name = "--" + name[2:].replace("-", "_")
         elif name == "-c":
@@ -148,49 +132,6 @@ def check_unedited(before: Mapping[str, str], arguments: list[str]) -> None:
         )
 
 
-def check_files(files: Iterable[Path], sections: Collection[str]) -> None:
-    """Check that each file is a YAML mapping without unknown sections and repeated keys.
-
-    Args:
-        files: Paths of the config files.
-        sections: Names of the known top-level keys, such as model and trainer.
-
-    Raises:
-        InputError: A file is invalid. The error names the file and, for a wrong key, its line.
-    """
-    for file in files:
-        root = read_tree(file)
-        if not isinstance(root, yaml.MappingNode):
-            raise InputError("a config must be a mapping such as `model: ...`", file=file)
-        lines: dict[str, int] = {}
-        for key, line, _ in entries(root):
-            # jsonargparse ignores an unknown section that is empty.
-            if key.split(".")[0] not in sections:
-                raise unknown_key(key, sections).in_file(file, line)
-            if key in lines:
-                message = f"must appear once, but line {lines[key]} has it, too"
-                raise InputError(message, option=key, file=file, line=line)
-            lines[key] = line
-
-
-def unknown_key(key: str, known: Iterable[str]) -> InputError:
-    """Return the error for a key that does not exist, with a suggestion of a similar known key.
-
-    Args:
-        key: Dotted name of the key, such as trainer.max_step.
-        known: Dotted names of the existing keys.
-    """
-    if key.endswith(RECIPE_SUFFIXES) or key in recipe_names():
-        return InputError(f"is not an option; did you mean --config {key}?", option=key)
-    known = list(known)
-    last = f"_{key.rpartition('.')[2]}_"
-    close = get_close_matches(key, known, n=1, cutoff=0.75)
-    # Otherwise the shortest key whose last name consists of the same words, perhaps with others.
-    close += sorted((k for k in known if last in f"_{k.rpartition('.')[2]}_"), key=len)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return InputError(f"is not a known key{hint}", option=key)
-
-
 def read_tree(file: Path) -> yaml.Node | None:
     """Parse a YAML file into nodes, which hold line numbers; return None for an empty file.
 
@@ -199,97 +140,15 @@ def read_tree(file: Path) -> yaml.Node | None:
     """
     try:
         text = file.read_text(encoding="utf-8")
+        node: yaml.Node | None = yaml.compose(text, LOADER)
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"the config file cannot be read: {error}", file=file) from error
-    return _parse(text, file)
-
-
-def _parse(text: str, file: Path) -> yaml.Node | None:
-    """Parse the text of a YAML file into nodes; return None for an empty text.
-
-    Depth, size and numbers are checked before values are built: a short text can describe more
-    values than fit into memory.
-
-    Raises:
-        InputError: The text is not YAML, or exceeds a bound.
-    """
-    try:
-        _check_events(text, file)
-        node: yaml.Node | None = yaml.compose(text, LOADER)
-        check_nesting(node, _parts, MAX_VALUES, file)
-        with suppress(yaml.constructor.ConstructorError):
-            yaml.load(text, LOADER)  # finds values such as `!!int x`, which nodes may hold
-        return node
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or error
         line = min(mark.line + 1, len(text.splitlines())) if mark else None
         raise InputError(f"invalid YAML: {problem}", file=file, line=line) from error
-    except InputError:
-        raise
-    except (ValueError, TypeError, AttributeError, KeyError) as error:  # of PyYAML's constructors
-        message = f"invalid YAML: a value does not suit its type ({error})"
-        raise InputError(message, file=file) from error
-
-
-def check_option_values(arguments: list[str]) -> None:
-    """Check the nesting depth, the size and the numbers of option values, which may be YAML text.
-
-    The bounds are those for config files.
-
-    Args:
-        arguments: Command-line arguments that `expand_arguments` returned.
-
-    Raises:
-        InputError: A value, or the config file that it names, exceeds a bound.
-    """
-    for name, value in options(arguments):
-        if value.endswith((".yaml", ".yml")) and Path(value).is_file():
-            read_tree(Path(value))
-            continue
-        try:
-            _check_events(value)
-            check_nesting(yaml.compose(value, LOADER), _parts, MAX_VALUES, None)
-        except yaml.YAMLError:
-            continue  # a plain text, or an error that the parser reports
-        except InputError as error:
-            raise InputError(error.message, option=f"--{name}") from error
-
-
-def _check_events(text: str, file: Path | None = None) -> None:
-    """Check the nesting depth of a YAML text and the length of its numbers, without recursion.
-
-    Args:
-        text: YAML text.
-        file: File that contains the text, for the error message; None for an option value.
-
-    Raises:
-        InputError: A bound is exceeded.
-        yaml.YAMLError: The text is not YAML.
-    """
-    depth = 0
-    for event in yaml.parse(text, LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        value = event.value if isinstance(event, yaml.ScalarEvent) else ""
-        message = ""
-        if depth > MAX_DEPTH:
-            message = f"must have at most {MAX_DEPTH} levels of nested values"
-        elif len(value) > MAX_NUMBER and _NUMBER.fullmatch(value):
-            message = f"must have numbers of at most {MAX_NUMBER} characters, got {len(value)}"
-        if message:
-            line = event.start_mark.line + 1 if event.start_mark else None
-            raise InputError(message, file=file, line=line)
-
-
-def _parts(node: Any) -> Iterable[yaml.Node]:
-    """Return the keys and values of a YAML mapping, or the items of a YAML list.
-
-    The result is empty for a scalar node.
-    """
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else ()
+    return node
 
 
 def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int, yaml.Node]]:
@@ -322,9 +181,9 @@ def locate(error: InputError, arguments: list[str]) -> InputError:
             constructor raised the error.
         arguments: Command-line arguments, among them the config files.
     """
-    if error.option is None or error.file is not None:
+    if error.option in (None, "trainer:") or error.file is not None:
         return error
-    key = error.option.removeprefix("--")
+    key = str(error.option).strip("-:")
     given = [name.replace("init_args.", "") for name, _ in options(arguments)]
     whole = {name for name in given if name.endswith(f".{key}")}
     if whole or any(f"{key}.".startswith(f"{name}.") for name in given):
@@ -335,6 +194,6 @@ def locate(error: InputError, arguments: list[str]) -> InputError:
         found = found or {entry for entry in keys if entry[0].endswith(f".{key}")}
         if len(found) == 1:
             name, line = found.pop()
-            option = error.option if name == key else name
+            option = str(error.option).replace(key, name)
             return InputError(error.message, option=option, file=file, line=line)
     return error

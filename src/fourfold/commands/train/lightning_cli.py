@@ -1,13 +1,10 @@
-"""`fourfold fit|validate|test|predict`: LightningCLI with run directories and one-line errors.
-
-Differences from LightningCLI: the hyper-parameters of a checkpoint never overwrite the config, each
-run has one directory from which it is resumed, and options cannot be abbreviated.
-"""
+"""`fourfold fit|validate|test|predict`: LightningCLI with run directories and exact resume."""
 
 import logging
 import shlex
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,10 @@ from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningCLI, LRSchedulerTypeTuple
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.multiprocessing import ProcessExitedException
+from torch.optim import Optimizer
 
 from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
@@ -27,19 +25,20 @@ from fourfold.callbacks.checkpointing.preemption import EXIT_CODE, INTERRUPTED
 from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.changed_options import describe_changes
-from fourfold.commands.train.checks import check_interval, check_model
-from fourfold.commands.train.config_files import fingerprints, locate
+from fourfold.commands.train.checks import check_interval, check_memory
+from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.metrics_report import show_table, write_metrics
 from fourfold.commands.train.options import add_options, check_options, check_seed
-from fourfold.commands.train.parser import Parser, import_all_classes, parse_config, was_raised_in
+from fourfold.commands.train.parser import Parser, import_classes, parse_config, was_raised_in
 from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.train.torch_optimizer import replace_optimizer
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import DiskError, InputError
-from fourfold.tasks import Task
 from fourfold.training.loading import read_for_trainer
+from fourfold.training.task import Task
 
 TRAINER_DEFAULTS = {
     # The batch of a recipe is that of one device; several devices must be requested.
@@ -72,58 +71,96 @@ START_CHECKS = (
 
 
 class FourfoldCLI(LightningCLI):
-    """LightningCLI of one command.
+    """LightningCLI with run directories, exact resume and the defaults of fourfold.
 
-    The constructor parses the options and builds model, data and Trainer. `run` runs the command.
-    The subcommands of LightningCLI are not used. With them, the hyper-parameters of a checkpoint
-    would overwrite the config, and the parsers of all four commands would be prepared.
+    Everything else is as in LightningCLI: subcommands, `--print_config`, callbacks and loggers in
+    YAML, linked arguments, and hooks such as `before_fit`. A subclass that overrides a method calls
+    the method of this class, too. The hyper-parameters of a checkpoint do not change the config.
 
     Args:
-        command: fit, validate, test or predict.
-        options: Arguments after the command.
+        model_class: Task that is trained, or base class of the tasks that `--model` accepts.
+        datamodule_class: DataModule, or base class of the DataModules that `--data` accepts.
+        **options: Further arguments of LightningCLI, such as `args` and `trainer_defaults`.
     """
 
-    def __init__(self, command: str, options: list[str]) -> None:
-        import_all_classes()
-        self.command = command
-        self.options = options
-        super().__init__(
-            Task,
-            LightningDataModule,
-            save_config_callback=None,
-            trainer_defaults=TRAINER_DEFAULTS,
-            seed_everything_default=0,
-            parser_class=Parser,
-            parser_kwargs={"prog": f"fourfold {command}"},
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            run=False,
-        )
+    def __init__(
+        self,
+        model_class: type[Any] = Task,
+        datamodule_class: type[Any] = LightningDataModule,
+        **options: Any,
+    ) -> None:
+        self._bases = {"model": model_class, "data": datamodule_class}
+        self._parsers: list[Any] = []  # of the subcommands
+        ours = {
+            "save_config_callback": None,
+            "seed_everything_default": 0,
+            "parser_class": Parser,
+            "subclass_mode_model": True,
+            "subclass_mode_data": True,
+            "auto_configure_optimizers": False,
+            **options,
+            "trainer_defaults": {**TRAINER_DEFAULTS, **options.get("trainer_defaults", {})},
+        }
+        super().__init__(model_class, datamodule_class, **ours)
 
-    def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add the fields of `RunOptions`, and the arguments of the Trainer method of the command.
-
-        An argument of a Trainer method is, for example, `ckpt_path` of `Trainer.fit`.
-        """
-        add_options(parser)
-        skip: Any = self.subcommands()[self.command]
-        self.method_options = parser.add_method_arguments(Trainer, self.command, skip=skip)
-
-    def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parse the options of the constructor, and set the attributes `config` and `given`.
-
-        `config` includes default values. `given` holds only the values that the user gave.
+    @classmethod
+    def run(cls, arguments: list[str], classes: Iterable[str] | None = None) -> int:
+        """Run a command line and return its exit code.
 
         Args:
-            parser: Parser of the command.
-            args: Ignored.
+            arguments: The command (fit, validate, test or predict) and its options.
+            classes: Names of the tasks and DataModules that are used; None means all of them.
 
         Raises:
-            InputError: An option or a config file is invalid.
+            InputError: An option, a config, the data or the checkpoint is invalid.
         """
-        self.config, self.given = parse_config(parser, self.options)
-        check_seed("seed_everything", self.config["seed_everything"])
+        limit_warnings()
+        import_classes(None if "--help" in arguments else classes)
+        try:
+            cls(args=arguments)
+        except torch.OutOfMemoryError as error:
+            error.add_note(OUT_OF_MEMORY)
+            raise
+        except ProcessExitedException as stop:  # a rank of the strategy ddp_fork or ddp_spawn
+            if stop.exit_code not in (EXIT_CODE, INTERRUPTED):
+                raise
+            return int(stop.exit_code)
+        except InputError as error:
+            raise locate(error, arguments) from error
+        return 0
+
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        """Add the fields of `RunOptions`, and the optimizers and schedulers of torch."""
+        self._parsers.append(parser)
+        for name, base in self._bases.items():
+            if base not in (Task, LightningDataModule):
+                parser.set_defaults(
+                    {name: {"class_path": f"{base.__module__}.{base.__qualname__}"}}
+                )
+        add_options(parser)
+        parser.add_optimizer_args((Optimizer,))
+        parser.add_lr_scheduler_args(LRSchedulerTypeTuple)
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Parse the arguments, and set `config` and the attributes of the chosen command.
+
+        `options` is the part of `config` for the command, and `given` holds only the values that
+        the user gave.
+        """
+        arguments = list(sys.argv[1:] if args is None else args)
+        commands = list(self.subcommands())
+        self.command = arguments[0] if arguments and arguments[0] in commands else "fit"
+        first = arguments[:1] if self.command in arguments[:1] else []
+        words = expand_arguments(arguments[len(first) :], evaluates=self.command != "fit")
+        self.arguments = words
+        self.config, given = parse_config(parser, [*first, *words])
+        command = self.config.get("subcommand")
+        self.options, self.given = self.config.get(command, self.config), given.get(command, given)
+        self.command_parser = self._parsers[commands.index(self.command) if command else 0]
+        check_seed("seed_everything", self.options["seed_everything"])
+        # Otherwise Lightning would replace the model's options by those of the checkpoint.
+        self._ckpt_path = self.options.get("ckpt_path")
+        self.options["ckpt_path"] = None
 
     def before_instantiate_classes(self) -> None:
         """Check the options, and choose the run directory, the checkpoint and the precision.
@@ -132,7 +169,7 @@ class FourfoldCLI(LightningCLI):
         the checkpoint to load, or None. `changes` is a list of lines about options that differ from
         those of the training to resume.
         """
-        config = self.config
+        config = self.options
         check_options(config)
         torch.set_float32_matmul_precision(config["float32_matmul_precision"])
         self.run_directory = RunDirectory.from_config(config)
@@ -153,7 +190,7 @@ class FourfoldCLI(LightningCLI):
             self.run_directory.cleanup_if_empty()
             raise
         self.checkpoint = self._find_checkpoint(config)
-        set_precision(config, self.options, self.checkpoint, trains=self.command == "fit")
+        set_precision(config, self.arguments, self.checkpoint, trains=self.command == "fit")
         self.first_step = 0  # of this process
         self.changes: list[str] = []
         if self.command == "fit" and self.checkpoint:
@@ -164,8 +201,7 @@ class FourfoldCLI(LightningCLI):
 
         The result is None if the weights are new or come from `model.init_from`.
         """
-        ckpt_path = config["ckpt_path"]
-        directory = self.run_directory
+        directory, ckpt_path = self.run_directory, self._ckpt_path
         if self.command == "fit" and self.is_dry_run and ckpt_path is None:
             return None
         if self.command == "fit":
@@ -180,12 +216,19 @@ class FourfoldCLI(LightningCLI):
         """Build model, data and Trainer; if `fit` fails here, remove a new run directory."""
         try:
             super().instantiate_classes()
+            built = self._built()
+            optimizers = built.get("optimizer"), built.get("lr_scheduler")
+            replace_optimizer(self.model, *optimizers, self.configure_optimizers)
         except Exception:
             if self.command == "fit":
                 self.run_directory.cleanup_if_empty()  # init_from may have written a tokenizer
             raise
-        self.model.allowed_classes = tuple(self.config["allow_class"])
+        self.model.allowed_classes = tuple(self.options["allow_class"])
         self.model.resumes = self.checkpoint is not None
+
+    def _built(self) -> Any:
+        """Return the options of the command with the objects that they describe."""
+        return self.config_init.get(self.config.get("subcommand"), self.config_init)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer with default callbacks and plugins in addition to the user's.
@@ -197,12 +240,12 @@ class FourfoldCLI(LightningCLI):
         Raises:
             InputError: Lightning rejects an argument of the Trainer.
         """
-        config = self.config_init
+        config = self._built()
         trainer = config["trainer"]
         plugins = as_list(trainer["plugins"])
         checkpoint_io = AtomicCheckpointIO(self._read_checkpoint)
         kwargs["plugins"] = [*plugins, checkpoint_io, *slurm_environment(plugins)]
-        kwargs["logger"] = False  # loggers are made in `run`, once the data are known to exist
+        kwargs["logger"] = False  # loggers are made in `fit`, once the data are known to exist
         callbacks = make_callbacks(
             self.command, self.run_directory, config, self.dump(), self.changes
         )
@@ -227,31 +270,27 @@ class FourfoldCLI(LightningCLI):
         return content
 
     def dump(self) -> str:
-        """Return the whole config as YAML, in the format of a config file."""
-        config = self.config.clone()
+        """Return the options of the command as YAML, in the format of a config file."""
+        config = self.options.clone()
         config.pop("config", None)
-        config["ckpt_path"] = None
         if self.shares_seed:  # so that another `seed_everything` changes the seed of the data, too
             del config["data"]["init_args"]["seed"]
-        text: str = self.parser.dump(config, skip_unset=False, skip_validation=True)
+        text: str = self.command_parser.dump(config, skip_unset=False, skip_validation=True)
         return text
 
-    def run(self) -> None:
+    def fit(self, model: Task, **options: Any) -> None:
         """Run the command. After `validate` and `test`, print the metrics.
 
         If `fit` fails with an InputError before the first checkpoint, a run directory that it
         created is removed.
         """
-        options = {name: self.config_init[name] for name in self.method_options}
         options["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
         # `_report` prints the metrics, and a callback writes predictions to a file.
         options |= dict.fromkeys(options.keys() & {"verbose", "return_predictions"}, False)
         try:
             with ExitStack() as resources, trainer_errors(*START_CHECKS):
                 self._prepare(resources)
-                getattr(self.trainer, self.command)(
-                    self.model, datamodule=self.datamodule, **options
-                )
+                getattr(self.trainer, self.command)(model, **options)
         except (InputError, OSError) as error:
             problem = disk_error(error) if isinstance(error, OSError) else None
             if self.command == "fit" and problem and self.trainer.global_step > self.first_step:
@@ -262,13 +301,12 @@ class FourfoldCLI(LightningCLI):
         if self.command in ("validate", "test") and self.trainer.is_global_zero:
             self._report()
 
+    validate = test = predict = fit
+
     def _stopped(self, problem: DiskError) -> DiskError:
         """Return the error of a full or failing disk, whose message names a checkpoint to resume.
 
         The exit code of the error is 75, that of a training that can be resumed.
-
-        Args:
-            problem: Error that stopped the training.
         """
         try:
             newest = self.run_directory.checkpoint_to_resume("auto", None)
@@ -282,8 +320,7 @@ class FourfoldCLI(LightningCLI):
     def _prepare(self, resources: ExitStack) -> None:
         """Create the loggers. For `fit`, also read the data and lock the run directory.
 
-        Args:
-            resources: Stack that the lock is added to. Closing the stack releases the lock.
+        Closing the stack releases the lock.
         """
         is_first = getattr(rank_zero_only, "rank", 0) == 0
         if self.command == "fit" and is_first and not self.is_dry_run:
@@ -292,12 +329,11 @@ class FourfoldCLI(LightningCLI):
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
                 check_interval(self.trainer, self.datamodule)
-            check_model(self.model, self.trainer, self.datamodule, self.config["check_memory"])
-        if self.is_dry_run:
-            return
-        if self.command != "predict":
+            if self.options["check_memory"]:
+                check_memory(self.model, self.trainer, self.datamodule)
+        if self.command != "predict" and not self.is_dry_run:
             self.trainer.loggers = make_loggers(
-                self.command, self.run_directory, self.config_init, self.dump()
+                self.command, self.run_directory, self._built(), self.dump()
             )
 
     def _report(self) -> None:
@@ -315,13 +351,13 @@ class FourfoldCLI(LightningCLI):
         if self.command == "test" and not self.is_dry_run:
             file = self.run_directory.path / "metrics.json"
             origin = {
-                "command": shlex.join(["fourfold", self.command, *self.options]),
-                "configs": fingerprints(self.options),
+                "command": shlex.join(["fourfold", self.command, *self.arguments]),
+                "configs": fingerprints(self.arguments),
                 "checkpoint": weights,
             }
             write_metrics(file, metrics, origin)
             print(f"wrote {file}", flush=True)
-            if self.config["look"]:
+            if self.options["look"]:
                 self._write_page()
 
     def _write_page(self) -> None:
@@ -336,7 +372,7 @@ class FourfoldCLI(LightningCLI):
 
         out = self.run_directory.path / "test" / "look.html"
         out.parent.mkdir(parents=True, exist_ok=True)
-        classes = tuple(self.config["allow_class"])
+        classes = tuple(self.options["allow_class"])
         command = shlex.join(["fourfold", self.command, "--look", "true"])
         print(write_page(self.checkpoint, self.datamodule, out, classes, command), flush=True)
 
@@ -368,28 +404,3 @@ def limit_warnings() -> None:
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # prints its report
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
     warnings.filterwarnings("ignore", message="|".join(IGNORED_WARNINGS))
-
-
-def run(command: str, options: list[str]) -> int:
-    """Run `fit`, `validate`, `test` or `predict`, and return the exit code.
-
-    Args:
-        command: fit, validate, test or predict.
-        options: Options of the command, as `expand_arguments` returned them.
-
-    Raises:
-        InputError: An option, a config, the data or the checkpoint is invalid.
-    """
-    limit_warnings()
-    try:
-        FourfoldCLI(command, options).run()
-    except torch.OutOfMemoryError as error:
-        error.add_note(OUT_OF_MEMORY)
-        raise
-    except ProcessExitedException as stop:  # a rank that the strategy ddp_fork or ddp_spawn started
-        if stop.exit_code not in (EXIT_CODE, INTERRUPTED):
-            raise
-        return int(stop.exit_code)
-    except InputError as error:
-        raise locate(error, options) from error
-    return 0

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fourfold.commands.train.config_files import expand_arguments, unknown_key
-from fourfold.commands.train.known_keys import check_keys
+from fourfold.commands.train.config_files import expand_arguments
+from fourfold.commands.train.config_schema import check_keys, unknown_key
 
 
 def main(argv: Sequence[str]) -> int:
@@ -11,16 +11,12 @@ def main(argv: Sequence[str]) -> int:
 
     Args:
         argv: The command (fit, validate, test or predict) and its arguments.
-
-    Raises:
-        InputError: An option, a config, the data or the checkpoint is invalid.
     """
-    command = argv[0]
-    options = ["--help" if option == "--help-all" else option for option in argv[1:]]
+    command, *options = ["--help" if option == "--help-all" else option for option in argv]
     options = expand_arguments(options, evaluates=command != "fit")
     if options and not options[0].startswith("-"):
-        raise unknown_key(options[0], ())
-    check_keys(options)
-    from fourfold.commands.train.lightning_cli import run  # imports torch and Lightning
+        raise unknown_key(options[0], [], [], options[0])
+    classes = check_keys(options)
+    from fourfold.commands.train.lightning_cli import FourfoldCLI  # imports torch and Lightning
 
-    return run(command, options)
+    return FourfoldCLI.run([command, *options], classes)

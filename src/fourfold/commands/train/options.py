@@ -4,7 +4,6 @@ All four commands accept all of these options, so that the config.yaml of a trai
 each of them.
 """
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,8 +28,6 @@ MINIMA = {
     "checkpoint.save_top_k": 0,
     "log_every_seconds": 0,
 }
-# Processes allowed on a CPU with fewer cores, to rehearse a training on several devices.
-MAX_CPU_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -91,11 +88,7 @@ class RunOptions:
 
 
 def add_options(parser: Any) -> None:
-    """Add the options of a run and of its checkpoints to a parser.
-
-    They are `--FIELD` for the fields of RunOptions, and `--checkpoint.FIELD` for those of
-    CheckpointOptions.
-    """
+    """Add the fields of RunOptions, and those of CheckpointOptions as `--checkpoint.FIELD`."""
     parser.add_class_arguments(RunOptions, instantiate=False)
     parser.add_class_arguments(CheckpointOptions, "checkpoint")
 
@@ -103,9 +96,7 @@ def add_options(parser: Any) -> None:
 def check_options(config: Any) -> None:
     """Check the values of options and of those Trainer arguments that Lightning does not check.
 
-    Args:
-        config: All options of the command. On a machine with an Apple GPU, the value "auto" of
-            `trainer.accelerator` is changed to "cpu" in place.
+    On a machine with an Apple GPU, "auto" in `trainer.accelerator` is changed to "cpu" in place.
 
     Raises:
         InputError: A value is invalid, or two options contradict each other.
@@ -114,16 +105,6 @@ def check_options(config: Any) -> None:
     check_numbers(config)
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
-    has_gpu = trainer["accelerator"] != "cpu" and torch.cuda.is_available()
-    if trainer["accelerator"] in ("gpu", "cuda") and not has_gpu:
-        raise InputError(
-            f"is {trainer['accelerator']}, but torch finds no GPU of this machine; use cpu or auto",
-            option="trainer.accelerator",
-        )
-    limit = max(os.cpu_count() or 1, MAX_CPU_PROCESSES)
-    if not has_gpu and (count_devices(trainer["devices"]) or 1) > limit:
-        message = f"must be a number from 1 to {limit} on this CPU, got {trainer['devices']}"
-        raise InputError(message, option="trainer.devices")
     averages = config["average_last_checkpoints"] != 0
     if config["ema_decay"] is not None:
         check_range("--ema_decay", config["ema_decay"], above=0, below=1)
@@ -139,15 +120,7 @@ def check_options(config: Any) -> None:
 
 
 def check_seed(name: str, seed: int | bool | None) -> None:
-    """Check that numpy accepts a seed.
-
-    Args:
-        name: Name of the option, for the error message.
-        seed: The seed, or a value of Lightning's `seed_everything`: True, False and None pass.
-
-    Raises:
-        InputError: The seed is negative or at least 2**32.
-    """
+    """Raise InputError for the option `name` unless numpy accepts the seed; None passes."""
     if seed is not None and not 0 <= seed < 2**32:
         raise InputError(f"must lie between 0 and {2**32 - 1}, got {seed}", option=name)
 

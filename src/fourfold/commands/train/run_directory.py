@@ -18,20 +18,15 @@ from typing import IO, Any
 import yaml
 
 from fourfold.atomic_files import set_aside
-from fourfold.commands.train.config_files import fingerprints, read_tree
+from fourfold.commands.train.config_files import fingerprints
 from fourfold.errors import InputError
+
+# Errors of PyYAML, besides its own, for values such as `!!int x`.
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class RunDirectory:
-    """Directory of a run (one training with its tests). The directory need not exist yet.
-
-    Args:
-        path: The directory.
-
-    Raises:
-        InputError: The directory or its checkpoints/ holds a FIFO, a device or a socket, or the
-            lock file is a link. To open it might block, or write to another place.
-    """
+    """Directory of a run (one training with its tests). The directory need not exist yet."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -41,11 +36,6 @@ class RunDirectory:
         self._lock_file = self.path / ".lock"
         self._is_new = not self.path.exists()
         self._new_parents = [folder for folder in self.path.parents if not folder.exists()]
-        for file in (*self.path.glob("*"), *self.checkpoints.glob("*")):
-            is_special = file.exists() and not (file.is_file() or file.is_dir())
-            if is_special or (file == self._lock_file and file.is_symlink()):
-                message = "must be a file or a directory, not a FIFO, a device or a link"
-                raise InputError(message, file=file)
 
     @classmethod
     def from_config(cls, config: Any) -> "RunDirectory":
@@ -160,21 +150,11 @@ class RunDirectory:
         return chosen
 
     def set_aside_damaged(self) -> None:
-        """Rename a damaged config.yaml, and directories in the place of files that training writes.
+        """Rename a damaged config.yaml, which a training could not read.
 
-        A training would otherwise fail each time when it reads such a file, or when it gives a new
-        file that name. Damaged checkpoints are renamed when `checkpoint_to_resume` chooses one, and
-        a damaged metrics.csv by its logger.
+        Damaged checkpoints are renamed when `checkpoint_to_resume` chooses one, and a damaged
+        metrics.csv by its logger.
         """
-        names = ("last", "previous", "best", "average")
-        files = [self.path / name for name in ("metrics.csv", "tokenizer.json", "wandb.json")]
-        files += [self.checkpoints / f"{name}.ckpt" for name in names]
-        files += [self.config, self._lock_file, *self.checkpoints.glob("step=*.ckpt")]
-        for file in [*files, *(file.with_name(f"{file.name}.part") for file in files)]:
-            if file.is_dir():
-                set_aside(file, "a file is needed, but this is a directory")
-        if self.checkpoints.is_file():
-            set_aside(self.checkpoints, "a directory is needed, but this is a file")
         try:
             self.recorded_config()
         except InputError as error:
@@ -188,9 +168,12 @@ class RunDirectory:
         """
         if not self.config.exists():
             return {}
-        if read_tree(self.config) is None:
-            raise InputError("the config file is empty", file=self.config)
-        content = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        try:
+            content = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except (*UNREADABLE, yaml.YAMLError) as error:
+            raise InputError(
+                f"the config file cannot be read: {error}", file=self.config
+            ) from error
         if not isinstance(content, dict):
             raise InputError("a config must be a mapping such as `model: ...`", file=self.config)
         return content
