@@ -28,16 +28,7 @@ SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type
 SCALARS |= {list: "array", tuple: "array", dict: "object", set: "array"}
 KEYWORDS = ("anyOf", "allOf", "then", "properties")  # of JSON Schema, which are no names of options
 METHODS = ("fit", "validate", "test", "predict")
-CLASS = {
-    "anyOf": [
-        {"type": ["string", "null"]},
-        {
-            "type": "object",
-            "properties": {"class_path": {"type": "string"}, "init_args": {}, "dict_kwargs": {}},
-            "required": ["class_path"],
-        },
-    ]
-}
+CLASS = {"type": ["string", "object", "null"]}  # a class path, perhaps with init_args
 HEADER = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "title": "config of fourfold fit, validate, test and predict",
@@ -148,16 +139,7 @@ def section(package: str, names: list[str]) -> dict[str, Any]:
 
 def share(node: Any, definitions: dict[str, Any]) -> Any:
     """Replace objects that occur several times by references to `definitions`, in a copy."""
-    counts: Counter[str] = Counter()
-
-    def count(value: Any) -> None:
-        if isinstance(value, dict):
-            counts[json.dumps(value, sort_keys=True)] += "properties" in value
-            for inner in value.values():
-                count(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                count(inner)
+    counts = Counter(json.dumps(x, sort_keys=True) for x in objects(node) if "properties" in x)
 
     def replace(value: Any, name: str = "") -> Any:
         if isinstance(value, list):
@@ -175,8 +157,17 @@ def share(node: Any, definitions: dict[str, Any]) -> Any:
         definitions[key] = copy
         return {"$ref": f"#/definitions/{key}"}
 
-    count(node)
     return replace(node)
+
+
+def objects(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects in a JSON value."""
+    if isinstance(node, dict):
+        yield node
+    for inner in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
+        yield from objects(inner)
 
 
 def make_schema() -> dict[str, Any]:

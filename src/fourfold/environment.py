@@ -23,13 +23,9 @@ COMPARED_PACKAGES = ("torch", "transformers", "timm", "x-transformers")
 def machine(device: torch.device) -> dict[str, Any]:
     """Return a description of the machine and the software, on which measured times depend.
 
-    Args:
-        device: Device of the computation.
-
-    Returns:
-        Dict with the entries "processor" (name), "threads" (number of CPU threads of torch), "gpu"
-        (name; None if the device is a CPU), "python" (version), the version of each installed
-        package in `COMPARED_PACKAGES` by its name, and "commit" (None if not known).
+    The entries are "processor", "threads" (CPU threads of torch), "gpu" (None if the device is a
+    CPU), "python", the version of each installed package in `COMPARED_PACKAGES` by its name, and
+    "commit" (None if not known).
     """
     return {
         "processor": processor(),
@@ -44,13 +40,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 def provenance(about: dict[str, Any]) -> dict[str, Any]:
     """Return a record of the origin of a result, such as a reproduced table of a paper.
 
-    Args:
-        about: Entries about the result itself, such as command, data and seconds.
-
-    Returns:
-        A dict with the entries of `about` and three further entries. "finished" is the present date
-        and time. "machine" is the dict that `machine` returns, without the entries that are None.
-        "versions" is a dict of the versions of `REPORTED_PACKAGES`.
+    The entries of `about`, such as command and seconds, are followed by "finished" (the present
+    date and time), "machine" and "versions" (of `REPORTED_PACKAGES`).
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = {name: value for name, value in machine(device).items() if value is not None}
@@ -88,8 +79,8 @@ def processor() -> str:
 def available_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes of RAM that this process can allocate; None if they are not known.
 
-    The limits of the control groups (cgroups, version 1 and 2) of the process are respected. Pages
-    of files that the kernel can drop count as available.
+    The limits of the control groups (cgroups, version 2) of the process are respected. Pages of
+    files that the kernel can drop count as available.
 
     Args:
         root: Directory that contains proc and sys.
@@ -98,56 +89,26 @@ def available_memory(root: Path = Path("/")) -> int | None:
     text = meminfo.read_text() if meminfo.exists() else ""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
     limits = [int(found[1]) * 1024] if found else []
-    file = root / "proc/self/cgroup"
-    for line in file.read_text().splitlines() if file.exists() else ():
-        _, controllers, group = line.split(":", 2)
-        base = root / "sys/fs/cgroup"
-        names = ("memory.max", "memory.current", "inactive_file")
-        if controllers:
-            if "memory" not in controllers.split(","):
-                continue
-            base /= "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        # A container may show its own group as the root. A group also obeys the limits above it.
-        here = base / group.lstrip("/")
-        for folder in [base, here, *here.parents]:
-            if folder.is_relative_to(base):
-                limits += _cgroup_limit(folder, *names)
+    file, base = root / "proc/self/cgroup", root / "sys/fs/cgroup"
+    own = re.search("^0::/(.*)", file.read_text() if file.exists() else "", re.MULTILINE)
+    group = own[1] if own else ""
+    # A container may show its own group as the root. A group also obeys the limits above it.
+    for folder in {base, base / group, *(base / group).parents}:
+        with suppress(OSError, ValueError):  # no limit is "max"
+            limit, used = (
+                int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
+            )
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            limits.append(limit - used + int(stat.get("inactive_file", 0)))
     return min(limits, default=None)
-
-
-def _cgroup_limit(folder: Path, limit: str, usage: str, reclaimable: str) -> list[int]:
-    """Return a list with the number of bytes that a control group (cgroup) still allows.
-
-    The list has one entry. It is empty if the group has no limit or its files cannot be read.
-
-    Args:
-        folder: Folder of the group under sys/fs/cgroup.
-        limit: Name of the file with the maximum number of bytes.
-        usage: Name of the file with the number of used bytes.
-        reclaimable: Key in the file memory.stat of the used bytes that the kernel can drop.
-    """
-    try:
-        maximum, used = ((folder / name).read_text().strip() for name in (limit, usage))
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return []
-    if not maximum.isdecimal():  # "max"
-        return []
-    return [int(maximum) - int(used) + int(stat.get(reclaimable, 0))]
 
 
 @cache
 def commit() -> str | None:
-    """Return the short hash of the commit of this package's git checkout.
+    """Return the short hash of the commit of this package's git checkout, as of the first call.
 
-    The value is computed at the first call. Files that a command writes into the checkout later do
-    not change the value.
-
-    Returns:
-        The hash, with "+" at its end if tracked files outside `results` are modified. None if git
-        is not installed, or if the package is not tracked in a git checkout. A package that is
-        installed inside the checkout of another project is not tracked there.
+    "+" at its end means that tracked files outside `results` are modified. The result is None if
+    git is not installed, or if the package is not tracked in a git checkout.
     """
     file = Path(__file__)
 

@@ -39,11 +39,7 @@ class InputError(ValueError):
         super().__init__(f"{location}{subject}{message}")
 
     def in_file(self, file: str | PathLike[str], line: int | None = None) -> "InputError":
-        """Return a copy of the error whose location is `file`, and `line` if given.
-
-        If the error already has a file, the message contains the old location after the new
-        location.
-        """
+        """Return a copy of the error whose location is `file`, before a location that it has."""
         text = self.message if self.file is None else str(self)
         option = self.option if self.file is None else None
         return InputError(text, option=option, file=file, line=line)
@@ -51,15 +47,7 @@ class InputError(ValueError):
 
 @contextmanager
 def errors_in(file: str | PathLike[str]) -> Iterator[None]:
-    """Context that adds `file` to an InputError of its block, if the error names no file yet.
-
-    Example:
-        >>> with errors_in("model/config.json"):
-        ...     raise InputError("must be at least 1, got 0", option="n_layers")
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: model/config.json: n_layers must be at least 1, got 0
-    """
+    """Context that adds `file` to an InputError of its block, if the error names no file yet."""
     try:
         yield
     except InputError as error:
@@ -100,13 +88,6 @@ class DiskError(OSError):
     """Error of fourfold or Lightning while writing to a full or failing disk.
 
     The command line prints the message in one line, and exits with the code `exit_code`.
-
-    Example:
-        >>> try:
-        ...     raise DiskError("runs/a/last.ckpt: no space left on the disk")
-        ... except OSError as error:
-        ...     print(error, error.exit_code)
-        runs/a/last.ckpt: no space left on the disk 2
     """
 
     exit_code = 2
@@ -116,10 +97,4 @@ class TrainingStopped(RuntimeError):
     """Error of a training that cannot continue although the input is valid, such as a NaN loss.
 
     The command line prints the message in one line and exits with code 1.
-
-    Example:
-        >>> raise TrainingStopped("the loss is nan at step 12")
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.TrainingStopped: the loss is nan at step 12
     """

@@ -1,16 +1,13 @@
-"""Choice of the numeric precision of `fit`, `validate`, `test` and `predict`, with warnings.
-
-A warning is printed if the precision is slow on the device.
-"""
+"""Choice of the numeric precision of `fit`, `validate`, `test` and `predict`, with warnings."""
 
 import sys
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.commands.train.config_files import entries, is_given, read_tree
+from fourfold.commands.train.config_files import is_given
 from fourfold.core.precision import (
     ALIASES,
     AUTO,
@@ -29,7 +26,7 @@ def device_kind(accelerator: Any) -> str:
 
 
 def set_precision(
-    config: Any, arguments: list[str], checkpoint: Path | None, *, trains: bool
+    config: Any, arguments: list[str], recorded: Mapping[str, Any] | None, *, trains: bool
 ) -> None:
     """Replace "auto" in `trainer.precision`, print the choice, and warn of a slow precision.
 
@@ -40,7 +37,7 @@ def set_precision(
         config: All options of the command, changed in place. The choice for "auto" is also stored
             in `auto_precision`, which is None if the precision was given.
         arguments: Options on the command line.
-        checkpoint: Checkpoint of a training to resume, or weights to evaluate.
+        recorded: Content of the config.yaml of the training that is resumed, if any.
         trains: True for `fit`.
     """
     trainer = config["trainer"]
@@ -48,41 +45,22 @@ def set_precision(
     given = ALIASES.get(str(trainer["precision"]), trainer["precision"])
     chosen = config["auto_precision"]
     was_auto = chosen is not None and given == chosen and not is_given(OPTION, arguments)
-    config["auto_precision"] = None
-    if given == AUTO or (was_auto and not trains):
-        fast = resolve_precision(AUTO, device)
-        recorded = recorded_precision(checkpoint) if trains and checkpoint else None
-        trainer["precision"] = config["auto_precision"] = recorded or fast
-        because = describe_bf16(device)
-        if recorded and recorded != fast:
-            _print(
-                f"{OPTION}: the training was started with {recorded} and keeps it, although {fast}"
-                f" is faster here: {because}",
-                is_warning=True,
-            )
-        else:
-            _print(f"{OPTION} {AUTO}: {trainer['precision']}, since {because}")
+    config["auto_precision"] = given if was_auto else None
+    if given != AUTO and (trains or not was_auto):
+        if given in PRECISIONS and (warning := slow_precision(given, device, OPTION)):
+            _print(warning, sys.stderr)
         return
-    if was_auto:
-        config["auto_precision"] = given
-    if given in PRECISIONS and (warning := slow_precision(given, device, OPTION)):
-        _print(warning, is_warning=True)
+    fast, because = resolve_precision(AUTO, device), describe_bf16(device)
+    earlier = (recorded or {}).get("trainer", {}).get("precision", fast) if trains else fast
+    trainer["precision"] = config["auto_precision"] = kept = resolve_precision(earlier, device)
+    if kept == fast:
+        _print(f"{OPTION} {AUTO}: {kept}, since {because}", sys.stdout)
+    else:
+        text = f"{OPTION}: the training was started with {kept} and keeps it, although {fast}"
+        _print(f"{text} is faster here: {because}", sys.stderr)
 
 
-def recorded_precision(checkpoint: Path) -> str | None:
-    """Return the precision in the config.yaml of the run directory that contains a checkpoint.
-
-    The result is a key of `PRECISIONS`, or None if the file or its precision is missing.
-    """
-    file = checkpoint.absolute().parents[1] / "config.yaml"
-    if not file.is_file():
-        return None
-    values = {key: getattr(node, "value", None) for key, _, node in entries(read_tree(file))}
-    name = ALIASES.get(str(values.get(OPTION)), values.get(OPTION))
-    return name if name in PRECISIONS else "32-true" if name == "null" else None
-
-
-def _print(text: str, *, is_warning: bool = False) -> None:
-    """Print a line on the first rank, to stdout or, for a warning, to stderr."""
+def _print(text: str, stream: Any) -> None:
+    """Print a line on the first rank."""
     if getattr(rank_zero_only, "rank", 0) == 0:
-        print(text, file=sys.stderr if is_warning else sys.stdout, flush=True)
+        print(text, file=stream, flush=True)

@@ -26,14 +26,12 @@ IGNORED = {
 FIXED = ("model.init_from", "optimizer", "lr_scheduler")
 
 
-def describe_changes(config: str, checkpoint: Path) -> list[str]:
+def describe_changes(config: str, file: Path) -> list[str]:
     """Compare the options of a resumed training with those of the last start of the training.
-
-    The options of the last start are in the file config.yaml of the run directory.
 
     Args:
         config: All options as YAML.
-        checkpoint: The checkpoint to resume from, in the folder checkpoints of its run directory.
+        file: The config.yaml of the run directory, with the options of the last start.
 
     Returns:
         A line for each option that differs from the value in config.yaml, or one line if the file
@@ -42,14 +40,13 @@ def describe_changes(config: str, checkpoint: Path) -> list[str]:
     Raises:
         InputError: An option differs that a training cannot change.
     """
-    folder = checkpoint.absolute().parent.parent
     current = _values(yaml.compose(config, LOADER))
     try:
-        recorded = _values(read_tree(folder / "config.yaml"))
+        recorded = _values(read_tree(file))
     except InputError:
         recorded = {}
     if not recorded:
-        return [f"changed options are not reported, since {folder} has no record of the options"]
+        return [f"changed options are not reported, since {file} is missing or damaged"]
     lines = []
     for key in {**recorded, **current}:
         old, new = recorded.get(key, "null"), current.get(key, "null")

@@ -1,4 +1,4 @@
-"""Checks of a training before it starts: validation interval and memory of the model."""
+"""Check that a model fits into memory, before training starts."""
 
 from dataclasses import replace
 
@@ -8,33 +8,11 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from fourfold.analysis.memory import format_bytes, state_memory
 from fourfold.checkpoints.load import build_model
-from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.environment import available_memory
 from fourfold.errors import InputError
 from fourfold.layers.base_model import on_meta
 from fourfold.training.finetuning import apply_finetuning
 from fourfold.training.task import Task
-
-
-def check_interval(trainer: Trainer, datamodule: LightningDataModule) -> None:
-    """Check that `val_check_interval` is at most the number of training batches of an epoch.
-
-    Lightning checks this as well, but only after the loggers have started.
-
-    Raises:
-        InputError: `val_check_interval` is larger than the number of training batches of an epoch.
-    """
-    interval = trainer.val_check_interval
-    limit = trainer.limit_train_batches
-    within_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
-    if not isinstance(datamodule, ResumableDataModule) or not within_epoch:
-        return
-    n_batches = datamodule.n_train_batches()
-    n_batches = min(n_batches, limit) if isinstance(limit, int) else int(n_batches * limit)
-    if isinstance(interval, int) and 0 < n_batches < interval:
-        message = f"must be at most {n_batches}, the training batches of an epoch, unless"
-        message += f" trainer.check_val_every_n_epoch is null; got {interval}"
-        raise InputError(message, option="trainer.val_check_interval")
 
 
 def check_memory(task: Task, trainer: Trainer, datamodule: LightningDataModule) -> None:

@@ -65,11 +65,7 @@ def _is_inline(config: str) -> bool:
 
 
 def options(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each option of a command line, such as ("run_dir", "DIR").
-
-    Args:
-        arguments: Command-line arguments. Both `--NAME VALUE` and `--NAME=VALUE` are recognized.
-    """
+    """Yield the name and the value of each option of a command line, such as ("run_dir", "DIR")."""
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name.startswith("--"):
@@ -82,10 +78,7 @@ def is_given(name: str, arguments: list[str]) -> bool:
 
 
 def config_files(arguments: list[str]) -> list[Path]:
-    """Return the paths of the config files that the `--config` options of a command line name.
-
-    Values of `--config` that are YAML text are left out.
-    """
+    """Return the paths of the config files that the `--config` options of a command line name."""
     values = [value for name, value in options(arguments) if name == "config"]
     return [Path(value) for value in values if value and not _is_inline(value)]
 
@@ -93,11 +86,8 @@ def config_files(arguments: list[str]) -> list[Path]:
 def fingerprints(arguments: list[str]) -> dict[str, str]:
     """Return a dict from the path of each config file of a command line to its SHA-256 hash.
 
-    Only keys and values are hashed. Comments and line breaks are ignored. The precision "auto" is
-    left out, because it describes the processor and not the recipe.
-
-    Args:
-        arguments: Command-line arguments that `expand_arguments` returned.
+    Only keys and values are hashed. The precision "auto" is left out, because it describes the
+    processor and not the recipe.
 
     Raises:
         InputError: A file is missing or is not YAML.
@@ -115,21 +105,10 @@ def fingerprints(arguments: list[str]) -> dict[str, str]:
 
 
 def check_unedited(before: Mapping[str, str], arguments: list[str]) -> None:
-    """Check that the config files of a command line have not changed since they were hashed.
-
-    Args:
-        before: Hashes that `fingerprints(arguments)` returned earlier.
-        arguments: Command-line arguments that `expand_arguments` returned.
-
-    Raises:
-        InputError: A file has changed.
-    """
+    """Raise InputError if a config file changed since `fingerprints(arguments)` was `before`."""
     for file, _ in fingerprints(arguments).items() - before.items():
-        raise InputError(
-            "the config has changed since this command started; restore it, or start again with"
-            " another run directory",
-            file=file,
-        )
+        message = "the config has changed since this command started; restore it, or start again"
+        raise InputError(f"{message} with another run directory", file=file)
 
 
 def read_tree(file: Path) -> yaml.Node | None:
@@ -154,11 +133,7 @@ def read_tree(file: Path) -> yaml.Node | None:
 def entries(node: yaml.Node | None, above: str = "") -> Iterator[tuple[str, int, yaml.Node]]:
     """Yield the dotted key, line number and value of each key in a YAML mapping, at all levels.
 
-    A level called init_args is left out of the dotted keys.
-
-    Args:
-        node: The mapping. Nothing is yielded for a node of another type.
-        above: Prefix of the dotted keys, such as "model." for the node of the section model.
+    A level called init_args is left out of the dotted keys. `above` is their prefix.
     """
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.value == "init_args":

@@ -1,8 +1,8 @@
 """Check of config keys against the JSON Schema of the configs, before torch is imported.
 
-`scripts/config_schema.py` writes the schema from the parser of `fourfold fit`. Editors read it, too,
-since the first line of each recipe names it. A dotted key such as model.config.d_model leaves out
-the levels class_path and init_args of a YAML file.
+`scripts/config_schema.py` writes the schema from the parser of `fourfold fit`, and the first line
+of each recipe names it to editors. A dotted key such as model.config.d_model leaves out the level
+init_args of a YAML file.
 """
 
 import json
@@ -18,12 +18,11 @@ from fourfold.commands.packaged_recipes import SUFFIXES, recipe_names, recipes_f
 from fourfold.commands.train.config_files import config_files, entries, options, read_tree
 from fourfold.errors import InputError
 
-SECTIONS = ("model", "data")  # with a class_path
-# Options of the command line that no config has.
-COMMAND_LINE = ("config", "help", "print_config")
+CLASSES = ("model", "data")  # sections with a class_path
+COMMAND_LINE = ("config", "help", "print_config")  # options that no config has
 # Parts of a key after which jsonargparse alone knows what is valid.
 UNCHECKED = ("class_path", "init_args", "dict_kwargs", "help")
-STRING = "tag:yaml.org,2002:str"
+TEXT = "tag:yaml.org,2002:str"
 
 
 @cache
@@ -48,101 +47,105 @@ def check_keys(arguments: list[str]) -> list[str]:
         InputError: A key or a class of fourfold is not known, a key appears twice in a file, or a
             section is not a mapping. For a config file, the error names file and line.
     """
-    found: list[tuple[str, Path | None, int, Any]] = [
-        (name.replace("init_args.", "").removesuffix("+"), None, 0, value)
-        for name, value in options(arguments)
+    given: list[tuple[Path | None, str, int, Any]] = [
+        (None, name.replace("init_args.", ""), 0, value) for name, value in options(arguments)
     ]
     for file in config_files(arguments):
         root = read_tree(file)
         if not isinstance(root, yaml.MappingNode):
             raise InputError("a config must be a mapping such as `model: ...`", file=file)
-        found += [(name.removesuffix("+"), file, *entry) for name, *entry in entries(root)]
-    classes: dict[str, set[str]] = {section: set() for section in SECTIONS}
-    for name, _, _, value in found:
-        section, path = name.removesuffix(".class_path"), getattr(value, "value", value)
-        if section in classes and isinstance(path, str) and not path.startswith("{"):
-            classes[section].add(path)
-    schema, lines = _for_classes(classes), dict[Any, int]()
-    for name, origin, line, value in found:
+        given += [(file, *entry) for entry in entries(root)]
+    paths = {
+        section: {
+            path
+            for _, name, _, value in given
+            if name.removesuffix(".class_path") == section
+            and isinstance(path := getattr(value, "value", value), str)
+            and not path.startswith("{")
+        }
+        for section in CLASSES
+    }
+    schema = _schema_for(paths)
+    lines: dict[tuple[Path | None, str], int] = {}
+    for origin, name, line, value in given:
         try:
-            if origin and (first := lines.setdefault((name, origin), line)) != line:
+            if (first := lines.setdefault((origin, name), line)) != line:
                 raise InputError(f"must appear once, but line {first} has it, too", option=name)
-            _check_key(name, value, schema)
-            if name in [*SECTIONS, *(f"{section}.class_path" for section in SECTIONS)]:
-                _check_class(name.split(".")[0], getattr(value, "value", value), classes)
+            _check_key(name.removesuffix("+"), value, schema)
         except InputError as error:
             raise (error if origin is None else error.in_file(origin, line)) from error
-    return sorted(set.union(*classes.values()))
+    return sorted(set.union(*paths.values()))
 
 
-def _check_key(key: str, value: Any, schema: dict[str, Any]) -> None:
-    known: dict[str, Any] = {**schema["properties"], **dict.fromkeys(COMMAND_LINE, {})}
-    node: dict[str, Any] = schema
-    above: list[str] = []
-    for part in key.split("."):
-        if not known or part in UNCHECKED:
-            return
-        if part not in known:
-            siblings = [".".join([*above, name]) for name in known]
-            raise unknown_key(".".join([*above, part]), siblings, list(_walk(schema)), key)
-        above.append(part)
-        node = _resolve(known[part])
-        known = _properties(node)
-    is_text = not isinstance(value, yaml.Node) or value.tag == STRING  # which may be a file name
-    if node.get("type") == "object" and not is_text and not isinstance(value, yaml.MappingNode):
-        raise InputError(f"must be a mapping, got {value.value or 'null'}", option=key)
+def _schema_for(paths: dict[str, set[str]]) -> dict[str, Any]:
+    """Return the schema for a command line whose sections have classes with the given paths.
 
-
-def _check_class(section: str, path: Any, classes: dict[str, set[str]]) -> None:
-    """Raise InputError if a class of fourfold does not exist.
-
-    A name without a module may be that of a class in a module of the user that the config names.
+    A section with a class of the user accepts every key.
     """
-    has_foreign = any(_is_foreign(path) for paths in classes.values() for path in paths)
-    is_unknown = not isinstance(path, str) or path not in classes[section] or _is_foreign(path)
-    if is_unknown or (has_foreign and "." not in path):
-        return
-    names = [name.rpartition(".")[2] for name in _shipped(section)]
-    if path.rpartition(".")[2] not in names:
-        close = get_close_matches(path.rpartition(".")[2], names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(f"must be a class of the section, got {path}{hint}", option=section)
-
-
-def _is_foreign(path: str) -> bool:
-    return "." in path and not path.startswith("fourfold.")
-
-
-def _shipped(section: str) -> list[str]:
-    """Return the import paths of the classes of fourfold for a section."""
-    choices: list[str] = load_schema()["properties"][section]["properties"]["class_path"]["anyOf"][
-        0
-    ]["enum"]
-    return choices
-
-
-def _for_classes(classes: dict[str, set[str]]) -> dict[str, Any]:
-    """Return the schema with the arguments of the given classes in the sections model and data.
-
-    A section with an unknown class has no properties.
-    """
-    schema = load_schema()
-    properties = dict(schema["properties"])
-    for section, paths in classes.items():
-        names = {name.rpartition(".")[2] for name in _shipped(section)}
-        chosen = {path.rpartition(".")[2] for path in paths}
-        merged: dict[str, Any] = {}
-        if chosen <= names and not any(map(_is_foreign, paths)):
-            for name in chosen:
-                merged |= schema["definitions"][name]["properties"]
-        properties[section] = {"properties": merged}
+    definitions = load_schema()["definitions"]
+    properties = {**load_schema()["properties"], **{name: {} for name in COMMAND_LINE}}
+    foreign = [x for x in set.union(*paths.values()) if "." in x and not x.startswith("fourfold.")]
+    for section, found in paths.items():
+        choices = properties[section]["properties"]["class_path"]["anyOf"][0]["enum"]
+        known = [_last(path) for path in choices]
+        names = {path if path in foreign else _last(path) for path in found}
+        of_classes = [definitions[name]["properties"] for name in names if name in known]
+        merged = {key: node for each in of_classes for key, node in each.items()}
+        is_known = len(of_classes) == len(names)
+        # A class without a module may be in a module of the user that another class names.
+        properties[section] = {
+            "properties": merged if is_known else {},
+            "classes": [] if foreign else known,
+        }
     return {"properties": properties}
 
 
+def _check_key(key: str, value: Any, schema: dict[str, Any]) -> None:
+    """Check one key and, if it names a class or a section, its value."""
+    node, above = schema, list[str]()
+    for part in key.split("."):
+        known = _properties(node)
+        if not known or part in UNCHECKED:
+            break
+        if part not in known:
+            raise unknown_key(".".join([*above, part]), list(_walk(schema)))
+        above.append(part)
+        node = _resolve(known[part])
+    text = getattr(value, "value", value)
+    classes = node.get("classes") if key.removesuffix(".class_path") in CLASSES else None
+    if classes and isinstance(text, str) and text[:1] != "{" and _last(text) not in classes:
+        close = get_close_matches(_last(text), classes, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise InputError(
+            f"must be a class of fourfold or of your module, got {text}{hint}", option=above[0]
+        )
+    is_section = node.get("type") == "object" and isinstance(value, yaml.Node)
+    # A text may be the name of a file with the section.
+    if is_section and not isinstance(value, yaml.MappingNode) and value.tag != TEXT:
+        raise InputError(f"must be a mapping, got {text or 'null'}", option=key)
+
+
+def unknown_key(key: str, known: list[str]) -> InputError:
+    """Return the error for a key that does not exist, with a suggestion of a similar known key."""
+    if key.endswith(SUFFIXES) or key in recipe_names():
+        return InputError(f"is not an option; did you mean --config {key}?", option=key)
+    by_last = {_last(name): name for name in sorted(known, key=len, reverse=True)}
+    close = get_close_matches(_last(key), by_last, n=5, cutoff=0.8)
+    # Of several keys with a similar last name, one at the same level is preferred.
+    here = [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in close]
+    found = [name for name in here if name in known] or [by_last[name] for name in close]
+    hint = f"; did you mean {found[0]}?" if found else ""
+    return InputError(f"is not a known key{hint}", option=key)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def _resolve(node: dict[str, Any]) -> dict[str, Any]:
-    if "$ref" in node:
-        return _resolve(load_schema()["definitions"][node["$ref"].rpartition("/")[2]])
-    return node
+    if "$ref" not in node:
+        return node
+    return _resolve(load_schema()["definitions"][node["$ref"].rpartition("/")[2]])
 
 
 def _properties(node: dict[str, Any]) -> dict[str, Any]:
@@ -157,25 +160,3 @@ def _walk(node: dict[str, Any], above: str = "") -> Iterator[str]:
     for name, inner in _properties(node).items():
         yield f"{above}{name}"
         yield from _walk(_resolve(inner), f"{above}{name}.")
-
-
-def unknown_key(key: str, siblings: list[str], everywhere: list[str], whole: str) -> InputError:
-    """Return the error for a key that does not exist, with a suggestion of a similar one.
-
-    Args:
-        key: Dotted name up to the part that does not exist, such as trainer.max_step.
-        siblings: Dotted names of the keys at the same level.
-        everywhere: Dotted names of the keys at all levels.
-        whole: Dotted name of the given key.
-    """
-    if key.endswith(SUFFIXES) or key in recipe_names():
-        return InputError(f"is not an option; did you mean --config {key}?", option=key)
-    last = key.rpartition(".")[2]
-    shortest_last = {name.rpartition(".")[2]: name for name in sorted(everywhere, key=len)[::-1]}
-    close = [shortest_last[last]] if last in shortest_last else []
-    close += get_close_matches(key, siblings, n=1, cutoff=0.75)
-    # Otherwise a key whose last name has the same words, perhaps with others, or is similar.
-    close += sorted((k for k in siblings if f"_{last}_" in f"_{k.rpartition('.')[2]}_"), key=len)
-    close += [shortest_last[k] for k in get_close_matches(last, shortest_last, n=1, cutoff=0.8)]
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return InputError(f"is not a known key{hint}", option=whole)

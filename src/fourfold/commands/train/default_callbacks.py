@@ -73,10 +73,7 @@ def make_callbacks(
 
 
 def _make_savers(run: RunDirectory, config: Any) -> list[Callback]:
-    """Return the callbacks of `fit` that save, average and upload checkpoints.
-
-    Lightning calls these callbacks after all other callbacks.
-    """
+    """Return the callbacks that save, average and upload checkpoints, after all others."""
     checkpoints = RunCheckpoints(run.checkpoints, **vars(config["checkpoint"]))
     savers: list[Callback] = [checkpoints, SaveOnSignal(checkpoints)]
     if n_snapshots := config["average_last_checkpoints"]:
@@ -97,17 +94,10 @@ def as_list(value: Any) -> list[Any]:
 def slurm_environment(plugins: list[Any]) -> list[Any]:
     """Return a list with Lightning's plugin for SLURM, without automatic requeueing of jobs.
 
-    Requeueing is off because it would save a checkpoint in the middle of a batch, from which a run
-    cannot resume exactly.
-
-    Args:
-        plugins: The user's plugins.
-
-    Returns:
-        List of one plugin. It is empty if SLURM is not used, if torchrun is used, or if the user's
-        plugins contain a cluster environment.
+    It is empty without SLURM, with torchrun, and if the user's plugins have such a plugin.
     """
     is_chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
     if is_chosen or TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
         return []
+    # Lightning would save in the middle of a batch, from which a run cannot resume exactly.
     return [SLURMEnvironment(auto_requeue=False)]

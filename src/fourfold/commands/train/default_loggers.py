@@ -21,9 +21,8 @@ from fourfold.loggers.wandb_logger import WandbRunLogger
 def make_loggers(command: str, run: RunDirectory, config: Any, config_text: str) -> list[Any]:
     """Return the default loggers of a command, followed by the loggers in `trainer.logger`.
 
-    The defaults of `fit` are metrics.csv and, if enabled, TensorBoard and W&B. The default of
-    `test` is the W&B run of the training, if enabled. `validate` has no default loggers. With
-    `trainer.logger: false`, the list is empty.
+    `fit` logs to metrics.csv and, if enabled, to TensorBoard and W&B; `test` to the W&B run of the
+    training; `validate` to no default logger. With `trainer.logger: false`, the list is empty.
 
     Args:
         command: fit, validate or test.
@@ -49,43 +48,30 @@ def make_loggers(command: str, run: RunDirectory, config: Any, config_text: str)
 def wandb_mode(value: str) -> str:
     """Return the mode of W&B ("off", "offline" or "online") for a value of `--wandb`.
 
-    The value "auto" means "online" if there is an API key, otherwise "off".
-
     Raises:
-        InputError: The value is not "off" and the package wandb is not installed, or the value is
-            "online" and there is no API key.
+        InputError: The package wandb is not installed, or "online" lacks an API key.
     """
     if value == "off":
         return "off"
     if not find_spec("wandb"):
         raise InputError("needs the package wandb: pip install 'fourfold[wandb]'", option="--wandb")
-    if value == "auto":
-        return "online" if _has_api_key() else "off"
-    if value == "online" and not _has_api_key():
-        raise InputError(
-            "online needs an API key: run `wandb login`, set WANDB_API_KEY, or use offline",
-            option="--wandb",
-        )
-    return value
-
-
-def _has_api_key() -> bool:
+    if value == "offline":
+        return value
     from requests.utils import get_netrc_auth  # wandb depends on requests
 
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(server))
+    if os.environ.get("WANDB_API_KEY") or get_netrc_auth(server):
+        return "online"
+    if value == "online":
+        message = "online needs an API key: run `wandb login`, set WANDB_API_KEY, or use offline"
+        raise InputError(message, option="--wandb")
+    return "off"
 
 
 def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:
-    """Return a list with the Weights & Biases (W&B) logger of a run; empty if W&B is off.
+    """Return a list with the W&B logger of a run; empty if W&B is off.
 
-    The id of the W&B run is saved in wandb.json in the run directory, so that resuming and testing
-    continue the same W&B run. The environment variable WANDB_SILENT is set for this process.
-
-    Args:
-        run: Directory of the run.
-        config: All options of the command.
-        config_text: The options as YAML; None in a test, which does not log them.
+    The id of the W&B run is in wandb.json, so that resuming and testing continue the same run.
     """
     mode = wandb_mode(config["wandb"])
     if mode == "off":
@@ -118,11 +104,7 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> l
 
 
 def _read_identity(file: Path) -> dict[str, Any]:
-    """Read the arguments that identify a W&B run, such as id, project and name, from wandb.json.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """Read the arguments that identify a W&B run, such as id, project and name."""
     try:
         identity = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(identity["id"], str):

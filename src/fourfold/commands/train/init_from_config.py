@@ -16,38 +16,28 @@ from fourfold.tokenization import pretrained
 from fourfold.tokenization.training import TokenizerConfig
 
 # Fields of the model config that are set by the task or the data, and not copied from the source.
-TASK_FIELDS = (
-    "head",
-    "next_sentence",
-    "n_classes",
-    "head_dropout",
-    "pool",
-    "feature_layers",
-    "feature_mix",
-    "lstm_width",
-    "lstm_layers",
-    "init",
-)
+TASK_FIELDS = {
+    *("head", "next_sentence", "n_classes", "head_dropout", "pool", "init"),
+    *("feature_layers", "feature_mix", "lstm_width", "lstm_layers"),
+}
 # Fields of configs that tell what a model reads.
 INPUT_FIELDS = {"image_size": "images", "vocab_size": "texts"}
 
 
 def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> None:
-    """Copy the settings and the tokenizer of the model in `model.init_from` to a config.
+    """Copy the settings and the tokenizer of the model in `model.init_from` to a config, in place.
 
     The settings are fields of the model's config, such as width and number of layers. Values that
-    the user gives are kept. For an existing run, the settings are read from its config.yaml, so
-    that the run can be resumed after the model was deleted. Nothing is copied if `model.init_from`
-    is a file of word vectors.
+    the user gives are kept. An existing run keeps the settings in its config.yaml, so that it can
+    be resumed after the model was deleted. A file of word vectors has no settings.
 
     Args:
-        config: The parsed config, which is changed in place.
+        config: The parsed config.
         given: The part of the config that the user gave, without default values.
         run: Directory of the run; None if nothing may be read from it or written to it.
 
     Raises:
-        InputError: The model in `model.init_from` cannot be read, or it reads texts although the
-            config is that of an image model, or the other way round.
+        InputError: The model cannot be read, or reads texts instead of images or vice versa.
     """
     model = config["model"]["init_args"]
     path = model.get("init_from")
@@ -63,7 +53,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     _check_inputs(shape, model_config, path, classes)
     # Fields with another meaning in an encoder-decoder than in other models.
     differ = ("n_decoder_layers" in shape) != ("n_decoder_layers" in model_config)
-    kept = (*TASK_FIELDS, "embed_scale", "tie_embeddings") if differ else TASK_FIELDS
+    kept = TASK_FIELDS | ({"embed_scale", "tie_embeddings"} if differ else set())
     for name in model_config.keys():  # noqa: SIM118  (a jsonargparse namespace)
         if name in shape and name not in given_config and name not in kept:
             model_config[name] = shape[name]
@@ -87,12 +77,6 @@ def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...])
     """Raise InputError if one of two models reads images, and the other one reads texts only.
 
     A model of images and texts fits both, and so does a model with a config `encoder` of its own.
-
-    Args:
-        source: Config of the source model by field.
-        target: Config of the model by field.
-        path: Value of `model.init_from`.
-        classes: Import paths of the user's classes that the checkpoint may name.
     """
     names = [name for name in INPUT_FIELDS if name in target]
     if names and "encoder" not in target and not any(name in source for name in names):
@@ -103,12 +87,7 @@ def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...])
 
 
 def _warn_of_new_tokenizer(path: str, classes: tuple[str, ...]) -> None:
-    """Warn that a new tokenizer will be trained although the source model has a tokenizer.
-
-    Args:
-        path: Value of `model.init_from`, the source model.
-        classes: Import paths of the user's classes that the checkpoint may name.
-    """
+    """Warn that a new tokenizer will be trained although the source model has a tokenizer."""
     default = asdict(TokenizerConfig())
     values = _source_tokenizer(path, None, classes).items()
     kept = [f"--data.tokenizer.{name} {x}" for name, x in values if x != default[name]]
@@ -120,16 +99,7 @@ def _warn_of_new_tokenizer(path: str, classes: tuple[str, ...]) -> None:
 
 
 def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
-    """Return the current path of a tokenizer file whose run directory may have been moved.
-
-    Args:
-        file: Path in the config; None is returned unchanged.
-        run: Directory of the run; None means that there is no run directory to search.
-
-    Returns:
-        `file` if it exists. Otherwise the tokenizer file of the same name in the run directory, or
-        `file` if there is none.
-    """
+    """Return the current path of a tokenizer file whose run directory may have been moved."""
     if file is None or run is None or Path(file).exists():
         return file
     copy = run.path / pretrained.TOKENIZER_FILE
@@ -137,13 +107,7 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
 
 
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
-    """Return the section `model.init_args` of the config.yaml of a run.
-
-    The result is an empty dict if the file does not exist or its `init_from` differs from `path`.
-
-    Raises:
-        InputError: The file cannot be read or is not a config.
-    """
+    """Return `model.init_args` in the config.yaml of a run; empty if its `init_from` differs."""
     arguments = run.recorded_config().get("model")
     arguments = arguments.get("init_args") if isinstance(arguments, dict) else None
     if not isinstance(arguments, dict) or arguments.get("init_from") != path:
@@ -154,17 +118,9 @@ def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
 def _source_tokenizer(
     path: str, run: RunDirectory | None, classes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the settings of the tokenizer of the model in `model.init_from`.
+    """Return the fields of `TokenizerConfig` for the model in `model.init_from`, if it has one.
 
     The tokenizer is copied to the run directory, so that resuming does not need the model.
-
-    Args:
-        path: Value of `model.init_from`.
-        run: Directory of the run; None writes no copy.
-        classes: Import paths of the user's classes that the checkpoint may name.
-
-    Returns:
-        Dict from the fields of `TokenizerConfig` to values; empty if the model has no tokenizer.
     """
     copy = run.path / pretrained.TOKENIZER_FILE if run else None
     # A run without checkpoints may be started again from another source.

@@ -25,7 +25,7 @@ from fourfold.callbacks.checkpointing.preemption import EXIT_CODE, INTERRUPTED
 from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.changed_options import describe_changes
-from fourfold.commands.train.checks import check_interval, check_memory
+from fourfold.commands.train.checks import check_memory
 from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
@@ -190,11 +190,14 @@ class FourfoldCLI(LightningCLI):
             self.run_directory.cleanup_if_empty()
             raise
         self.checkpoint = self._find_checkpoint(config)
-        set_precision(config, self.arguments, self.checkpoint, trains=self.command == "fit")
+        trains = self.command == "fit"
+        origin = RunDirectory(self.checkpoint.absolute().parents[1]) if self.checkpoint else None
+        recorded = origin.recorded_config() if origin and trains else {}
+        set_precision(config, self.arguments, recorded, trains=trains)
         self.first_step = 0  # of this process
         self.changes: list[str] = []
-        if self.command == "fit" and self.checkpoint:
-            self.changes = describe_changes(self.dump(), self.checkpoint)
+        if origin and trains:
+            self.changes = describe_changes(self.dump(), origin.config)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
         """Return the path of the checkpoint to load.
@@ -328,7 +331,6 @@ class FourfoldCLI(LightningCLI):
         if self.command == "fit":
             if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
                 self.datamodule.setup("fit")
-                check_interval(self.trainer, self.datamodule)
             if self.options["check_memory"]:
                 check_memory(self.model, self.trainer, self.datamodule)
         if self.command != "predict" and not self.is_dry_run:

@@ -15,7 +15,7 @@ def main(argv: Sequence[str]) -> int:
     command, *options = ["--help" if option == "--help-all" else option for option in argv]
     options = expand_arguments(options, evaluates=command != "fit")
     if options and not options[0].startswith("-"):
-        raise unknown_key(options[0], [], [], options[0])
+        raise unknown_key(options[0], [])
     classes = check_keys(options)
     from fourfold.commands.train.lightning_cli import FourfoldCLI  # imports torch and Lightning
 

@@ -17,12 +17,7 @@ FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 
 
 def show_table(metrics: dict[str, Any], title: str) -> None:
-    """Print a table with one line per metric, without nested metrics such as a confusion matrix.
-
-    Args:
-        metrics: Values by name.
-        title: Text above the table.
-    """
+    """Print a title and a table with one line per metric, without nested metrics."""
     table = Table("metric", Column("value", justify="right"))
     for name, value in metrics.items():
         if isinstance(value, int | float | str):
@@ -31,11 +26,11 @@ def show_table(metrics: dict[str, Any], title: str) -> None:
 
 
 def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
-    """Print a table of the metrics of several seeds, one line per metric.
+    """Print a title and a table of the metrics of several seeds, one line per metric.
 
     Args:
         summary: For each metric, a dict with mean, std, best and seeds (values by seed).
-        title: Text above the table.
+        title: The title.
     """
     seeds = next(iter(summary.values()))["seeds"]
     names = ("mean", "std", "best", *(f"seed {seed}" for seed in seeds))
@@ -53,13 +48,9 @@ def _print(table: Table, title: str) -> None:
 
 
 def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> None:
-    """Write metrics and their origin to a JSON file, atomically.
+    """Write metrics and, under the key `run`, their origin to a JSON file, atomically.
 
-    Args:
-        file: File to write. The directory of the file is created if necessary.
-        metrics: Values by name.
-        run: Origin of the metrics, such as command line, config files and checkpoint. It is written
-            under the key `run`. Commit, date, hardware and versions are added to it.
+    Commit, date, hardware and versions are added to the origin.
     """
     origin = {
         **run,
@@ -74,10 +65,7 @@ def write_metrics(file: Path, metrics: dict[str, Any], run: dict[str, Any]) -> N
 
 
 def to_json(value: Any) -> Any:
-    """Return a value with infinities and NaN replaced by strings, since JSON has neither.
-
-    Dicts and lists are copied, with such numbers replaced at every depth.
-    """
+    """Return a copy with infinities and NaN replaced by strings, since JSON has neither."""
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -126,11 +126,7 @@ def check_seed(name: str, seed: int | bool | None) -> None:
 
 
 def check_numbers(config: Any) -> None:
-    """Check that no number in a parsed config is below its minimum in `MINIMA`. None is allowed.
-
-    Raises:
-        InputError: A number is too small or NaN, or `trainer.val_check_interval` is 0.
-    """
+    """Raise InputError if a number in a parsed config is NaN or below its minimum in `MINIMA`."""
     if config["trainer"]["val_check_interval"] == 0:
         message = "must be a number of batches from 1, or a fraction above 0 of an epoch, got 0"
         raise InputError(message, option="trainer.val_check_interval")
@@ -143,15 +139,8 @@ def check_numbers(config: Any) -> None:
 def count_devices(devices: Any) -> int | None:
     """Return the number of devices per node for a value of `trainer.devices`.
 
-    Args:
-        devices: A count, a list of device indices, or a string with a count or a list. "auto" and
-            -1 mean all available devices.
-
-    Returns:
-        The number of devices; None for "auto" and -1.
-
-    Raises:
-        InputError: The value is neither a number of devices nor a list of them.
+    The value is a count, a list of device indices, or a string with one of them. The result is None
+    for "auto" and -1, which mean all available devices.
     """
     if isinstance(devices, list):
         return len(devices)

@@ -41,13 +41,8 @@ class RunDirectory:
     def from_config(cls, config: Any) -> "RunDirectory":
         """Return the run directory of a parsed config.
 
-        The first of these that applies is returned:
-
-        - `run_dir`, if it is given.
-        - `trainer.default_root_dir`, if it is given.
-        - runs/FOLDER/STEM of the first config file, such as runs/gpt2/tiny for
-          configs/gpt2/tiny.yaml.
-        - runs/TASK, with the class name of the task.
+        It is `run_dir`, `trainer.default_root_dir`, runs/FOLDER/STEM of the first config file, such
+        as runs/gpt2/tiny, or runs/TASK with the class name of the task; the first that is given.
         """
         if named := config.get("run_dir") or config["trainer"].get("default_root_dir"):
             return cls(named)
@@ -63,48 +58,41 @@ class RunDirectory:
         Args:
             resume: Value of `--resume`: "auto" resumes if this run directory contains a checkpoint,
                 "must" requires a checkpoint, and "never" does not allow one.
-            ckpt_path: Value of `--ckpt_path`, a checkpoint or another run directory, whose newest
-                checkpoint is used. It is accepted if this run directory contains no checkpoints, or
-                if it is the newest checkpoint of this run directory. None means the newest
-                checkpoint of this run directory.
+            ckpt_path: Value of `--ckpt_path`: a checkpoint, or a run directory, whose newest
+                checkpoint is used. None means this run directory, and another one is accepted if
+                this one contains no checkpoints.
 
         Raises:
-            InputError: This run directory contradicts `resume`, all checkpoints of the directory
-                that is read are corrupted, or `ckpt_path` is no checkpoint or is not accepted.
+            InputError: This run directory contradicts `resume` or `ckpt_path`, or all checkpoints
+                of the directory that is read are corrupted.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
         available = next(self.resume_candidates(), None)
         if resume == "never" and available:
-            raise InputError(
-                f"must be a new directory with --resume never, but {self.path} contains"
-                " checkpoints; without --resume never their training is resumed",
-                option="--run_dir",
-            )
+            raise self._must_be_new("with --resume never", "without it")
         if ckpt_path is not None:
-            return self._named_checkpoint(ckpt_path, available)
+            other = RunDirectory(ckpt_path)
+            is_run = other.path.is_dir()
+            chosen = other._newest_complete() if is_run else self.find_checkpoint(ckpt_path)
+            if available and not chosen.samefile(available):
+                raise self._must_be_new(f"with --ckpt_path {ckpt_path}", "without --ckpt_path")
+            return chosen
         if resume == "must" and not available:
             raise InputError(f"is must, but {self.last} does not exist", option="--resume")
         return self._newest_complete() if available else None
 
-    def _named_checkpoint(self, ckpt_path: str, available: Path | None) -> Path:
-        other = RunDirectory(ckpt_path)
-        chosen = (
-            other._newest_complete() if other.path.is_dir() else self.find_checkpoint(ckpt_path)
+    def _must_be_new(self, because: str, otherwise: str) -> InputError:
+        return InputError(
+            f"must be a new directory {because}, but {self.path} contains checkpoints;"
+            f" {otherwise}, their training is resumed",
+            option="--run_dir",
         )
-        if available and not chosen.samefile(available):
-            raise InputError(
-                f"must be a new directory if training starts from {ckpt_path}, but {self.path}"
-                " contains checkpoints; without --ckpt_path their training is resumed",
-                option="--run_dir",
-            )
-        return chosen
 
     def resume_candidates(self) -> Iterator[Path]:
-        """Yield the paths of the checkpoints that training can resume from, the newest first.
+        """Yield the checkpoints that training can resume from, the newest first.
 
-        Corrupted checkpoints are included. Checkpoints that were saved between two micro-batches
-        of an optimizer step are left out.
+        Corrupted ones are included, and those between two micro-batches of a step are not.
         """
         from fourfold.checkpoints.files import DamagedFile, read_file
 
@@ -120,11 +108,7 @@ class RunDirectory:
     def _newest_complete(self) -> Path:
         """Return the newest checkpoint to resume from that is not corrupted.
 
-        Each candidate is read completely. Corrupted newer checkpoints are renamed to
-        NAME.corrupted, since the next last.ckpt would make a corrupted file the previous one.
-
-        Raises:
-            InputError: There is no checkpoint, or all checkpoints are corrupted.
+        Newer ones are renamed, since the next last.ckpt would make them the previous one.
         """
         from fourfold.checkpoints.files import DamagedFile, read_file
 
@@ -180,11 +164,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the directory in a `with` block, so that no other process trains in it.
-
-        Raises:
-            InputError: Another process holds the lock.
-        """
+        """Hold the lock of the directory in a `with` block; InputError if another process does."""
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
             with self._open_lock(os.O_CREAT) as file:
@@ -213,10 +193,7 @@ class RunDirectory:
             return False
 
     def cleanup_if_empty(self) -> None:
-        """Remove the run directory if this process created it and saved no checkpoint in it.
-
-        A directory in which another process trains is kept.
-        """
+        """Remove the run directory if this process created it and saved no checkpoint in it."""
         if self._is_new and self.path.exists():
             with suppress(InputError, OSError), self.lock():
                 if not self.checkpoints.exists():
@@ -230,8 +207,8 @@ class RunDirectory:
 
         Args:
             which: "best", "average" or "last", the path of a checkpoint, or the path of another run
-                directory; None means this run directory. In a directory, the first existing file of
-                best.ckpt, average.ckpt and last.ckpt is chosen.
+                directory; None means this one. The default of a directory is its best.ckpt,
+                otherwise its average.ckpt, otherwise its last.ckpt.
 
         Raises:
             InputError: There is no such checkpoint.
@@ -260,18 +237,12 @@ class RunDirectory:
         try:
             content = json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
             shlex.split(content["run"]["command"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except UNREADABLE:
             return None
         return dict(content)
 
     def metrics_of(self, options: list[str]) -> dict[str, Any] | None:
-        """Return the content of metrics.json, and check that a test with given options wrote it.
-
-        Args:
-            options: Options of `fourfold test` that the test must have had.
-
-        Returns:
-            The content, or None if there is no readable metrics.json.
+        """Return `metrics`, and check that a test with given options of `fourfold test` wrote them.
 
         Raises:
             InputError: A test with other options wrote the file, or a config file has changed
@@ -280,32 +251,22 @@ class RunDirectory:
         content = self.metrics
         if content is None:
             return None
-        file = self.path / "metrics.json"
-        origin = content["run"]
+        file, origin = self.path / "metrics.json", content["run"]
         # Two paths may name the same directory.
         recorded = [os.path.realpath(word) for word in shlex.split(origin["command"])[2:]]
         if recorded != list(map(os.path.realpath, options)):
-            raise InputError(
-                f"the metrics are those of `{origin['command']}`; remove the file or choose another"
-                " --run_dir",
-                file=file,
-            )
+            message = f"the metrics are those of `{origin['command']}`; remove the file or choose"
+            raise InputError(f"{message} another --run_dir", file=file)
         current = fingerprints(options).values()
         for (name, old), new in zip(origin.get("configs", {}).items(), current, strict=False):
             if old != new:
-                raise InputError(
-                    f"the config has changed since {file} was written; remove {self.path} to train"
-                    " again, or choose another --run_dir",
-                    file=name,
-                )
+                message = f"the config has changed since {file} was written; remove {self.path} to"
+                raise InputError(f"{message} train again, or choose another --run_dir", file=name)
         return content
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked the file.
-
-    The result is True if the file is locked now, and also on a file system without locks.
-    """
+    """Lock an open file until it is closed; return False if another process has locked it."""
     try:
         # lockf, not flock: data workers of a killed training would still hold a flock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
