@@ -11,9 +11,7 @@ from fourfold.errors import InputError
 
 CALLS = [["--help"], ["--version"], ["translate", "--help"], ["fitt"], ["translate", "--bem", "2"]]
 CALLS += [["fit", "--config", "gpt2/tiny", "--model.nlayers", "2"], ["fit", "mine.yaml"]]
-CALLS += [
-    [command, "--help"] for command in ("fit", "validate", "test", "predict", "plan", "replay")
-]
+CALLS += [[command, "--help"] for command in ("fit", "validate", "test", "predict", "plan")]
 
 
 def test_help_version_and_misspelt_commands_and_keys_do_not_import_torch(root: Path) -> None:

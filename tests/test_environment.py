@@ -65,14 +65,3 @@ def test_available_memory_respects_the_limits_of_all_cgroups(tmp_path: Path) -> 
     assert available_memory(tmp_path) == 8000 * 1024
     write_cgroup(tmp_path / "sys/fs/cgroup/job", "5000", 1000, 300)
     assert available_memory(tmp_path) == 5000 - 1000 + 300
-
-
-def test_available_memory_in_a_cgroup_of_version_1(tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("7:cpu:/job\n6:memory:/job\n0::/\n")
-    folder = tmp_path / "sys/fs/cgroup/memory/job"
-    folder.mkdir(parents=True)
-    (folder / "memory.limit_in_bytes").write_text("4096\n")
-    (folder / "memory.usage_in_bytes").write_text("1000\n")
-    (folder / "memory.stat").write_text("total_inactive_file 0\n")
-    assert available_memory(tmp_path) == 3096

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from lightning import Callback
 
-from fourfold.commands.train.config_files import expand_arguments
 from fourfold.commands.train.lightning_cli import FourfoldCLI, limit_warnings
+from fourfold.commands.train.parser import import_classes
 from fourfold.environment import machine
 from fourfold.reproduce.load_tables import find_tables
 from fourfold.reproduce.runs.plan import plan_runs
@@ -66,7 +66,8 @@ def measure(options: list[str], threads: int) -> tuple[float, str]:
     limit_warnings()
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        cli = FourfoldCLI("fit", expand_arguments([*options, *OPTIONS, f"--run_dir={folder}/run"]))
+        import_classes()
+        cli = FourfoldCLI(args=[*options, *OPTIONS, f"--run_dir={folder}/run"], run=False)
         clock = Clock()
         cli.trainer.callbacks.append(clock)
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)

@@ -106,7 +106,9 @@ def test_recipe_names_its_source_and_command(name: str) -> None:
     assert "Expected:" in head
     # A recipe without training is only tested.
     assert re.search(rf"fourfold (fit|test) --config {name}(\s|$)", head)
-    assert len(head.splitlines()[0]) <= 92, "`fourfold recipes` prints the first line"
+    schema, title = head.splitlines()[:2]
+    assert schema == "# yaml-language-server: $schema=../schema.json"  # for editors
+    assert len(title) <= 92, "`fourfold recipes` prints it"
     for file in re.findall(r"configs/[\w/]+\.yaml", head):
         assert (ROOT / file).is_file(), file
     if counts := re.findall(r"Parameters: ([\d,]+\d)", head):

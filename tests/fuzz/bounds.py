@@ -230,7 +230,6 @@ def checkpoints(draw: Draw, world: "World") -> Case:
     calls: list[tuple[str, ...]] = [
         ("export", "f.ckpt", "out"),
         (VERBS[family], "--checkpoint", "f.ckpt"),
-        ("replay", "f.ckpt"),
         ("fit", "--config", str(world.configs[family]), "--run_dir=r", "--model.init_from=f.ckpt"),
         ("fit", "--config", str(world.configs[family]), "--run_dir=r", "--ckpt_path=f.ckpt"),
     ]

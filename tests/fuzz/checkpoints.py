@@ -196,7 +196,6 @@ def ours(draw: Draw, world: "World") -> Case:
         ("test", "--config", str(world.configs[family]), "--run_dir", "r", "--ckpt_path", "f.ckpt"),
         ("export", "f.ckpt", "out"),
         ("import", "f.ckpt", "out.ckpt"),
-        ("replay", "f.ckpt"),
         (*fit, "--ckpt_path", "f.ckpt", "--trainer.max_steps=2", "--trainer.max_epochs=2"),
         (*fit, "--model.init_from", "f.ckpt"),
         (VERBS[family], "--checkpoint", "f.ckpt"),

@@ -320,12 +320,6 @@ def test_torch_file_without_a_checkpoint_is_rejected(
     assert "not a checkpoint written by" in error or "none that fourfold has written" in error
 
 
-def test_invalid_replay_file_is_rejected(world: World, refused: Refused) -> None:
-    data = changed(world, "mt", put("replay", value={"batch": {}}))
-    error = refused("replay", "f.ckpt", files={"f.ckpt": data})
-    assert "f.ckpt: the file was not written by a stopped training" in error
-
-
 def test_wrong_number_of_class_names_is_rejected(world: World, refused: Refused) -> None:
     data = changed(world, "classes", put("fourfold", "data", "class_names", value=["x"]))
     error = refused("classify", "--checkpoint=f.ckpt", files={"f.ckpt": data}, stdin=b"a\tb\n")

@@ -8,10 +8,15 @@ import pytest
 import yaml
 
 from fourfold.commands.train.config_files import fingerprints
-from fourfold.core.precision import SPEEDUP_VARIABLE
+from fourfold.core import precision
 
 Run = Callable[..., Any]
 AUTO = "--trainer.precision=auto"
+
+
+def flags(patch: pytest.MonkeyPatch, flag: str | None) -> None:
+    """Let the CPU have a flag of `BF16_FLAGS`, or none."""
+    patch.setattr(precision, "cpu_flag", lambda: flag)
 
 
 def recorded(folder: Path) -> tuple[str, str | None]:
@@ -23,19 +28,19 @@ def test_auto_is_recorded_kept_on_resume_and_chosen_again_for_an_evaluation(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = ["fit", "--config", configs["lm"], "--run_dir", "r", AUTO]
-    monkeypatch.setenv(SPEEDUP_VARIABLE, "2.5")
+    flags(monkeypatch, "amx_bf16")
     result = run(*call, "--trainer.max_steps=2")
     assert result.code == 0, result.err
     assert result.out.count("trainer.precision auto: bf16-mixed") == 1
-    assert "2.5 times as fast" in result.out
+    assert "since this CPU multiplies bf16 natively (amx_bf16)" in result.out
     assert recorded(here / "r") == ("bf16-mixed", "bf16-mixed")
 
-    monkeypatch.setenv(SPEEDUP_VARIABLE, "0.02")  # another processor
+    flags(monkeypatch, None)  # another processor
     result = run(*call, "--trainer.max_steps=4")
     assert result.code == 0, result.err
     assert "on cpu, bf16-mixed" in result.out
     assert "was started with bf16-mixed and keeps it, although 32-true is faster" in result.err
-    assert "0.02 times as fast" in result.err
+    assert "this CPU does not multiply bf16 natively" in result.err
     config = here / "r" / "config.yaml"
     result = run("fit", "--config", config, "--run_dir=r", "--trainer.max_steps=5")
     assert "on cpu, bf16-mixed" in result.out
@@ -50,7 +55,7 @@ def test_auto_is_recorded_kept_on_resume_and_chosen_again_for_an_evaluation(
 def test_explicit_precision_is_recorded_as_such(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SPEEDUP_VARIABLE, "0.02")
+    flags(monkeypatch, None)
     call = ["fit", "--config", configs["lm"], "--run_dir=r", "--trainer.max_steps=1"]
     result = run(*call, "--trainer.precision=bf16")
     assert result.code == 0, result.err
@@ -62,7 +67,7 @@ def test_explicit_precision_is_recorded_as_such(
 def test_run_without_a_precision_is_evaluated_without_auto(
     run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SPEEDUP_VARIABLE, "2.5")
+    flags(monkeypatch, "amx_bf16")
     result = run("fit", "--config", configs["lm"], "--run_dir=r", "--trainer.max_steps=1")
     assert result.code == 0, result.err
     assert recorded(here / "r") == (None, None)
@@ -77,8 +82,8 @@ def test_run_without_a_precision_is_evaluated_without_auto(
 def test_plan_shows_the_choice(
     run: Run, configs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for speedup, chosen in (("2", "bf16-mixed"), ("0.5", "32-true")):
-        monkeypatch.setenv(SPEEDUP_VARIABLE, speedup)
+    for flag, chosen in (("avx512_bf16", "bf16-mixed"), (None, "32-true")):
+        flags(monkeypatch, flag)
         out = run("plan", "--config", configs["lm"], AUTO).out
         assert f"memory, {chosen} (auto), one device" in out
 

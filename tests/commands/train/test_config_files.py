@@ -1,18 +1,11 @@
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from fourfold.commands.recipe import make_parser
-from fourfold.commands.train.config_files import (
-    config_files,
-    expand_arguments,
-    locate,
-    read_tree,
-)
+from fourfold.commands.train.config_files import config_files, expand_arguments, locate
 from fourfold.commands.train.parser import parse_config
 from fourfold.errors import InputError
 
@@ -69,19 +62,6 @@ def test_error_of_a_key_gets_file_and_line(tmp_path: Path) -> None:
     assert locate(of_data, arguments) is of_data
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--run_dir=\udcff"], r"--run_dir must be valid UTF-8, got '--run_dir=\\udcff'"),
-        (["--run_dir", "\udcff"], r"every argument must be valid UTF-8, got '\\udcff'"),
-        (["--\udcff=1"], r"every argument must be valid UTF-8, got '--\\udcff=1'"),
-    ],
-)
-def test_arguments_are_valid_utf8(arguments: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        expand_arguments(arguments)
-
-
 def test_option_names_take_dashes_and_underscores() -> None:
     arguments = ["--run-dir", "my-run", "--trainer.max-steps=3", "--data.train", "a-b.txt"]
     assert expand_arguments(arguments) == [
@@ -125,45 +105,3 @@ def test_later_files_and_options_override_earlier_ones(
     shape = config["model"]["init_args"]["config"]
     assert shape["n_classes"] is None
     assert (shape["d_model"], shape["d_ff"], shape["n_layers"]) == (16, 99, 3)
-
-
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
-HOSTILE = {
-    "aliases": (LAUGHS, "must have at most 100000 values once shared parts are written out"),
-    "merged aliases": (
-        LAUGHS.replace("[x, x]", "{x: 1}").replace("[", "{<<: [").replace("]", "]}"),
-        "at most 100000 values",
-    ),
-    "cycle": ("a: &a [*a]\n", "must have at most 64 levels of nested values"),
-    "brackets": (f"a: {'[' * 3000}{']' * 3000}\n", "c.yaml:1: must have at most 64 levels"),
-    "open brackets": ("a: " + "[" * 1_000_000, "c.yaml:1: must have at most 64 levels"),
-    "digits": (f"b: 1\na: {'9' * 5000}\n", "c.yaml:2: must have numbers of at most 300 characters"),
-    "hexadecimal digits": (f"a: 0x{'f' * 5000}\n", "must have numbers of at most 300 characters"),
-    "base 60": (f"a: {'1:' * 5000}1\n", "must have numbers of at most 300 characters"),
-    "date": ("a: 2020-99-99\n", "invalid YAML: a value does not suit its type"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_yaml_is_rejected_before_its_values_are_built(name: str, tmp_path: Path) -> None:
-    text, message = HOSTILE[name]
-    file = tmp_path / "c.yaml"
-    file.write_text(text)
-    begin = time.process_time()
-    with pytest.raises(InputError, match=message) as caught:
-        read_tree(file)
-    assert caught.value.file == file
-    assert time.process_time() - begin < 2
-
-
-@pytest.mark.parametrize("value", [LAUGHS, "[" * 3000 + "]" * 3000, "9" * 5000])
-def test_option_with_hostile_yaml_is_rejected(value: str, configs: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match=r"^--data.seed must have (at most|numbers of)"):
-        parse_config(
-            make_parser("fourfold fit"), ["--config", str(configs["vit"]), "--data.seed", value]
-        )
-
-
-def test_aliases_that_save_a_few_lines_are_accepted(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n")
-    assert read_tree(tmp_path / "c.yaml") is not None

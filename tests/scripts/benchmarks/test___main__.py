@@ -270,14 +270,14 @@ def test_interrupted_growth_reports_its_finished_rounds(
     assert "growth: causal_lm, length 8, round 2 of 9" in progress
 
 
-@pytest.mark.parametrize(("speedup", "chosen"), [("0.02", "fp32"), ("2", "bf16")])
+@pytest.mark.parametrize(("flag", "chosen"), [(None, "fp32"), ("amx_bf16", "bf16")])
 def test_default_precision_is_the_fast_one(
-    speedup: str,
+    flag: str | None,
     chosen: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("FOURFOLD_BF16_SPEEDUP", speedup)
+    monkeypatch.setattr("fourfold.core.precision.cpu_flag", lambda: flag)
     settings = make_settings(make_parser().parse_args(["--device", "cpu"]))
     assert settings.precision == chosen
     assert f"--precision auto: {chosen}" in capsys.readouterr().err

@@ -89,7 +89,11 @@ class FourfoldCLI(LightningCLI):
         datamodule_class: type[Any] = LightningDataModule,
         **options: Any,
     ) -> None:
-        self._bases = {"model": model_class, "data": datamodule_class}
+        self._classes = [  # options that name a task and a DataModule of the constructor
+            f"--{name}={cls.__module__}.{cls.__qualname__}"
+            for name, cls in (("model", model_class), ("data", datamodule_class))
+            if cls not in (Task, LightningDataModule)
+        ]
         self._parsers: list[Any] = []  # of the subcommands
         ours = {
             "save_config_callback": None,
@@ -132,11 +136,6 @@ class FourfoldCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add the fields of `RunOptions`, and the optimizers and schedulers of torch."""
         self._parsers.append(parser)
-        for name, base in self._bases.items():
-            if base not in (Task, LightningDataModule):
-                parser.set_defaults(
-                    {name: {"class_path": f"{base.__module__}.{base.__qualname__}"}}
-                )
         add_options(parser)
         parser.add_optimizer_args((Optimizer,))
         parser.add_lr_scheduler_args(LRSchedulerTypeTuple)
@@ -153,7 +152,7 @@ class FourfoldCLI(LightningCLI):
         first = arguments[:1] if self.command in arguments[:1] else []
         words = expand_arguments(arguments[len(first) :], evaluates=self.command != "fit")
         self.arguments = words
-        self.config, given = parse_config(parser, [*first, *words])
+        self.config, given = parse_config(parser, [*first, *self._classes, *words])
         command = self.config.get("subcommand")
         self.options, self.given = self.config.get(command, self.config), given.get(command, given)
         self.command_parser = self._parsers[commands.index(self.command) if command else 0]

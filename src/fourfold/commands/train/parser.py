@@ -32,6 +32,8 @@ OPTIONAL = ("optimizer", "lr_scheduler")
 class Parser(LightningArgumentParser):
     """`LightningArgumentParser` that raises InputError instead of printing and exiting."""
 
+    requires_all = True
+
     def __init__(self, *args: Any, **options: Any) -> None:
         # jsonargparse creates parsers of nested classes without options.
         super().__init__(*args, **{"allow_abbrev": False, **options})
@@ -52,14 +54,22 @@ class Parser(LightningArgumentParser):
 
     def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
         """Parse arguments and return the config; `--allow_class` may be given several times."""
+        self.requires_all = options.get("defaults", True)  # a required option may have a default
         if args is not None:
             # jsonargparse writes the value None of a nested argument as "None" instead of null.
             args = [re.sub("=None$", "=null", argument) for argument in args]
             args = [re.sub(r"^--allow_class(?==|$)", "--allow_class+", text) for text in args]
         return super().parse_args(args, *more, **options)
 
+    def validate(self, namespace: Any, *args: Any, **options: Any) -> None:
+        """Check a config; without the default values, no option is required."""
+        options |= {} if self.requires_all else {"skip_required": True}
+        super().validate(namespace, *args, **options)
+
     def dump(self, namespace: Any, *args: Any, **options: Any) -> str:
         """Return a config as YAML, without `optimizer` and `lr_scheduler` if they are None."""
+        if "skip_none" in options:  # Lightning's name, from before jsonargparse 4.49
+            options["skip_unset"] = options.pop("skip_none")
         namespace = namespace.clone()
         for name in OPTIONAL:
             if name in namespace and namespace[name] is None:

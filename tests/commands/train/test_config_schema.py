@@ -1,0 +1,74 @@
+"""The JSON Schema of the configs, and the check of keys against it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fourfold.commands.packaged_recipes import recipe_names, recipes_folder
+from fourfold.commands.train.config_files import expand_arguments
+from fourfold.commands.train.config_schema import check_keys
+from fourfold.errors import InputError
+from scripts.config_schema import make_schema
+
+SCHEMA = json.loads((recipes_folder() / "schema.json").read_text())
+
+
+def test_committed_schema_is_that_of_the_parser() -> None:
+    """If not: python scripts/config_schema.py."""
+    assert make_schema() == SCHEMA
+
+
+def test_all_packaged_recipes_have_known_keys() -> None:
+    for name in recipe_names():
+        check_keys(expand_arguments(["--config", name]))
+
+
+def test_schema_accepts_the_recipes_and_a_merged_config(
+    run: Any, configs: dict[str, Path], tmp_path: Path
+) -> None:
+    """By the rules of JSON Schema itself, as an editor applies them."""
+    validator = pytest.importorskip("jsonschema").Draft7Validator(SCHEMA)
+    validator.check_schema(SCHEMA)
+    files = sorted(recipes_folder().rglob("*.yaml"))
+    contents = {file: yaml.safe_load(file.read_text()) for file in files}
+    for name in ("lm", "vit", "mt"):
+        printed = run("fit", "--config", configs[name], "--print_config").out
+        contents[Path(name)] = yaml.safe_load(printed)
+    for file, content in contents.items():
+        assert [error.message for error in validator.iter_errors(content)] == [], file
+    misspelt = contents[Path("lm")]
+    misspelt["model"]["init_args"]["config"]["d_modl"] = 3
+    assert any("d_modl" in error.message for error in validator.iter_errors(misspelt))
+
+
+def test_misspelt_key_of_a_config_file_is_located(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model:\n  class_path: Translation\n  init_args:\n    config: {d_modl: 3}\n")
+    with pytest.raises(InputError) as error:
+        check_keys(["--config", str(file)])
+    hint = "model.config.d_modl is not a known key; did you mean model.config.d_model?"
+    assert str(error.value) == f"{file}:4: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("model.nlayers", "model.config.n_layers"),
+        ("lr", "model.optimizer.lr"),
+        ("modle", "model"),
+        ("trainer.max_epohcs", "trainer.max_epochs"),
+    ],
+)
+def test_suggestion_is_the_closest_key_of_any_level(option: str, hint: str) -> None:
+    with pytest.raises(InputError, match=rf"^{option} is not a known key; did you mean {hint}\?$"):
+        check_keys(expand_arguments(["--config", "gpt2/tiny", f"--{option}=1"]))
+
+
+def test_keys_of_the_classes_of_a_user_are_not_checked() -> None:
+    own = ["--model", "mine.Task", "--model.own", "1", "--data", "Data", "--data.x=1"]
+    assert check_keys([*own, "--trainer.callbacks.anything=1"]) == ["Data", "mine.Task"]
+    with pytest.raises(InputError, match=r"^trainer.max_step is not .* trainer.max_steps\?$"):
+        check_keys(["--model", "mine.Task", "--trainer.max_step=1"])
