@@ -55,7 +55,7 @@ INVALID_OPTIONS = {
     "--data.tokenizer=a": "data.tokenizer is not a known key\n",
     "extra": "unrecognized arguments: extra",
     # Detected when the options are checked or the classes are built.
-    "--model.config.norm=layr": "must be one of layer, rms, got layr; did you mean layer?",
+    "--model.config.norm=layr": "Expected a typing.Literal['layer', 'rms']. Got value: layr",
     "--model.config.d_model=33": "d_model",
     "--data.seed=-1": "seed",
     "--trainer.accelerator=gpux": "trainer: You selected an invalid accelerator name:",
@@ -120,6 +120,7 @@ def numeric_options(above: str, kind: type[Any]) -> Iterator[tuple[str, str]]:
             yield f"{above}.{name}", "-1e-4" if float in types else "-7"
 
 
+@pytest.mark.timeout(900)
 def test_error_of_a_number_has_the_whole_name_of_its_option() -> None:
     parser, seen = make_parser("test"), set[str]()
     # Two may be negative; without a window, the error of the third one names the window.
