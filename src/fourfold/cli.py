@@ -153,13 +153,9 @@ def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def one_line_message(error: Exception) -> str:
-    """Return the message of an error as one line, without the middle part if it is long.
-
-    An error from a worker process of a DataLoader has the traceback of that process in its message.
-    This traceback is removed.
-    """
+    """Return the message of an error as one line, without the middle part if it is long."""
     text = str(error)
-    if "Original Traceback" in text:
+    if "Original Traceback" in text:  # of a worker process of a DataLoader
         text = re.split("(?:InputError|DiskError): ", text)[-1]
     text = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda m: ascii(m[0])[1:-1], " ".join(text.split()))
     return text if len(text) <= MAX_MESSAGE else f"{text[:300]} ... {text[-100:]}"

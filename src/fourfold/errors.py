@@ -12,8 +12,8 @@ class InputError(ValueError):
     begins with a lower-case letter and has no full stop at its end.
 
     Args:
-        message: With `option`, the predicate of a sentence whose subject is that option, such as
-            "must be at least 1, got 0"; otherwise a whole clause.
+        message: With `option`, the predicate of a sentence whose subject is that option; otherwise
+            a whole clause.
         option: Name of the command-line option, config field or argument at fault.
         file: Path of the file at fault.
         line: Line number in that file, from 1.
@@ -64,15 +64,7 @@ _UNEXPECTED = (ArithmeticError, AttributeError, LookupError, OSError, TypeError,
 def reading(file: str | PathLike[str]) -> Iterator[None]:
     """Context of code of fourfold that reads a file of somebody else; every error is an InputError.
 
-    The InputError names `file`, and its cause is the error that the code raised. The code of users
-    does not belong into this context, since their own errors must keep their class.
-
-    Example:
-        >>> with reading("model/config.json"):  # doctest: +ELLIPSIS
-        ...     {"rope_scaling": 7}["rope_scaling"]["factor"]
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: model/config.json: the content is invalid: 'int' object is...
+    The code of users does not belong into it, since their own errors must keep their class.
     """
     try:
         with errors_in(file):

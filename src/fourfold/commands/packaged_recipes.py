@@ -36,9 +36,6 @@ def find_recipe(name: str) -> Path:
     Args:
         name: Path of an existing file, name of a packaged recipe such as gpt2/tiny, or path of the
             recipe in a checkout, such as configs/gpt2/tiny.yaml.
-
-    Raises:
-        InputError: There is neither a file nor a recipe of that name.
     """
     path = Path(name)
     if path.exists():
@@ -58,14 +55,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the name and the description of each packaged recipe that matches a pattern.
 
     Args:
-        argv: List of one pattern: a part of a name, or a glob such as 'gpt2/*'. An empty list
-            means all recipes.
-
-    Returns:
-        The exit code 0.
-
-    Raises:
-        InputError: No recipe matches.
+        argv: A part of a name, or a glob such as 'gpt2/*'; nothing means all recipes.
     """
     parser = OptionParser(
         prog="fourfold recipes",

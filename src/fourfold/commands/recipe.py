@@ -40,12 +40,11 @@ class Recipe:
     """Parsed config of a training, with its task and DataModule.
 
     Args:
-        task: The task (LightningModule), with its model on the meta device. Sizes that the config
-            leaves out, such as vocab_size, are taken from the data.
+        task: The task, with its model on the meta device. Sizes that the config leaves out, such as
+            vocab_size, are taken from the data.
         data: The DataModule.
         arguments: Arguments of the DataModule by name.
-        batch_key: Name of the DataModule's argument that sets the size of a micro-batch:
-            "max_tokens" or "batch_size".
+        batch_key: The argument that sets the size of a micro-batch, a key of `BATCH_KEYS`.
         trainer: Arguments of the Trainer by name.
     """
 
@@ -87,11 +86,7 @@ class Recipe:
 
     @property
     def length(self) -> int | None:
-        """Maximum number of tokens of a training example, from an argument of the DataModule.
-
-        None if the size of a batch is measured in tokens (`counts_tokens`), or if the DataModule
-        has no such argument (images).
-        """
+        """Maximum number of tokens of an example; None for images, and if `counts_tokens`."""
         if self.counts_tokens:
             return None
         return next((int(self.arguments[k]) for k in LENGTH_KEYS if k in self.arguments), None)
@@ -103,22 +98,12 @@ class Recipe:
 
     @property
     def devices(self) -> int:
-        """Number of devices on all nodes together; "auto" and -1 count as one device per node.
-
-        Raises:
-            InputError: `trainer.devices` is not a number of devices.
-        """
+        """Number of devices on all nodes together; "auto" and -1 count as one device per node."""
         return (count_devices(self.trainer["devices"]) or 1) * self.nodes
 
     @property
     def precision(self) -> str:
-        """Precision of the Trainer as a key of `PRECISIONS`, such as "bf16-mixed" for "bf16".
-
-        "auto" becomes the faster precision on this machine.
-
-        Raises:
-            InputError: The precision is unknown.
-        """
+        """Precision of the Trainer on this machine as a key of `PRECISIONS`."""
         device = device_kind(self.trainer["accelerator"])
         return resolve_precision(self.trainer["precision"], device)
 
@@ -161,11 +146,7 @@ def make_parser(prog: str) -> Parser:
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> Any:
-    """Parse options of `fourfold fit` and return the config.
-
-    Args:
-        parser: Parser that `make_parser` returned.
-        arguments: Options of `fit`, and options that were added to the parser.
+    """Parse options of `fourfold fit`, and those that were added to the parser; return the config.
 
     Raises:
         InputError: An argument or a config file is invalid. For a value in a config file, the error
@@ -183,11 +164,9 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
 
 
 def read_recipe(parser: Parser, config: Any) -> Recipe:
-    """Build the task and the DataModule of a parsed config, and return the recipe.
+    """Build the task and the DataModule of a config of `parse`, and return the recipe.
 
-    Args:
-        parser: Parser that parsed the config.
-        config: Config that `parse` returned. Its section `trainer` is removed in place.
+    The section `trainer` of the config is removed in place.
 
     Raises:
         InputError: A value is invalid for the model or the data, a size depends on data that are

@@ -82,11 +82,7 @@ def make_parser() -> OptionParser:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds in a text such as "0,1,2".
-
-    Raises:
-        InputError: An entry is not an integer from 0 to 2**32 - 1, or appears twice.
-    """
+    """Return the seeds in a text such as "0,1,2", which must be different."""
     seeds = [int(entry) if entry.strip().isdecimal() else -1 for entry in text.split(",")]
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError(f"must be different integers such as 0,1,2, got {text}", option="--seeds")
@@ -101,9 +97,8 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
         results: For each seed, a dict from the name of a metric to its value.
 
     Returns:
-        Dict from the name of each numeric metric to a dict with the keys mean, std, best and seeds.
-        `best` is the minimum for a metric such as a loss, otherwise the maximum. `seeds` is a dict
-        from the seed, as a string, to the value of the metric.
+        For each numeric metric, a dict with mean, std, best (the minimum of a loss, otherwise the
+        maximum) and seeds (the values by seed).
     """
     from fourfold.metrics import lower_is_better
 
@@ -125,10 +120,7 @@ def summarise(results: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation (n - 1) of values.
-
-    The result is NaN for a single value, and if one of the values is infinite or NaN.
-    """
+    """Return the sample standard deviation (n - 1); NaN for one value, and if one is not finite."""
     # statistics.stdev raises AttributeError on infinities and NaN.
     is_defined = len(values) > 1 and all(map(math.isfinite, values))
     return statistics.stdev(values) if is_defined else math.nan

@@ -25,18 +25,15 @@ def run(
 ) -> int:
     """Run `fourfold COMMAND OPTIONS` in a subprocess and return its exit code.
 
-    SIGTERM is forwarded to the subprocess, which saves a checkpoint and ends.
+    SIGTERM is forwarded to the subprocess, which saves a checkpoint and ends. The code is 128 plus
+    the number of a signal that ended the subprocess. If this process receives SIGTERM or SIGINT,
+    the code satisfies `is_stop`, even if the subprocess finishes normally.
 
     Args:
         command: Name of the command, fit or test.
         options: Command-line options of the command.
         environment: Environment variables of the subprocess.
         limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
-
-    Returns:
-        The exit code of the subprocess, or 128 plus the number of the signal that ended it. If this
-        process receives SIGTERM or SIGINT, the code always satisfies `is_stop`, even if the
-        subprocess finishes normally: it is then 128 plus the number of that signal.
     """
     child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
     received: list[int] = []
@@ -58,15 +55,7 @@ def run(
 
 
 def _wait(child: "subprocess.Popen[bytes]", limit: float | None) -> int:
-    """Wait for the end of a subprocess and return its exit code.
-
-    Args:
-        child: The subprocess.
-        limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
-
-    Returns:
-        The exit code, or 128 plus the number of the signal that ended the subprocess.
-    """
+    """Wait for a subprocess, which gets SIGTERM after `limit` seconds, and return its exit code."""
     try:
         code = child.wait(limit)
     except subprocess.TimeoutExpired:
@@ -89,11 +78,7 @@ def describe_exit(code: int) -> str:
 
 
 def wait_until_unlocked(folder: Path, limit: float | None = None) -> None:
-    """Wait until no training process holds the lock of a run directory.
-
-    Args:
-        folder: The run directory, which need not exist.
-        limit: Largest number of seconds to wait; None means no limit.
+    """Wait until no training process holds the lock of a run directory, which need not exist.
 
     Raises:
         TimeoutError: Another process held the lock for `limit` seconds.
