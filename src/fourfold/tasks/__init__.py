@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from fourfold.models.baselines.task import (
         LadderSequenceClassification as LadderSequenceClassification,
     )
-    from fourfold.models.baselines.task import (
-        RecurrentLanguageModeling as RecurrentLanguageModeling,
-    )
-    from fourfold.models.baselines.task import (
-        RecurrentSequenceClassification as RecurrentSequenceClassification,
+    from fourfold.models.causal_lm.sequence_classification_task import (
+        CausalSequenceClassification as CausalSequenceClassification,
     )
     from fourfold.models.causal_lm.task import CausalLanguageModeling as CausalLanguageModeling
     from fourfold.models.contrastive.task import ContrastiveLearning as ContrastiveLearning
@@ -27,21 +24,11 @@ if TYPE_CHECKING:
         SigmoidContrastiveLearning as SigmoidContrastiveLearning,
     )
     from fourfold.models.encoder_decoder.captioning_task import Captioning as Captioning
-    from fourfold.models.encoder_decoder.captioning_task import (
-        RecurrentCaptioning as RecurrentCaptioning,
-    )
     from fourfold.models.encoder_decoder.task import CompositeTranslation as CompositeTranslation
-    from fourfold.models.encoder_decoder.task import RecurrentTranslation as RecurrentTranslation
     from fourfold.models.encoder_decoder.task import TextToText as TextToText
     from fourfold.models.encoder_decoder.task import Translation as Translation
     from fourfold.models.masked_lm.question_answering_task import (
         QuestionAnswering as QuestionAnswering,
-    )
-    from fourfold.models.masked_lm.sequence_classification_task import (
-        CausalSequenceClassification as CausalSequenceClassification,
-    )
-    from fourfold.models.masked_lm.sequence_classification_task import (
-        DocumentClassification as DocumentClassification,
     )
     from fourfold.models.masked_lm.sequence_classification_task import (
         SequenceClassification as SequenceClassification,
@@ -50,6 +37,15 @@ if TYPE_CHECKING:
     from fourfold.models.masked_lm.token_classification_task import (
         TokenClassification as TokenClassification,
     )
+    from fourfold.models.recurrent.task import DocumentClassification as DocumentClassification
+    from fourfold.models.recurrent.task import RecurrentCaptioning as RecurrentCaptioning
+    from fourfold.models.recurrent.task import (
+        RecurrentLanguageModeling as RecurrentLanguageModeling,
+    )
+    from fourfold.models.recurrent.task import (
+        RecurrentSequenceClassification as RecurrentSequenceClassification,
+    )
+    from fourfold.models.recurrent.task import RecurrentTranslation as RecurrentTranslation
     from fourfold.models.vit.masked_image_task import MaskedImageModeling as MaskedImageModeling
     from fourfold.models.vit.task import ImageClassification as ImageClassification
     from fourfold.training.loading import load_task as load_task

@@ -13,31 +13,14 @@ from fourfold.models import (
     LadderClassifierConfig,
     LadderLM,
     LadderLMConfig,
-    RecurrentClassifier,
-    RecurrentClassifierConfig,
-    RecurrentLM,
-    RecurrentLMConfig,
     ResNet,
     ResNetConfig,
 )
 from fourfold.models.causal_lm.task import CausalLanguageModeling
 from fourfold.models.masked_lm.sequence_classification_task import (
-    CausalSequenceClassification,
     SequenceClassification,
 )
 from fourfold.models.vit.task import ImageClassification
-
-
-@dataclass(eq=False, repr=False)
-class RecurrentLanguageModeling(CausalLanguageModeling):
-    """Causal language modelling with recurrent layers in place of blocks.
-
-    Source: Radford et al. 2018, Table 5.
-    """
-
-    model_class = RecurrentLM  # type: ignore[assignment]
-
-    config: RecurrentLMConfig = RecurrentLMConfig()  # type: ignore[assignment]
 
 
 @dataclass(eq=False, repr=False)
@@ -55,18 +38,6 @@ class ConvolutionalLanguageModeling(CausalLanguageModeling):
     def sample_outputs(self, batch: CausalBatch, split: str) -> dict[str, Media]:
         """Return an empty dictionary, because generation without a cache would take too long."""
         return {}
-
-
-@dataclass(eq=False, repr=False)
-class RecurrentSequenceClassification(CausalSequenceClassification):
-    """Classification or regression with recurrent layers in place of blocks.
-
-    Source: Radford et al. 2018, Table 5.
-    """
-
-    model_class = RecurrentClassifier  # type: ignore[assignment]
-
-    config: RecurrentClassifierConfig = RecurrentClassifierConfig()  # type: ignore[assignment]
 
 
 @dataclass(eq=False, repr=False)

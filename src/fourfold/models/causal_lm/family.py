@@ -15,7 +15,7 @@ FAMILY = Family(
     },
     tasks={
         "CausalLanguageModeling": f"{__package__}.task",
-        "CausalSequenceClassification": "fourfold.models.masked_lm.sequence_classification_task",
+        "CausalSequenceClassification": f"{__package__}.sequence_classification_task",
     },
     sizes={
         "openai-gpt": (

@@ -3,24 +3,19 @@
 Shapes: B sentences, pairs or documents, T tokens, K classes, D width of the model.
 """
 
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_range
-from fourfold.data.loading.batches import DocumentBatch, SequenceBatch
+from fourfold.data.loading.batches import SequenceBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import prediction_rows, self_attention
-from fourfold.losses import IGNORE_INDEX, classification_loss, linear_cross_entropy, upcast_fp32
+from fourfold.losses import classification_loss, upcast_fp32
 from fourfold.metrics import ClassificationScores, Mean, RegressionScores
 from fourfold.models import (
-    CausalClassifier,
-    CausalClassifierConfig,
-    HierarchicalClassifier,
-    HierarchicalClassifierConfig,
     SequenceClassifier,
     SequenceClassifierConfig,
 )
@@ -118,76 +113,3 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         """Return class probabilities (B, K), or values (B, 1) if the model has one class."""
         logits = self.logits(batch)
         return logits if self.config.n_classes == 1 else logits.softmax(-1)
-
-
-@dataclass(eq=False, repr=False)
-class CausalSequenceClassification(SequenceClassification):
-    """Classification or regression of a text with a causal LM (GPT-1).
-
-    The classifier reads the hidden state of the last token. The language-model loss of the same
-    text is added to the loss of the classifier (Radford et al. 2018, section 3.2).
-
-    Args:
-        optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
-        lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
-            text is the mean over the tokens of the text, as in the paper's code.
-    """
-
-    model_class = CausalClassifier  # type: ignore[assignment]
-    model: CausalClassifier = field(init=False)  # type: ignore[assignment]
-    config: CausalClassifierConfig = CausalClassifierConfig()  # type: ignore[assignment]
-    optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5)
-    lm_weight: float = 0.5
-
-    def _classify(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return the hidden states (B, T, D), and the logits (B, K) in fp32."""
-        h = self.model.hidden(batch.ids, batch.mask)
-        return h, upcast_fp32(self.model.classify(h, batch.mask))
-
-    def logits(self, batch: SequenceBatch) -> Tensor:
-        return self._classify(batch)[1]
-
-    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the loss of the classifier plus `lm_weight` times that of the language model."""
-        h, logits = self._classify(batch)
-        loss = self._loss(logits, batch.labels, self.label_smoothing)
-        if self.lm_weight:
-            real = batch.mask[:, 1:]
-            targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
-            weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
-            output = (*self.model.head.output(h[:, :-1].flatten(0, 1)), targets.flatten())
-            limit = self.model.head.logit_cap
-            lm_loss = linear_cross_entropy(
-                *output, weights=weights.flatten(), normalizer=1.0, logit_cap=limit
-            )
-            loss = loss + self.lm_weight * lm_loss
-        return loss, len(batch.ids)
-
-
-@dataclass(eq=False, repr=False)
-class DocumentClassification(SequenceClassification):
-    """Classification or regression of documents with a hierarchical model (Yang et al. 2016).
-
-    Args:
-        optimizer: Options of the optimizer. The paper trains by SGD with momentum, with a learning
-            rate from a grid search. The default is Adam.
-        schedule: Options of the schedule; the default is constant.
-    """
-
-    model_class = HierarchicalClassifier  # type: ignore[assignment]
-    batch_class = DocumentBatch  # type: ignore[assignment]
-    model: HierarchicalClassifier = field(init=False)  # type: ignore[assignment]
-    config: HierarchicalClassifierConfig = HierarchicalClassifierConfig()  # type: ignore[assignment]
-    optimizer: OptimizerConfig = OptimizerConfig(name="adam", lr=1e-3, weight_decay=0.0)
-    schedule: ScheduleConfig = ScheduleConfig(name="constant")
-
-    def logits(self, batch: DocumentBatch) -> Tensor:  # type: ignore[override]
-        return upcast_fp32(self.model(batch.ids, batch.n_words, batch.n_sentences))
-
-    def sample_outputs(self, batch: DocumentBatch, split: str) -> dict[str, Media]:  # type: ignore[override]
-        """Build a table of documents with true and predicted labels, under the name samples."""
-        ids = [row[:n] for row, n in zip(batch.ids.tolist(), batch.n_words, strict=True)]
-        ends = accumulate(batch.n_sentences)
-        owned = [ids[end - n : end] for end, n in zip(ends, batch.n_sentences, strict=True)]
-        texts = [self.tokenizer.decode([i for row in rows for i in row]) for rows in owned]
-        return {"samples": self._table(texts, batch)}

@@ -15,14 +15,15 @@ FAMILY = Family(
         }.items()
         for suffix in ("", "Config")
     },
-    tasks={
-        "RecurrentCaptioning": "fourfold.models.encoder_decoder.captioning_task",
-        "RecurrentTranslation": "fourfold.models.encoder_decoder.task",
-        "DocumentClassification": "fourfold.models.masked_lm.sequence_classification_task",
-        **dict.fromkeys(
-            ("RecurrentLanguageModeling", "RecurrentSequenceClassification"),
-            "fourfold.models.baselines.task",
+    tasks=dict.fromkeys(
+        (
+            "DocumentClassification",
+            "RecurrentCaptioning",
+            "RecurrentLanguageModeling",
+            "RecurrentSequenceClassification",
+            "RecurrentTranslation",
         ),
-    },
+        f"{__package__}.task",
+    ),
     views={"HierarchicalClassifier": "fourfold.explorer.text_views:DocumentView"},
 )
