@@ -30,19 +30,11 @@ _READ_ERRORS = (
     *(EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError),
     *(NotImplementedError, RuntimeError),  # of zipfile, for unknown methods and encryption
 )
-# Largest size of decompressed data, in bytes, and its largest ratio to the size of compressed data.
-# Only data that exceed both are rejected. Text is compressed 3 to 10 times.
-MIN_UNPACKED_LIMIT = 16 << 20
-MAX_RATIO = 100
 MAX_LINE_BYTES = 1 << 20  # of `iterate_lines`, which holds one line in memory
 
 
 def resolve(path: str) -> Path:
     """Find an existing file or folder, in the working directory or under $FOURFOLD_DATA.
-
-    Args:
-        path: Absolute path, or a relative path. A relative path that does not exist in the working
-            directory is looked up under the folder $FOURFOLD_DATA.
 
     Raises:
         InputError: There is no file or folder at either place.
@@ -64,23 +56,20 @@ def read_bytes(path: str) -> bytes:
             file with the suffix .gz, .xz or .bz2 is decompressed.
 
     Raises:
-        InputError: The file is missing or corrupted, `path` is a folder or an archive without a
-            member, or the data are more than `MAX_RATIO` times as large as the compressed data.
+        InputError: The file is missing or corrupted, or `path` is a folder or an archive without a
+            member.
     """
-    with _opened(path) as (stream, n_packed):
-        return stream.read() if n_packed is None else _read_bounded(stream, n_packed, path)
+    with _opened(path) as stream:
+        return bytes(stream.read())
 
 
 def iterate_lines(path: str) -> Iterator[bytes]:
-    r"""Yield the lines of a file of any size, one at a time, as bytes without the final "\n".
-
-    Args:
-        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
+    """Yield the lines of a file of any size, as `read_bytes` reads it, without the final newline.
 
     Raises:
         InputError: The file cannot be read, or a line has more than `MAX_LINE_BYTES` bytes.
     """
-    with _opened(path) as (stream, _):
+    with _opened(path) as stream:
         lines = iter(partial(stream.readline, MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, 1):
             if len(line) > MAX_LINE_BYTES:
@@ -90,15 +79,8 @@ def iterate_lines(path: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, int | None]]:
-    """Open a file as a stream of decompressed bytes.
-
-    Args:
-        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
-
-    Yields:
-        The stream, and the number of compressed bytes; None if the file is not compressed.
-    """
+def _opened(path: str) -> Iterator[Any]:
+    """Open a file as a stream of decompressed bytes."""
     archive, is_member, member = path.partition(".zip/")
     file = resolve(archive + ".zip" if is_member else path)
     if file.is_dir():
@@ -109,39 +91,19 @@ def _opened(path: str) -> Iterator[tuple[Any, int | None]]:
     try:
         if is_member:
             with zipfile.ZipFile(file) as opened, opened.open(member) as stream:
-                yield stream, min(opened.getinfo(member).compress_size, file.stat().st_size)
+                yield stream
         else:
             with _OPENERS.get(file.suffix, open)(file, "rb") as stream:
-                yield stream, file.stat().st_size if file.suffix in _OPENERS else None
+                yield stream
     except _READ_ERRORS as error:
         raise InputError(f"the file cannot be read: {error}", file=path) from error
 
 
-def _read_bounded(stream: Any, n_packed: int, path: str) -> bytes:
-    """Return the decompressed content of a stream; raise InputError if it is suspiciously large.
-
-    Args:
-        stream: Stream that decompresses.
-        n_packed: Size of the compressed data in bytes.
-        path: Path of the file, for the error message.
-    """
-    limit = max(MIN_UNPACKED_LIMIT, MAX_RATIO * n_packed)
-    data: bytes = stream.read(limit + 1)
-    if len(data) > limit:
-        message = f"{n_packed} compressed bytes become more than {limit}: decompress the file first"
-        raise InputError(message, file=path)
-    return data
-
-
 def read_text(path: str) -> str:
-    """Return the content of a UTF-8 file without its byte order mark.
-
-    Args:
-        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
+    """Return the content of a UTF-8 file, as `read_bytes` reads it, without its byte order mark.
 
     Raises:
-        InputError: The file cannot be read (see `read_bytes`), has only white space, or is not
-            UTF-8.
+        InputError: The file cannot be read, has only white space, or is not UTF-8.
     """
     data = read_bytes(path)
     try:
@@ -156,25 +118,13 @@ def read_text(path: str) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a UTF-8 file without line endings.
-
-    Args:
-        path: Path of the file, which may be compressed, or archive.zip/member (see `read_bytes`).
-
-    Raises:
-        InputError: The file cannot be read, is empty, or is not UTF-8.
-    """
+    """Return the lines of a UTF-8 file, as `read_text` reads it, without line endings."""
     lines = read_text(path).removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 
 
 def parse_json(text: str, file: str, line: int | None = None) -> Any:
-    """Parse a JSON text and return its value.
-
-    Args:
-        text: Content of a file, or one line of a file.
-        file: Path of the file, for error messages.
-        line: Number of the line in the file, from 1; None if `text` is the whole file.
+    """Parse the JSON text of the file `file`, or of one line of it, and return its value.
 
     Raises:
         InputError: The JSON is invalid, is nested too deeply, or contains a number with too many
@@ -185,10 +135,8 @@ def parse_json(text: str, file: str, line: int | None = None) -> Any:
     except json.JSONDecodeError as error:
         message = f"invalid JSON ({error.msg})"
         raise InputError(message, file=file, line=line or error.lineno) from error
-    except RecursionError as error:
-        raise InputError("the JSON is nested too deeply", file=file, line=line) from error
-    except ValueError as error:  # Python limits the digits of an int
-        raise InputError("a number has too many digits", file=file, line=line) from error
+    except (RecursionError, ValueError) as error:  # nested too deeply, or an int of many digits
+        raise InputError(f"invalid JSON ({error})", file=file, line=line) from error
     if re.search(r"\\u[dD][89a-fA-F]", text):
         try:
             json.dumps(value, ensure_ascii=False).encode()

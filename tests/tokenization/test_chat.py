@@ -100,33 +100,22 @@ def test_special_tokens_in_a_message_are_text() -> None:
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "more than 1 s",
-        ),
-        ("{{ 'a' * 10 ** 10 }}", "too much memory"),
-        (
-            "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}"
-            "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-            "too much memory",
-        ),
-        ("{{ 'a' * 5000000 }}", "the text has 5000000 characters, more than 4194304"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion depth"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
         ("{{ ''.__class__.__mro__ }}", "is unsafe"),
         ("{{ messages.append(1) }}", "is unsafe"),
+        ("{{ self.__init__.__globals__ }}", "is unsafe"),
         ("{% include 'a' %}", "no loader"),
         ("{{ raise_exception('no system') }}", "no system"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
         ("{% if", "unexpected"),
     ],
 )
-def test_hostile_templates_are_bounded(
-    template: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat, "MAX_SECONDS", 1)
-    bounded = ChatTemplate({"template": template})
-    for _ in range(2):  # the second time in a new process, if the first one was ended
-        with pytest.raises(InputError, match=f"chat_template cannot be rendered.*{says}"):
-            bounded.render([USER])
+def test_hostile_templates_are_refused(template: str, says: str) -> None:
+    messages = [dict(USER)]
+    with pytest.raises(InputError, match=f"chat_template cannot be rendered.*{says}"):
+        ChatTemplate({"template": template}).render(messages)
+    assert messages == [USER]
 
 
 def write_config(folder: Path, **entries: Any) -> None:
@@ -146,9 +135,7 @@ def test_places_of_a_template(tmp_path: Path) -> None:
     assert read_chat_template(tmp_path) == {"template": "D\n"}
 
 
-@pytest.mark.parametrize(
-    "template", [7, ["a"], [{"name": "b"}], {"a": 1}, "x" * (chat.MAX_CHARS + 1)]
-)
+@pytest.mark.parametrize("template", [7, ["a"], [{"name": "b"}], {"a": 1}])
 def test_invalid_templates_are_rejected(template: Any, tmp_path: Path) -> None:
     write_config(tmp_path, chat_template=template)
     with pytest.raises(InputError, match=r"tokenizer_config.json: chat_template must"):

@@ -4,11 +4,16 @@ import json
 import os
 import re
 import secrets
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fourfold.core.validation import check_type
 from fourfold.errors import InputError, errors_in
@@ -18,11 +23,6 @@ from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE
 from fourfold.tokenization.tokenizer import Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
-# Largest number of characters of a template and of a rendered conversation, CPU time for one
-# conversation, and memory of the process that renders.
-MAX_CHARS = 1 << 22
-MAX_SECONDS = 5
-MAX_BYTES = 1 << 29
 # Variables of a template that hold special tokens.
 TOKENS = tuple(f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))
 Message = Mapping[str, Any]  # with the keys role and content
@@ -35,19 +35,15 @@ def read_chat_template(path: Path) -> dict[str, str] | None:
     tokenizer_config.json. Of several named templates, the one with the name "default" is read.
 
     Returns:
-        A dictionary with the template and the special tokens that tokenizer_config.json names, such
-        as {"template": ..., "bos_token": "<s>"}; None if the directory has no chat template.
+        Template and the special tokens that tokenizer_config.json names, such as
+        {"template": ..., "bos_token": "<s>"}; None if the directory has no chat template.
 
     Raises:
         InputError: A file is invalid.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "chat_template.jinja").write_text("{{ messages[0].content }}")
-        ...     description = read_chat_template(Path(folder))
-        ...     ChatTemplate(description).render([{"role": "user", "content": "Hello"}])
-        'Hello'
+        >>> read_chat_template(Path("an/empty/directory")) is None
+        True
     """
     config_file = path / TOKENIZER_CONFIG_FILE
     config = read_json(config_file, optional=True)
@@ -61,9 +57,6 @@ def read_chat_template(path: Path) -> dict[str, str] | None:
         if template is None:
             return None
         check_type("chat_template", template, str)
-        if len(template) > MAX_CHARS:
-            message = f"must have at most {MAX_CHARS} characters, got {len(template)}"
-            raise InputError(message, option="chat_template")
     tokens = {name: config.get(name) for name in TOKENS}
     # Older files describe a token by a dictionary.
     contents = {k: x.get("content") if isinstance(x, dict) else x for k, x in tokens.items()}
@@ -71,31 +64,70 @@ def read_chat_template(path: Path) -> dict[str, str] | None:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
+class _Generation(Extension):
+    """The block `generation` of transformers, which marks answers and renders its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, **({"ensure_ascii": False} | options))
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return Jinja's sandbox, from which a template reaches neither Python nor files."""
+    # These names and options are those of transformers.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a template can raise any error
+        message = f"cannot be rendered: {str(error)[:300]}"
+        raise InputError(message, option="chat_template") from error
+
+
 class ChatTemplate:
     """Chat template of a model, which converts conversations to texts and to token ids.
 
-    A template can contain loops. A process of its own renders it, in Jinja's sandbox, with at most
-    `MAX_SECONDS` of CPU time and `MAX_BYTES` of memory.
+    Jinja's sandbox hides Python, files and the network from the template, as in transformers. It
+    does not limit time and memory.
 
     Args:
         description: Template and special tokens, as `read_chat_template` returns them, which
             `fourfold.load` stores in `model.artifacts["chat_template"]`.
+
+    Raises:
+        InputError: The description has no template, or the template is invalid.
 
     Example:
         >>> text = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
         >>> template = ChatTemplate({"template": text, "eos_token": "</s>"})
         >>> template.render([{"role": "user", "content": "Hello"}])
         'user: Hello</s>'
-
-    Raises:
-        InputError: The description has no template.
     """
 
     def __init__(self, description: Mapping[str, str]) -> None:
-        self._process: subprocess.Popen[str] | None = None
         check_type("chat_template.template", description.get("template"), str)
-        self._template = description["template"]
         self._tokens = {name: description[name] for name in TOKENS if name in description}
+        with _template_errors():
+            self._template = _environment().from_string(description["template"])
 
     @property
     def eos_token(self) -> str | None:
@@ -111,43 +143,13 @@ class ChatTemplate:
             add_generation_prompt: End the text with the beginning of an answer.
 
         Raises:
-            InputError: The template is invalid, rejects the conversation, or exceeds a bound.
+            InputError: The template rejects the conversation.
         """
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt}
-        variables |= {"tools": None, "documents": None, **self._tokens}
-        answer = self._ask(json.dumps(variables))
-        if "error" in answer:
-            raise InputError(f"cannot be rendered: {answer['error']}", option="chat_template")
-        return answer["text"]
-
-    def _ask(self, line: str) -> dict[str, str]:
-        """Send a line of JSON to the process, and return its answer."""
-        if self._process is None:
-            limits = [str(limit) for limit in (MAX_SECONDS, MAX_BYTES, MAX_CHARS)]
-            program = [sys.executable, "-P", str(Path(__file__).with_name("chat_process.py"))]
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
-                [*program, *limits],
-                stdin=pipe,
-                stdout=pipe,
-                stderr=subprocess.DEVNULL,
-                encoding="utf-8",
-            )
-            line = f"{json.dumps(self._template)}\n{line}"
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if answer:
-            found: dict[str, str] = json.loads(answer)
-            return found
-        self.close()
-        return {"error": f"it needs more than {MAX_SECONDS} seconds"}
+        with _template_errors():
+            text = self._template.render(**variables, tools=None, documents=None, **self._tokens)
+            text.encode()  # fails for half of a surrogate pair
+        return text
 
     def encode(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of an answer.
@@ -155,12 +157,8 @@ class ChatTemplate:
         Special tokens in the template become their ids. In the content of a message, text that
         looks like a special token is encoded as text, so that a message cannot end itself.
 
-        Args:
-            messages: Messages in order, dictionaries with the keys role and content.
-            tokenizer: Tokenizer of the model.
-
         Raises:
-            InputError: The template is invalid, rejects the conversation, or exceeds a bound.
+            InputError: The template rejects the conversation.
         """
         names = tokenizer.special_tokens
         mark = secrets.token_hex(8)
@@ -180,13 +178,3 @@ class ChatTemplate:
         for i, part in enumerate(parts):
             ids += tokenizer.encode(texts[int(part)]) if i % 2 else tokenizer.encode_special(part)
         return ids
-
-    def close(self) -> None:
-        """End the process. A later call of `render` starts a new one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def __del__(self) -> None:
-        self.close()

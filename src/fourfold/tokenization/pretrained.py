@@ -40,20 +40,15 @@ def make_tokenizer(
         config: Options of the tokenizer. If `config.file` is None, the tokenizer is trained.
         texts: Training texts, unused if the tokenizer is loaded.
         mask: True if the tokenizer needs a mask token (masked language models).
-        special: Names of the special tokens of a trained tokenizer in the order of their ids. None
-            selects `<pad>`, `<s>`, `</s>`, `<unk>`, and `<mask>` if `mask` is True.
+        special: Names of the special tokens of a trained tokenizer, as in `train_tokenizer`.
 
     Raises:
         InputError: If a file is missing or invalid, or if a mask token is needed and missing.
 
     Example:
         >>> tokenizer = make_tokenizer(TokenizerConfig("char"), ["abc"], mask=True)
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     tokenizer.save(file := f"{folder}/tokenizer.json")
-        ...     loaded = make_tokenizer(TokenizerConfig(file=file), [], mask=True)
-        >>> loaded.encode("cab") == tokenizer.encode("cab")
-        True
+        >>> tokenizer.decode(tokenizer.encode("cab"))
+        'cab'
     """
     if config.file is not None:
         tokenizer = _load(config, config.file)
@@ -67,7 +62,7 @@ def make_tokenizer(
 
 
 def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    r"""Return the options that load the tokenizer in a directory of transformers.
+    """Return the options that load the tokenizer in a directory of transformers.
 
     The files are tokenizer.json, otherwise vocab.txt (BERT), otherwise vocab.json and merges.txt
     (GPT). The result is None if the directory has none of these files.
@@ -76,13 +71,8 @@ def tokenizer_files(path: Path) -> TokenizerConfig | None:
         InputError: tokenizer_config.json is not valid.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\ncat\n")
-        ...     config = tokenizer_files(Path(folder))
-        ...     tokenizer = make_tokenizer(config, [], mask=False)
-        >>> config.lowercase, tokenizer.encode("Cat")
-        (True, [4])
+        >>> tokenizer_files(Path("an/empty/directory")) is None
+        True
     """
     if os.path.lexists(path / TOKENIZER_FILE):
         return TokenizerConfig(file=str(path / TOKENIZER_FILE))
@@ -101,24 +91,16 @@ def tokenizer_files(path: Path) -> TokenizerConfig | None:
 
 
 def read_tokenizer(path: Path) -> str | None:
-    """Read the tokenizer in a directory of transformers.
+    """Read the tokenizer in a directory of transformers, as a JSON string.
 
-    Returns:
-        The tokenizer as a JSON string; None if the directory has no tokenizer files.
+    The result is None if the directory has no tokenizer files.
 
     Raises:
         InputError: The files are not valid, or a required special token is missing.
 
     Example:
-        >>> import tempfile
-        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=False)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     read_tokenizer(Path(folder)) is None  # no tokenizer
-        ...     tokenizer.save(f"{folder}/tokenizer.json")
-        ...     text = read_tokenizer(Path(folder))
+        >>> read_tokenizer(Path("an/empty/directory")) is None
         True
-        >>> Tokenizer.from_str(text).vocab_size  # four special tokens and three characters
-        7
     """
     config = tokenizer_files(path)
     return None if config is None else make_tokenizer(config, [], mask=False).to_str()
@@ -145,28 +127,17 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
 def _check_values(path: Path) -> None:
     """Check the entry data.pkl of a checkpoint, which holds all values other than tensors.
 
-    `torch.load` does not verify the checksum of this entry.
-
-    Raises:
-        ValueError: The entry is compressed. A small compressed entry could unpack to a very large
-            one.
-        BadZipFile: The checksum is wrong.
+    `torch.load` does not verify its checksum.
     """
     with zipfile.ZipFile(path) as archive:
         values = next(x for x in archive.infolist() if x.filename.endswith("/data.pkl"))
         if values.compress_type != zipfile.ZIP_STORED:
             raise ValueError("data.pkl is compressed")
-        archive.read(values)
+        archive.read(values)  # verifies the checksum
 
 
 def _load_bert(file: str, lowercase: bool) -> Tokenizer:
-    """Load a tokenizer from BERT's `vocab.txt`.
-
-    Args:
-        file: Text file with a token in each line. The number of the line, from 0, is the token's
-            id.
-        lowercase: Lower-case the text and strip its accents, as BERT's uncased models require.
-    """
+    """Load a tokenizer from BERT's `vocab.txt`, in which the number of a line is the token's id."""
     vocab: dict[str, int] = {}
     for line, token in enumerate(read_lines(file), start=1):
         if not token or token in vocab:
@@ -186,14 +157,6 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
     """Load a tokenizer from the vocabulary and the merges of GPT-2 or GPT-1.
 
     GPT-1 is recognized by its vocabulary, in which `</w>` marks the ends of words.
-
-    Args:
-        file: JSON file with a dictionary from each token to its id.
-        merges_file: Text file. Each line holds the two tokens of one BPE merge.
-
-    Raises:
-        InputError: A file cannot be read, the vocabulary is of neither kind, or the merges contain
-            tokens that the vocabulary lacks.
     """
     vocab = parse_json(read_text(file), file)
     is_mapping = isinstance(vocab, dict) and all(type(i) is int for i in vocab.values())

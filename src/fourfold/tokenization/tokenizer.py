@@ -2,20 +2,16 @@
 
 Special tokens have five roles: padding, begin, end, unknown and mask. The token of each role is
 found by its name. Because of this, the JSON string alone defines a tokenizer, and no further file
-has to name the special tokens. Tokenizers that this package trains and the tokenizers of BERT and
-GPT-2 have such names.
+has to name the special tokens.
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -23,8 +19,6 @@ import tokenizers
 
 from fourfold.atomic_files import write_atomically
 from fourfold.errors import InputError
-from fourfold.text_files import parse_json
-from fourfold.tokenization.checks import check_description
 
 # Names of the token of each role; newly trained tokenizers use the first. GPT-2 has one special
 # token, and T5 begins the decoder input with padding. Llama 3 has <|begin_of_text|>, and Gemma
@@ -42,7 +36,6 @@ ROLES = {
 _LINE_BREAKS = "Ċĉč\n\t\r"
 _SPACES = "▁Ġ " + _LINE_BREAKS
 _CHUNK_CHARS = 1 << 20
-_PANIC_LOCK = Lock()  # of descriptor 2
 _BATCH_CHARS = 16 * _CHUNK_CHARS  # characters that all cores encode together
 # Added to the number of characters of a text, because each encoding also needs a fixed memory.
 _CHARS_PER_TEXT = 800
@@ -51,7 +44,8 @@ _CHARS_PER_TEXT = 800
 class Tokenizer:
     """Trained tokenizer, which encodes text to token ids, with the ids of its special tokens.
 
-    Text that looks like a special token, such as `<unk>` in a corpus, is encoded as text.
+    Text that looks like a special token, such as `<unk>` in a corpus, is encoded as text. The end
+    token replaces a missing padding or unknown token if there is a begin token.
 
     Args:
         backend: Tokenizer of the `tokenizers` library.
@@ -66,8 +60,6 @@ class Tokenizer:
         prepended_id: `bos_id` if the post-processor of `backend` puts that token before each text
             (BART), otherwise None.
         special_ids: Sorted ids of all special tokens.
-
-    The end token replaces a missing padding or unknown token if there is a begin token.
 
     Raises:
         InputError: If the vocabulary has no padding, begin, end or unknown token.
@@ -88,7 +80,6 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        self._may_panic = True  # in the first calls below, or by a regular expression
         self.name = name
         added = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         ids = {role: self._first_id(names, added) for role, names in ROLES.items()}
@@ -115,7 +106,6 @@ class Tokenizer:
         has_bos = len(templated) > len(plain) and templated[0] == self.bos_id
         self.prepended_id = self.bos_id if has_bos else None
         self.special_ids = sorted(added | {i for i in ids.values() if i is not None})
-        self._may_panic = '"Regex"' in backend.to_str()
         pre_tokenizer = json.dumps(description["pre_tokenizer"])
         is_bert = "BertPreTokenizer" in pre_tokenizer  # the kinds wordpiece and word have it
         self._is_wordpiece = description["model"]["type"] == "WordPiece" or is_bert
@@ -123,39 +113,24 @@ class Tokenizer:
         self._is_byte_level = "ByteLevel" in pre_tokenizer
 
     def _first_id(self, names: Sequence[str], special: Collection[int]) -> int | None:
-        """Return the id of the first special token, or else of the first token, of these names.
-
-        Gemma's vocabulary also contains <s>, but as a tag of HTML.
-        """
+        """Return the id of the first special token, or else of the first token, of these names."""
+        # Gemma's vocabulary also contains <s>, but as a tag of HTML.
         found = [i for i in map(self.backend.token_to_id, names) if i is not None]
         return next(iter([i for i in found if i in special] + found), None)
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the tokenizer of the `tokenizers` library, and return its result.
-
-        Args:
-            method: Name of the method.
-            args: Positional arguments of the method.
-            options: Keyword arguments of the method.
-
-        Raises:
-            InputError: The library failed or panicked, for example because the vocabulary lacks the
-                unknown token, or because a regular expression needs too many steps for the text.
-        """
-        with _library_errors("the tokenizer fails for this text", self.name, self._may_panic):
+        """Return the result of a method of the tokenizer of the `tokenizers` library."""
+        with _library_errors("the tokenizer fails for this text", self.name):
             return getattr(self.backend, method)(*args, **options)
 
     @cached_property
     def vocab_size(self) -> int:
-        """Largest token id + 1, special tokens included, which is the number of rows of a table.
-
-        Ids of a tokenizer from somebody else may have gaps.
-        """
-        return 1 + max(self.vocabulary.values())
+        """Largest token id + 1, special tokens included, which is the number of rows of a table."""
+        return 1 + max(self.vocabulary.values())  # ids from somebody else may have gaps
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Dictionary from each token, special tokens included, to its id."""
+        """Id of each token, special tokens included."""
         return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
@@ -184,9 +159,8 @@ class Tokenizer:
     def with_leading_space(self, text: str) -> str:
         """Return a text in the form that `encode` needs if the text does not begin a sentence.
 
-        A byte-level tokenizer encodes a word together with the space before the word. For such a
-        tokenizer, a missing space is added at the beginning. For other tokenizers, the text is
-        returned unchanged.
+        A byte-level tokenizer encodes a word together with the space before the word, so a missing
+        space is added for it. Other tokenizers leave the text unchanged.
         """
         return " " + text if self._is_byte_level and text[:1] != " " else text
 
@@ -194,9 +168,6 @@ class Tokenizer:
         """Return the token ids of each word of each sentence, without special tokens.
 
         If the encoding of a word is empty, the result for the word is [`unk_id`].
-
-        Args:
-            sentences: Sentences, each a sequence of words.
         """
         texts = [
             [self.with_leading_space(word) if i else word for i, word in enumerate(words)]
@@ -218,10 +189,9 @@ class Tokenizer:
         """Encode texts without special tokens, and locate each token in its text.
 
         Returns:
-            List with a pair (ids, spans) for each text. `ids` is the list of token ids. `spans` is
-            a list with a pair (begin, end) for each token, the indices of the token's first
-            character in the text and of the character after the token. White space at the ends of a
-            token is left out, except in a token of white space.
+            Pair (ids, spans) for each text. A span is a pair (begin, end), the indices of the
+            token's first character in the text and of the character after the token. White space at
+            the ends of a token is left out, except in a token of white space.
         """
         # With `trim_offsets`, a post-processor takes a space that the pre-tokenizer has added for
         # a space of the text, and cuts off a character of the word.
@@ -243,9 +213,8 @@ class Tokenizer:
         complete text.
 
         Returns:
-            Two arrays. The first array (N,) int32 holds the N token ids of all texts, one text
-            after another. The second array (n_texts,) int64 holds the number of tokens of each
-            text.
+            The token ids (N,) int32 of all texts, one text after another, and the number of tokens
+            of each text, (n_texts,) int64.
         """
         chunked = [list(split_for_workers(text, metaspace=self._is_metaspace)) for text in texts]
         chunks = list(chain.from_iterable(chunked))
@@ -275,13 +244,7 @@ class Tokenizer:
         With WordPiece, and with whole words as tokens, a word begins at each token that does not
         begin with `##`. With other tokenizers, a word begins at each token that begins with white
         space, and at the token that follows a line break or tab. Each special token is a word. A
-        word also begins at the first token of each row of `ids`.
-
-        Args:
-            ids: Token ids (B, T) or (T,).
-
-        Returns:
-            Bool array of the shape of `ids`, True where a word begins.
+        word also begins at the first token of each row of `ids`, (B, T) or (T,).
         """
         begins, ends = self._word_boundaries
         starts = begins[ids]
@@ -291,14 +254,10 @@ class Tokenizer:
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pair of bool arrays (vocab_size,) from which `word_starts` determines where words begin.
-
-        The first array is True for each token at which a word begins. The second array is True for
-        each token after which a word always begins. These are the special tokens and, unless the
-        algorithm is WordPiece, the tokens that end with a line break or tab.
-        """
+        """Two bool arrays (vocab_size,): a word begins at the token, or always after the token."""
         begins = np.zeros(self.vocab_size, bool)
         ends = np.zeros(self.vocab_size, bool)
+        # A word ends at a special token and, except in WordPiece, at a line break or tab.
         for token, i in self.vocabulary.items():
             begins[i] = not token.startswith("##") if self._is_wordpiece else token[:1] in _SPACES
             ends[i] = not self._is_wordpiece and token[-1:] in _LINE_BREAKS
@@ -312,26 +271,22 @@ class Tokenizer:
 
     @classmethod
     def from_str(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
-        """Return the tokenizer of a JSON string.
+        """Return the tokenizer of a JSON string, as in a tokenizer.json.
 
         Args:
-            text: JSON string, as written by `to_str` or read from a tokenizer.json.
+            text: JSON string.
             name: Name of the tokenizer in error messages, usually its file.
 
         Raises:
-            InputError: If the string is not a tokenizer, if it exceeds a bound of
-                `check_description`, or if the tokenizer has no padding, begin, end or unknown
+            InputError: If the string is not a tokenizer, or has no padding, begin, end or unknown
                 token.
         """
-        description = parse_json(text, name)
-        if isinstance(description, dict):
-            check_description(description, name)
-        with _library_errors("this is not a tokenizer of the `tokenizers` library", name, True):
+        with _library_errors("this is not a tokenizer of the `tokenizers` library", name):
             backend = tokenizers.Tokenizer.from_str(text)
         return cls(backend, name)
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer to the file `path`, in the tokenizer.json format of transformers.
+        """Write the tokenizer to a file in the tokenizer.json format of transformers.
 
         Missing folders are created. The file is written completely or not at all.
         """
@@ -348,66 +303,26 @@ def _without_space(text: str, begin: int, end: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _library_errors(problem: str, file: str, may_panic: bool) -> Iterator[None]:
-    """Context of a call of the `tokenizers` library, whose errors become an InputError.
-
-    Args:
-        problem: Clause that says what is wrong, for the error message.
-        file: Name of the tokenizer, for the error message.
-        may_panic: The call may panic, so that the lines of a panic must be discarded.
-    """
+def _library_errors(problem: str, file: str) -> Iterator[None]:
+    """Context of a call of the `tokenizers` library, whose errors become an InputError."""
     try:
-        with _without_panic_lines() if may_panic else nullcontext():
-            yield
+        yield
     except BaseException as error:
-        if type(error) is not Exception and not _is_panic(error):  # others are errors of the caller
+        # The library raises plain Exception, and a class of pyo3 that no module exports if it
+        # panics, for example because a regular expression needs too many steps for the text.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         text = " ".join(str(error).split())[:200]
         raise InputError(f"{problem}: {text}", file=file) from error
 
 
-def _is_panic(error: BaseException) -> bool:
-    return type(error).__name__ == "PanicException"  # a class of pyo3 that no module exports
-
-
-@contextmanager
-def _without_panic_lines() -> Iterator[None]:
-    """Context that discards what a panic of the library writes to descriptor 2, past sys.stderr.
-
-    Without a panic, everything that any thread has written meanwhile is written at the end. If
-    several threads are in this context, only the first of them discards lines.
-    """
-    if not _PANIC_LOCK.acquire(blocking=False):
-        yield
-        return
-    with ExitStack() as stack:
-        stack.callback(_PANIC_LOCK.release)
-        lines = stack.enter_context(tempfile.TemporaryFile())
-        stderr = stack.enter_context(os.fdopen(os.dup(2), "wb"))
-        os.dup2(lines.fileno(), 2)
-        try:
-            yield
-        except BaseException as error:
-            if _is_panic(error):
-                lines.truncate(0)
-            raise
-        finally:
-            os.dup2(stderr.fileno(), 2)
-            lines.seek(0)
-            stderr.write(lines.read())
-
-
 def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
     r"""Split a text into chunks of about a million characters, which can be encoded in parallel.
 
-    A text is split only where no token crosses the boundary. The tokens of all chunks together are
-    therefore the tokens of the text. A chunk is longer if the text has no such place.
-
-    Args:
-        text: Text of any length.
-        metaspace: True if the tokenizer encodes spaces as "▁" and puts a "▁" before every text. A
-            chunk then ends before a space, and the space is dropped, because the tokenizer puts a
-            "▁" before the next chunk. If False, a chunk ends after a line break.
+    A text is split only where no token crosses the boundary, so the tokens of all chunks together
+    are the tokens of the text. A chunk is longer if the text has no such place. With `metaspace`,
+    for a tokenizer that encodes spaces as "▁" and puts a "▁" before every text, a chunk ends before
+    a space, which is dropped; otherwise it ends after a line break.
 
     Example:
         >>> text = "a line\n" * 500_000

@@ -85,9 +85,9 @@ def train_tokenizer(
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:
-        InputError: The kind is unknown; `vocab_size` is above the limit of a model or not above the
-            number of special tokens; `vocab_size` is too small or too large for a unigram tokenizer
-            of the texts; or `min_frequency` is negative or above 2^31.
+        InputError: `vocab_size` is above the limit of a model or not above the number of special
+            tokens, or does not suit a unigram tokenizer of the texts; or `min_frequency` is
+            negative or above 2^31.
 
     Example:
         >>> texts = ["low lower lowest"] * 4
@@ -117,10 +117,7 @@ def train_tokenizer(
 
 
 def _use_metaspace(backend: Backend) -> None:
-    """Make a tokenizer encode spaces as "▁" and put a "▁" before each text.
-
-    The tokenizer is changed in place. Its `decode` restores the exact original text.
-    """
+    """Make a tokenizer encode spaces as "▁", put a "▁" before each text, and decode exactly."""
     # The library's Metaspace decoder would drop a space at the start of a text.
     prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([prepend, replace])
@@ -144,29 +141,15 @@ def _characters(texts: Iterable[str]) -> list[str]:
 
 
 def _alphabet(characters: list[str], max_size: int) -> list[str]:
-    """Return the characters that get an entry in the vocabulary of BPE or WordPiece.
+    """Return the characters, most frequent first, that get an entry of BPE or WordPiece.
 
-    Args:
-        characters: All characters, the most frequent first.
-        max_size: Maximum number of characters.
-
-    Returns:
-        All characters if there are at most `max_size`. Otherwise the 3/4 * `max_size` most frequent
-        characters, so that entries for merged tokens are left.
+    If there are more than `max_size`, a quarter of the entries is left for merged tokens.
     """
     return characters if len(characters) <= max_size else characters[: max_size * 3 // 4]
 
 
 def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
-    """Return a tokenizer of the `tokenizers` library that is trained with BPE.
-
-    The symbols that BPE merges are bytes if the kind is byte_bpe, otherwise characters.
-
-    Args:
-        config: Options of the tokenizer.
-        texts: Training texts.
-        special: Names of the special tokens in the order of their ids.
-    """
+    """Train BPE on bytes if the kind is byte_bpe, otherwise on characters."""
     if config.kind == "byte_bpe":
         backend = byte_level_backend(models.BPE())
         _add_lowercase(backend, config.lowercase)
@@ -231,10 +214,7 @@ def byte_level_backend(model: models.BPE) -> Backend:
 def bert_backend(model: models.Model, decoder: decoders.Decoder, lowercase: bool) -> Backend:
     """Return a tokenizer that splits text into words as BERT's tokenizer does.
 
-    Args:
-        model: Model of the `tokenizers` library that divides a word into tokens.
-        decoder: Decoder of the `tokenizers` library that joins tokens to a text.
-        lowercase: Lower-case the text and strip its accents.
+    `lowercase` also strips accents.
 
     Example:
         >>> model = models.WordLevel({"cafe": 0, "!": 1, "?": 2}, unk_token="?")
@@ -253,12 +233,6 @@ def wordpiece_backend(
     vocab: dict[str, int], unk_token: str, special: Sequence[str], lowercase: bool
 ) -> Backend:
     """Return a WordPiece tokenizer like BERT's, with a given vocabulary.
-
-    Args:
-        vocab: Id of each token.
-        unk_token: Token for words that the vocabulary cannot represent.
-        special: Special tokens, which are also in `vocab`.
-        lowercase: Lower-case the text and strip its accents.
 
     Example:
         >>> vocab = {"[UNK]": 0, "play": 1, "##ing": 2, "##ed": 3}

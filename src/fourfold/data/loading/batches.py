@@ -1,12 +1,20 @@
 """Batch classes (NamedTuples) that DataModules pass to tasks.
 
-Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. Each batch
-has two fields for the position in the training data, `epoch` and `position`. A checkpoint stores
-these fields of the last trained batch. Batches that were prefetched but not trained are therefore
-read again after a resume.
+Batches are NamedTuples because Lightning cannot move frozen dataclasses to a device. These fields
+mean the same in every class:
+
+- `ids`: (B, T) long token ids.
+- `mask`: (B, T) bool, True = real token.
+- `rows`: (B,) long indices of the examples in the split.
+- `epoch`: index of the epoch, from 0.
+- `position`: number of batches (micro-batches) of the epoch that all ranks together have processed
+  after this batch. It is 12 for the third batch of each of 4 ranks.
+
+A checkpoint stores `epoch` and `position` of the last trained batch. Batches that were prefetched
+but not trained are therefore read again after a resume.
 
 Shapes: B examples, S source tokens, T target tokens (or tokens of an example that is not divided
-    into source and target), C channels, H height, W width, K classes.
+into source and target), C channels, H height, W width, K classes.
 """
 
 from typing import NamedTuple
@@ -20,14 +28,8 @@ class PairBatch(NamedTuple):
     Args:
         src: (B, S) long token ids of the source sentences, each of which ends with EOS.
         tgt: (B, T+1) long token ids of the target sentences, each from BOS to EOS. The decoder's
-            input is `tgt` without its last column. The targets are `tgt` without its first column.
-        src_mask: (B, S) bool, True = real token.
-        tgt_mask: (B, T+1) bool, True = real token.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
+            input is `tgt` without its last column, and the targets are `tgt` without its first
+            column.
     """
 
     src: Tensor
@@ -43,16 +45,11 @@ class CausalBatch(NamedTuple):
     """Text for causal language modelling; the target of each token is the next token.
 
     Args:
-        ids: (B, T) long token ids of the input.
         targets: (B, T) long token ids, IGNORE_INDEX where there is no target.
         documents: (B, T) long index of each token's document, with which the model prevents
-            attention between documents; None if the model should not prevent it.
+            attention between documents; None if it should not.
         n_bytes: Number of bytes in the text of all targets, for the perplexity per byte.
         n_words: Number of words in the text of all targets, for the perplexity per word.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
     """
 
     ids: Tensor
@@ -65,23 +62,17 @@ class CausalBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """Text for masked language modelling.
+    """Text for masked language modelling; `ids` are the tokens after masking.
 
     Args:
-        ids: (B, T) long token ids of the input, after masking.
         targets: (B, T) long original ids of the selected tokens, IGNORE_INDEX at all other tokens.
         segments: (B, T) long, 0 = segment A, 1 = segment B; None for single sequences.
-        mask: (B, T) bool, True = real token; None = no padding.
-        documents: (B, T) long index of each token's document, with which the model prevents
-            attention between documents; None if the model should not prevent it.
+        mask: (B, T) bool; None = no padding.
+        documents: As in `CausalBatch`.
         is_next: (B,) long labels of next-sentence prediction, 1 = B follows A; None without this
             task.
         target_positions: (N,) long indices of the N selected tokens in the flattened (B * T,) ids,
             for models that compute logits only there.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
     """
 
     ids: Tensor
@@ -96,17 +87,7 @@ class MaskedBatch(NamedTuple):
 
 
 class ImageBatch(NamedTuple):
-    """Images with labels, or with class probabilities after MixUp or CutMix.
-
-    Args:
-        images: (B, C, H, W) float.
-        labels: (B,) long class indices, or (B, K) float class probabilities.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
-    """
+    """Images (B, C, H, W) float, with class indices (B,) or probabilities (B, K) as labels."""
 
     images: Tensor
     labels: Tensor
@@ -116,17 +97,11 @@ class ImageBatch(NamedTuple):
 
 
 class MaskedImageBatch(NamedTuple):
-    """Images for masked image modelling.
+    """Images (B, C, H, W) float for masked image modelling.
 
     Args:
-        images: (B, C, H, W) float.
         visible: (B, V) long indices of the patches that the encoder sees, ascending. Patches are
             numbered row by row.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
     """
 
     images: Tensor
@@ -140,15 +115,8 @@ class SequenceBatch(NamedTuple):
     """Sentences or sentence pairs, each with one label.
 
     Args:
-        ids: (B, T) long token ids.
         labels: (B,) long class indices for classification, float targets for regression.
         segments: (B, T) long, 0 = sentence A, 1 = sentence B.
-        mask: (B, T) bool, True = real token.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
     """
 
     ids: Tensor
@@ -164,15 +132,8 @@ class TokenBatch(NamedTuple):
     """Sentences with one tag for each word.
 
     Args:
-        ids: (B, T) long token ids.
         labels: (B, T) long, class index of a word's tag at the first token of the word, and
             IGNORE_INDEX at all other tokens.
-        mask: (B, T) bool, True = real token.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
     """
 
     ids: Tensor
@@ -187,19 +148,11 @@ class SpanBatch(NamedTuple):
     """Questions, each with a window of its context.
 
     Args:
-        ids: (B, T) long token ids of question and window.
         starts: (B,) long index of the first token of the answer; 0, the index of BOS, if the window
             does not contain the answer.
-        ends: (B,) long index of the last token of the answer; 0 if the window does not contain the
-            answer.
+        ends: (B,) long index of the last token of the answer; 0 as in `starts`.
         segments: (B, T) long, 0 = question, 1 = context.
-        mask: (B, T) bool, True = real token.
         context: (B, T) bool, True at the tokens of the context, where an answer may begin or end.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
     """
 
     ids: Tensor
@@ -214,18 +167,7 @@ class SpanBatch(NamedTuple):
 
 
 class CaptionBatch(NamedTuple):
-    """Images, each with one text.
-
-    Args:
-        images: (B, C, H, W) float.
-        ids: (B, T) long token ids of the texts, each from BOS to EOS.
-        mask: (B, T) bool, True = real token.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
-    """
+    """Images (B, C, H, W) float, each with one text from BOS to EOS."""
 
     images: Tensor
     ids: Tensor
@@ -236,18 +178,12 @@ class CaptionBatch(NamedTuple):
 
 
 class DocumentBatch(NamedTuple):
-    """Documents of several sentences, each document with one label.
+    """Documents of several sentences, each document with one label (B,).
 
     Args:
         ids: (N, T) long word ids of the sentences of all documents, one document after the other.
-        labels: (B,) long class indices for classification, float targets for regression.
         n_words: Number of words of each of the N sentences.
         n_sentences: Number of sentences of each of the B documents.
-        rows: (B,) long indices of the examples in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch. It is 12 for the third batch of each of 4 ranks. A resumed
-            run continues there.
     """
 
     ids: Tensor

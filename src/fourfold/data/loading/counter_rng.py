@@ -1,9 +1,9 @@
 """Counter-based random bits, floats and integers: pure functions of seed, epoch and example.
 
-Masking and cropping use these random numbers. A NumPy generator for each example would cost more
-time than the masking itself, and a generator for each process would make the result depend on the
-number of workers. Here each number is a hash of the seed, the epoch, the example and a counter,
-which avoids both problems.
+A NumPy generator for each example would cost more time than the masking itself, and a generator for
+each process would make the result depend on the number of workers. Here each number is a hash of
+the seed, the epoch, the example and a counter. `rows` (B,) are indices of examples, and `stream` is
+the index of an independent random sequence: a caller uses one for each kind of random choice.
 """
 
 import numpy as np
@@ -19,19 +19,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def bits(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np.ndarray:
-    """Generate `n` random 64-bit integers for each example.
-
-    Args:
-        seed: Seed of the data.
-        epoch: Index of the epoch, from 0.
-        rows: (B,) indices of the examples in the split.
-        n: Number of integers for each example.
-        stream: Index of an independent random sequence. A caller uses one sequence for each kind of
-            random choice, such as the choice of the masked tokens.
-
-    Returns:
-        Random integers (B, n) uint64.
-    """
+    """Generate `n` random 64-bit integers for each example, (B, n) uint64."""
     state = np.zeros(1, np.uint64)
     for value in (seed, stream, epoch):
         state = _mix((state ^ np.uint64(value)) + _INCREMENT)
@@ -46,34 +34,12 @@ def unit(bits: np.ndarray) -> np.ndarray:
 
 
 def uniform(seed: int, epoch: int, rows: np.ndarray, n: int, stream: int = 0) -> np.ndarray:
-    """Generate `n` random float64 numbers in [0, 1) for each example.
-
-    Args:
-        seed: Seed of the data.
-        epoch: Index of the epoch, from 0.
-        rows: (B,) indices of the examples in the split.
-        n: Number of floats for each example.
-        stream: Index of an independent random sequence, one for each kind of random choice.
-
-    Returns:
-        Random numbers (B, n) float64.
-    """
+    """Generate `n` random float64 numbers in [0, 1) for each example, (B, n)."""
     return unit(bits(seed, epoch, rows, n, stream))
 
 
 def integers(
     seed: int, epoch: int, rows: np.ndarray, high: np.ndarray | int, stream: int = 0
 ) -> np.ndarray:
-    """Generate one random integer in [0, high) for each example.
-
-    Args:
-        seed: Seed of the data.
-        epoch: Index of the epoch, from 0.
-        rows: (B,) indices of the examples in the split.
-        high: Exclusive upper bound, an int for all examples or an array (B,).
-        stream: Index of an independent random sequence, one for each kind of random choice.
-
-    Returns:
-        Random integers (B,) int64.
-    """
+    """Generate one random int64 in [0, high) for each example, (B,)."""
     return (uniform(seed, epoch, rows, 1, stream)[:, 0] * high).astype(np.int64)

@@ -12,7 +12,7 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import check_range
 from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
@@ -35,7 +35,7 @@ class BatchedDataset(Dataset[Any]):
 
     @cached_property
     def has_static_shape(self) -> bool:
-        """True if all batches, except perhaps the last batch, have the same shape.
+        """True if all batches, except perhaps the last, have the same shape.
 
         `torch.compile` may then compile without dynamic shapes.
         """
@@ -49,10 +49,7 @@ class BatchedDataset(Dataset[Any]):
         return int(self.order.lengths.max(initial=0))
 
     def prepare(self) -> None:
-        """Prepare data that worker processes share, such as a cache.
-
-        The method is called before the workers start. By default it does nothing.
-        """
+        """Prepare data that worker processes share, such as a cache, before the workers start."""
 
     @abstractmethod
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
@@ -75,23 +72,8 @@ class BatchedDataset(Dataset[Any]):
 
 
 def batch_sizes(train: int, other: int | None) -> dict[str, int]:
-    """Return the batch size of each split, with the keys "train", "val" and "test".
-
-    Args:
-        train: Number of examples in a training batch.
-        other: Number of examples in a validation or test batch; None means `train`.
-
-    Raises:
-        InputError: If a size is below 1.
-    """
-    check_positive("batch_size", train)
-    check_positive("eval_batch_size", other)
+    """Return the batch size of each split; `other`, if given, is that of "val" and "test"."""
     return {"train": train, "val": other or train, "test": other or train}
-
-
-def max_workers() -> int:
-    """Return the largest allowed number of worker processes: 4 for each CPU, but at least 64."""
-    return max(64, 4 * (os.cpu_count() or 1))
 
 
 def _identity(batch: Any) -> Any:
@@ -99,12 +81,10 @@ def _identity(batch: Any) -> Any:
 
 
 def _outlive_sigterm(worker: int) -> None:
-    """Let a worker process serve 30 more seconds after a first SIGTERM.
+    """Let a worker process serve 30 more seconds after a first SIGTERM."""
 
-    A scheduler sends the signal to all processes of a training, whose first process then finishes
-    its step, perhaps its validation, and saves a checkpoint.
-    """
-
+    # A scheduler sends the signal to all processes of a training, whose first process then finishes
+    # its step, perhaps its validation, and saves a checkpoint.
     def handle(*_: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.alarm(30)
@@ -116,64 +96,22 @@ class ResumableDataModule(LightningDataModule):
     """Base class of DataModules whose training resumes at the exact batch after an interruption.
 
     A subclass sets `batch_class` and implements two methods: `build`, which returns a
-    `BatchedDataset` for each split, and `artifacts`, which returns the values that inference needs
-    besides the model. This base class makes the DataLoaders, shuffles, divides the batches among
-    the ranks, and saves the position in the data to every checkpoint. A callback must call
-    `mark_trained` after each training batch. The tasks of fourfold add it to every Trainer, and let
-    the Trainer keep the division among the ranks.
+    `BatchedDataset` for each split, and `artifacts`. This base class makes the DataLoaders,
+    shuffles, divides the batches among the ranks, and saves the position in the data to every
+    checkpoint. A callback must call `mark_trained` after each training batch. The tasks of fourfold
+    add it to every Trainer, and let the Trainer keep the division among the ranks. The page
+    "Python" of the documentation has an example.
 
     Args:
         seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
         num_workers: Number of worker processes that prepare batches; the batches do not depend on
-            this number.
+            it.
 
     Attributes:
         batch_class: Class of the batches; a task accepts only batches of its own class.
-        split_sources: Dictionary from the name of a split to its source, such as a list of files.
-            `tests_on_val` compares these sources. The dictionary is empty by default.
-        splits: Dictionary from the name of a split to its dataset; empty before `setup`.
+        split_sources: Source of each split, such as a list of files, which `tests_on_val` compares.
+        splits: Dataset of each split; empty before `setup`.
         position: Position in the training data after the last trained batch.
-
-    Raises:
-        InputError: If `seed` or `num_workers` is negative, or if `num_workers` is above the result
-            of `max_workers`.
-
-    Example:
-        Next-byte prediction on one text: `Bytes` is the dataset, and `ByteData` is the DataModule.
-
-        >>> from fourfold.data.loading.batches import CausalBatch
-        >>> class Bytes(BatchedDataset):
-        ...     def __init__(self, text: bytes, batch_size: int, seed: int, shuffle: bool) -> None:
-        ...         n_rows = len(text) // 16
-        ...         self.ids = torch.tensor(list(text[: 16 * n_rows])).view(n_rows, 16)
-        ...         self.order = LengthBucketedOrder(
-        ...             np.full(n_rows, 15), max_rows=batch_size, seed=seed, shuffle=shuffle
-        ...         )
-        ...
-        ...     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
-        ...         ids = self.ids[rows]
-        ...         return CausalBatch(ids[:, :-1], ids[:, 1:], epoch=epoch, position=position)
-        >>> class ByteData(ResumableDataModule):
-        ...     batch_class = CausalBatch
-        ...
-        ...     def __init__(self, text: str, batch_size: int = 4, seed: int = 0) -> None:
-        ...         super().__init__(seed)
-        ...         self.text = text.encode()
-        ...         self.batch_size = batch_size
-        ...
-        ...     def build(self) -> dict[str, BatchedDataset]:
-        ...         border = len(self.text) * 9 // 10
-        ...         train, val = self.text[:border], self.text[border:]
-        ...         return {
-        ...             "train": Bytes(train, self.batch_size, self.seed, shuffle=True),
-        ...             "val": Bytes(val, self.batch_size, self.seed, shuffle=False),
-        ...         }
-        ...
-        ...     def artifacts(self) -> dict[str, object]:
-        ...         return {}
-        >>> data = ByteData("All work and no play makes Jack a dull boy. " * 10)
-        >>> next(iter(data.train_dataloader())).ids.shape
-        torch.Size([4, 15])
     """
 
     batch_class: ClassVar[type]
@@ -181,7 +119,6 @@ class ResumableDataModule(LightningDataModule):
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
         check_range("seed", seed, minimum=0)
-        check_range("num_workers", num_workers, minimum=0, maximum=max_workers())
         self.seed = seed
         self.num_workers = num_workers
         self.split_sources: dict[str, Any] = {}
@@ -200,32 +137,25 @@ class ResumableDataModule(LightningDataModule):
     def artifacts(self) -> dict[str, Any]:
         """Return the values that inference needs besides the model, such as class names.
 
-        Checkpoints store these values, which must therefore be of plain Python types.
+        Checkpoints store them, so they must be of plain Python types.
         """
 
     @property
     def tests_on_val(self) -> bool:
         """True if the validation and the test split have the same source, such as the same file.
 
-        The result is False if both sources are a fraction of the training split, such as 0.1. The
-        validation and the test split then hold different examples.
+        Two fractions of the training split, such as 0.1, hold different examples.
         """
         val, test = (self.split_sources.get(name) for name in ("val", "test"))
         return val is not None and not isinstance(val, float) and val == test
 
     def setup(self, stage: str | None = None) -> None:
-        """Build the datasets of all splits at the first call; later calls do nothing.
-
-        The argument `stage`, which Lightning passes, is ignored.
-        """
+        """Build the datasets of all splits at the first call; later calls do nothing."""
         if not self.splits:
             self.splits = self.build()
 
     def split(self, name: str) -> BatchedDataset:
         """Return the dataset of a split; the first call reads the data.
-
-        Args:
-            name: "train", "val" or "test".
 
         Raises:
             InputError: If the data have no such split.
@@ -239,10 +169,8 @@ class ResumableDataModule(LightningDataModule):
     def n_train_batches(self, upto: int | None = None) -> int:
         """Return the number of training batches of each rank in a complete epoch.
 
-        The Trainer's option `limit_train_batches` is ignored.
-
-        Args:
-            upto: Number of batches of all ranks, as in `position`: only these are counted.
+        The Trainer's option `limit_train_batches` is ignored. With `upto`, a number of batches of
+        all ranks as in `position`, only these are counted.
         """
         sampler = EpochSampler(self.split("train").order, world_size=self._rank_and_size()[1])
         return len(sampler) - (0 if upto is None else sampler.n_steps(upto))
@@ -253,9 +181,8 @@ class ResumableDataModule(LightningDataModule):
     def _max_train_steps(self) -> int:
         """Return the maximum number of steps that the Trainer takes in an epoch.
 
-        The Trainer's option `limit_train_batches` limits the batches of each rank. An int is a
-        number of batches, a float a fraction of all batches. Each rank takes one batch in each
-        step.
+        An int `limit_train_batches` is a number of batches of each rank, a float a fraction of
+        them.
         """
         limit = self.trainer.limit_train_batches if self.trainer else 1.0
         return limit if isinstance(limit, int) else int(self.n_train_batches() * limit)
@@ -290,10 +217,7 @@ class ResumableDataModule(LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return the DataLoader of the training batches.
-
-        If a run is resumed, the batches begin at the position that was restored from the
-        checkpoint.
+        """Return the DataLoader of the training batches, at the restored position of a resumed run.
 
         Raises:
             InputError: If the checkpoint to resume holds no position in these data, because it was
@@ -319,33 +243,19 @@ class ResumableDataModule(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def mark_trained(self, epoch: int, position: int) -> None:
-        """Record the position in the training data after a batch has been trained.
-
-        Args:
-            epoch: Field `epoch` of the batch.
-            position: Field `position` of the batch. It is the number of batches (micro-batches) of
-                the epoch that all ranks together have trained.
-        """
+        """Record `epoch` and `position` of a batch that has been trained."""
         self.position = Position(epoch, position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint.
+        """Return the state for a checkpoint: `position`, seed, and a hash of the batch order.
 
-        The keys are "epoch" and "batch" (the two fields of `position`), "seed", and "order" (a hash
-        of the batch order). A position is valid only for one batch order, so `load_state_dict`
-        compares seed and hash.
+        A position is valid only for one seed and batch order.
         """
         order = self.split("train").order.fingerprint()
         return {**self.position._asdict(), "seed": self.seed, "order": order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the position in the training data from a checkpoint.
-
-        The method does nothing if the Trainer evaluates. Evaluation reads all batches, possibly of
-        other data than those of the training.
-
-        Args:
-            state_dict: Return value of `state_dict`, as stored in the checkpoint.
+        """Restore the position in the training data, unless the Trainer evaluates.
 
         Raises:
             InputError: If seed, training data or batch sizes differ from those of the checkpoint.
@@ -364,10 +274,6 @@ class ResumableDataModule(LightningDataModule):
         self._resume_from = self.position
 
     def teardown(self, stage: str) -> None:
-        """Discard the restored position after a fit; a second fit then starts at the first batch.
-
-        Args:
-            stage: Stage of the Trainer that ends; the method does nothing unless it is "fit".
-        """
+        """Discard the restored position after a fit; a second fit starts at the first batch."""
         if stage == "fit":
             self._resume_from = None

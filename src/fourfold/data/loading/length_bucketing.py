@@ -23,7 +23,7 @@ ROWS_PER_REPEAT_GROUP = 16
 class BatchOrder(Protocol):
     """Protocol of a batch order, which divides the rows of a split into the batches of each epoch.
 
-    A row is an example of the split. Every epoch has the same number of batches.
+    Every epoch has the same number of batches.
 
     Attributes:
         seed: Seed of the shuffling.
@@ -51,10 +51,9 @@ class BatchOrder(Protocol):
         """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Return the batches of an epoch.
+        """Return the batches of an epoch, arrays with the indices in the split of their rows.
 
-        A batch is an array with the indices in the split of its rows. The sequence may compute a
-        batch at its first access.
+        The sequence may compute a batch at its first access.
         """
 
     def fingerprint(self) -> str:
@@ -78,14 +77,12 @@ class LengthBucketedOrder:
     device with batches of 8 rows.
 
     Args:
-        lengths: (rows,) length of each row, in tokens. For data without padding, such as images, an
-            array of ones.
+        lengths: (rows,) length of each row, in tokens; all ones for data without padding.
         max_tokens: Upper bound on the tokens of a batch, padding included (number of rows times
             length of the longest row); None if only the rows are limited.
         max_rows: Upper bound on the rows of a batch; None if only the tokens are limited.
         seed: Seed of the shuffling, combined with the number of the epoch.
-        shuffle: True to shuffle rows and batches in each epoch (training). False to return the same
-            batches in the same order in every epoch (evaluation).
+        shuffle: False to return the same batches in the same order in every epoch (evaluation).
 
     Raises:
         InputError: If there are no rows, if both bounds are None or one is below 1, or if a row is
@@ -121,14 +118,7 @@ class LengthBucketedOrder:
         self._partners = (-1, self.lengths)  # index of an epoch, and each row's partner in it
 
     def _divide(self, ascending: np.ndarray) -> np.ndarray:
-        """Divide rows that are sorted by length greedily into batches.
-
-        Args:
-            ascending: (rows,) lengths of the rows, in ascending order.
-
-        Returns:
-            (batches - 1,) indices in `ascending` at which a new batch begins, as np.split expects.
-        """
+        """Divide ascending lengths greedily into batches, and return where new batches begin."""
         boundaries = []
         start = 0
         while start < len(ascending):
@@ -144,12 +134,10 @@ class LengthBucketedOrder:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows (examples) in an epoch."""
         return len(self.lengths)
 
     @property
     def n_batches(self) -> int:
-        """Number of batches in an epoch, over all ranks."""
         return len(self._boundaries) + 1
 
     @cached_property
@@ -157,11 +145,9 @@ class LengthBucketedOrder:
         return np.sort(np.diff(self._boundaries, prepend=0, append=self.n_rows))
 
     def max_rows_of(self, n: int) -> int:
-        """Return the number of rows in the `n` largest batches of every epoch."""
         return int(self._ascending_sizes[self.n_batches - n :].sum())
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
         sizes = self._ascending_sizes
         if self.equal_lengths:  # only the last batch may have fewer rows than the others
             return int(sizes[:n].sum())
@@ -169,7 +155,6 @@ class LengthBucketedOrder:
         return int(sizes[: n - 1].sum() + sizes[max(n - 1, len(sizes) // 2)])
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Return the batches of an epoch, arrays with the indices in the split of their rows."""
         if not self.shuffle:
             return np.split(np.argsort(self.lengths, kind="stable"), self._boundaries)
         rng = np.random.default_rng([self.seed, epoch])
@@ -191,19 +176,12 @@ class LengthBucketedOrder:
         return rng.permutation(self.n_rows)
 
     def mix_partners(self, rows: np.ndarray, epoch: int) -> np.ndarray:
-        """Return, for each given row, its partner: the row with which MixUp or CutMix mixes it.
+        """Return, for each of `rows` (B,), the row with which MixUp or CutMix mixes it, (B,).
 
         The first and second row of the epoch's shuffled order are partners, then the third and
         fourth row, and so on. If the number of rows is odd, the last row is its own partner. The
-        partners do not depend on the batch size or the number of devices. A partner may therefore
-        be in another batch. The method requires `shuffle=True` and rows of equal length.
-
-        Args:
-            rows: (B,) indices of B rows in the split.
-            epoch: Index of the epoch, from 0.
-
-        Returns:
-            (B,) indices of the partners in the split.
+        partners do not depend on the batch size or the number of devices, so a partner may be in
+        another batch. The method requires `shuffle=True` and rows of equal length.
         """
         assert self.equal_lengths
         assert self.shuffle
@@ -216,7 +194,6 @@ class LengthBucketedOrder:
         return self._partners[1][rows]
 
     def fingerprint(self) -> str:
-        """Return a hash of the lengths and options on which the batches depend."""
         bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
         data = self.lengths.tobytes() + repr(bounds).encode()
         return hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -235,9 +212,8 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
 
     Args:
         n_rows: Number of images N in the split, which is also the number of rows of an epoch.
-        aug_repeats: Number of copies of each sampled image. Copy k of image i has the row index
-            i + k N.
-        options: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
+        aug_repeats: Number of copies of each image. Copy k of image i has the row index i + k N.
+        options: Keyword arguments of `LengthBucketedOrder`.
     """
 
     def __init__(self, n_rows: int, aug_repeats: int, **options: Any) -> None:
@@ -254,6 +230,5 @@ class RepeatedAugmentationOrder(LengthBucketedOrder):
         return (sampled[index] + copy * self.n_rows)[order][: self.n_rows]
 
     def fingerprint(self) -> str:
-        """Return a hash of the lengths and options on which the batches depend."""
         text = f"{super().fingerprint()} {self.aug_repeats}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

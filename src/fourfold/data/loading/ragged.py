@@ -18,11 +18,6 @@ from torch import Tensor
 class RaggedArray:
     """Array of rows of different lengths; row i is `ids[offsets[i] : offsets[i + 1]]`.
 
-    Args:
-        ids: Elements of all rows, such as token ids, concatenated.
-        offsets: (rows + 1,) index in `ids` of the start of each row, followed by the length of
-            `ids`.
-
     Example:
         >>> rows = RaggedArray.from_lengths(np.array([5, 6, 7]), np.array([1, 2]))
         >>> rows.padded(np.array([0, 1]), pad_id=0)[0].tolist()
@@ -61,25 +56,19 @@ class RaggedArray:
         return RaggedArray.from_lengths(self.ids[np.repeat(starts, lengths) + steps], lengths)
 
     def take(self, rows: np.ndarray) -> "RaggedArray":
-        """Return a RaggedArray of the rows with the indices `rows`, in this order."""
+        """Return a RaggedArray of the rows with these indices, in this order."""
         starts = self.offsets[rows]
         return self._slices(starts, self.offsets[rows + 1] - starts)
 
     def truncate(self, max_len: int | np.ndarray) -> "RaggedArray":
         """Return a RaggedArray with only the first `max_len` elements of every row.
 
-        Args:
-            max_len: Maximum length of all rows, or an array (rows,) with one maximum for each row.
+        `max_len` is the maximum for all rows, or an array (rows,) with one maximum for each.
         """
         return self._slices(self.offsets[:-1], np.minimum(self.lengths, max_len))
 
     def wrap(self, before: int | None = None, after: int | None = None) -> "RaggedArray":
-        """Return a RaggedArray with one id added at the start or end (or both) of every row.
-
-        Args:
-            before: Id to add at the start; None adds none.
-            after: Id to add at the end; None adds none.
-        """
+        """Return a RaggedArray with one id added at the start or end (or both) of every row."""
         rows = self
         for value, borders in ((before, slice(None, -1)), (after, slice(1, None))):
             if value is not None:
@@ -96,11 +85,7 @@ class RaggedArray:
         return RaggedArray(parts.ids, parts.offsets[::2])
 
     def padded(self, rows: np.ndarray, pad_id: int) -> tuple[Tensor, Tensor]:
-        """Return the rows with the given indices as a batch with padding on the right.
-
-        Args:
-            rows: (B,) indices of B rows of this array.
-            pad_id: Id of the padding.
+        """Return the rows with the indices `rows` (B,) as a batch with padding on the right.
 
         Returns:
             Ids (B, T) long, where T is the length of the longest row, and mask (B, T) bool, True =

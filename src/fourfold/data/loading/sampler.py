@@ -25,13 +25,9 @@ class Position(NamedTuple):
 
 
 class SampleKey(NamedTuple):
-    """Key with which the sampler requests one example of a dataset.
+    """Key with which the sampler requests the example `row` of a dataset.
 
-    Args:
-        epoch: Index of the epoch, which seeds masking and augmentation.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after the batch with this example.
-        row: Index of the example in the split.
+    `epoch` and `position` are those of the batch with this example (see `batches`).
     """
 
     epoch: int
@@ -57,11 +53,11 @@ class EpochSampler(Sampler[list[SampleKey]]):
         order: Division of the examples of a split into batches.
         rank: Index of this process.
         world_size: Number of processes.
-        start: Pair of the index of the first epoch to read and a number of batches. So many batches
-            of this epoch are skipped, because all ranks together have already trained them.
-        max_steps: Number of steps after which the Trainer ends an epoch; None means all steps. The
-            sampler itself does not stop there. If all these steps are already trained at `start`,
-            the sampler starts at the next epoch.
+        start: Pair of the index of the first epoch to read and a number of batches of this epoch to
+            skip, because all ranks together have already trained them.
+        max_steps: Number of steps after which the Trainer ends an epoch; None means all. The
+            sampler itself does not stop there. If all these steps are trained at `start`, it starts
+            at the next epoch.
         repeat_first_epoch: Use the batches of epoch 0 in every epoch. This is always so if the
             order does not shuffle.
 
@@ -97,9 +93,7 @@ class EpochSampler(Sampler[list[SampleKey]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the index of the epoch for the next iteration; Lightning calls this method.
 
-        Before the first call, the sampler reads the first epoch, which the constructor takes from
-        its argument `start`. Evaluation samplers ignore the epoch. They always read epoch 0, so
-        that all validations have the same masks.
+        Evaluation samplers ignore the epoch, so that all validations have the same masks.
         """
         self.epoch = epoch
 
@@ -134,23 +128,18 @@ class EpochSampler(Sampler[list[SampleKey]]):
                 yield [SampleKey(epoch, end, row) for row in rows.tolist()]
 
     def _rows_of_rank(self, batches: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the indices of the rows that this rank processes in one step.
+        """Return the indices of the rows that this rank processes in the step with these batches.
 
-        Args:
-            batches: Row indices of each batch of the step.
-
-        Returns:
-            Array (rows,) of indices. In evaluation, the array may be empty in the last step.
+        In evaluation, the array may be empty in the last step.
         """
         if not self.order.shuffle and self.order.n_batches >= self.world_size:
             return batches[self.rank] if self.rank < len(batches) else np.array([], dtype=np.int64)
         return _divide_among_ranks(batches, self.world_size, self.order.equal_lengths)[self.rank]
 
     def n_steps(self, first: int = 0) -> int:
-        """Return the number of steps from a batch to the end of an epoch, equal in all epochs.
+        """Return the number of steps from the batch `first` to the end of an epoch.
 
-        Args:
-            first: Index of the batch, the number of batches that are already trained.
+        The number is the same in all epochs.
         """
         n_steps = -(-(self.order.n_batches - first) // self.world_size)
         return n_steps - (n_steps > 1 and self._merges_steps)
@@ -168,14 +157,10 @@ class EpochSampler(Sampler[list[SampleKey]]):
     def _step_starts(self, batches: Sequence[np.ndarray], first: int) -> tuple[range, list[int]]:
         """Return the index of the first batch of each step: of most steps, and of the last steps.
 
-        A step takes `world_size` consecutive batches. If the last step has fewer rows than ranks,
-        it begins earlier, and the steps before it as well, until a step has batches to spare. A run
-        that resumes at the beginning of any step has the same steps from there on.
-
-        Args:
-            batches: Row indices of each batch of the epoch.
-            first: Index of the batch with which the first step begins.
+        A run that resumes at the beginning `first` of any step has the same steps from there on.
         """
+        # If the last step has fewer rows than ranks, it begins earlier, and the steps before it as
+        # well, until a step has batches to spare.
         starts = range(first, len(batches), self.world_size)[: self.n_steps(first)]
         if not self.order.shuffle:
             return starts, []
@@ -199,26 +184,9 @@ class EpochSampler(Sampler[list[SampleKey]]):
 def _divide_among_ranks(
     batches: Sequence[np.ndarray], world_size: int, equal_lengths: bool
 ) -> list[np.ndarray]:
-    """Divide the rows of the batches of one step among the ranks.
-
-    There are three cases:
-
-    * Fewer batches than ranks: the largest batch is halved repeatedly, until there is one batch for
-      each rank.
-    * More batches than ranks, and examples of equal length: all batches are concatenated and
-      divided evenly.
-    * More batches than ranks, and examples of different lengths: the two smallest batches are
-      joined repeatedly, until there is one batch for each rank. An even division could put a long
-      example among many short ones, which would need much padding.
-
-    Args:
-        batches: Row indices of each batch of the step.
-        world_size: Number of ranks.
-        equal_lengths: True if all examples have the same length.
-
-    Returns:
-        List with an array of row indices for each rank.
-    """
+    """Divide the rows of the batches of one step among the ranks, an array of rows for each."""
+    # Of different lengths, an even division could put a long example among many short ones, which
+    # would need much padding. Then the smallest batches are joined, or the largest ones halved.
     if equal_lengths and len(batches) > world_size:
         return np.array_split(np.concatenate(batches), world_size)
     shares = list(batches)

@@ -2,8 +2,8 @@
 
 A document is a text that the model reads from beginning to end, such as a file or a paragraph. The
 built-in documents are the language reference of Python (`pydoc_data.topics`) and the docstrings of
-the standard library, whose source files are parsed but not imported. The built-in documents depend
-on the Python version only.
+the standard library, whose source files are parsed but not imported. They depend on the Python
+version only.
 """
 
 import ast
@@ -37,15 +37,11 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @cache
 def read_python_docs() -> dict[str, TextTable]:
-    """Return the built-in documents, Python's documentation, divided into three splits.
+    """Return the built-in documents, Python's documentation, as a table for each split.
 
     A hash of a document's name determines its split. Repeated paragraphs of a split are kept once.
     The order of the splits is train, val, test. A paragraph is removed if one of its lines or
     sentences also occurs in an earlier split.
-
-    Returns:
-        Table of each split, by name: "train", "val" and "test". Each table has one column, with a
-        document in each row.
     """
     documents: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for name, text in _named_documents():
@@ -56,11 +52,7 @@ def read_python_docs() -> dict[str, TextTable]:
 
 
 def _named_documents() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each built-in document.
-
-    A document is a help topic of Python's language reference, or all docstrings of a module of
-    Python's standard library.
-    """
+    """Yield the name and the text of each built-in document."""
     from pydoc_data.topics import topics
 
     for name, text in sorted(topics.items()):
@@ -81,20 +73,9 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTable:
-    """Drop paragraphs that repeat in a split, and paragraphs that share text with an earlier split.
+    """Return the documents of a split without repeated paragraphs and without text that was seen.
 
-    A paragraph is dropped if the same paragraph was kept before in this split, or if one of its
-    lines or sentences is in an earlier split. A document is dropped if fewer than 40 characters of
-    the document remain.
-
-    Args:
-        split: Name of the split. The locations of the rows in the returned table contain the name.
-        documents: Texts of the documents of this split.
-        seen: Lines and sentences of the earlier splits. The function changes this set in place: it
-            adds the lines and sentences that this split keeps.
-
-    Returns:
-        Table with one column, with a remaining document in each row.
+    The lines and sentences that remain are added to `seen`, those of the earlier splits.
     """
     texts = []
     seen_here: set[str] = set()
@@ -125,11 +106,7 @@ class TextSource:
 
     Args:
         source: "builtin" (Python's documentation), "files" or "hub" (a Hugging Face dataset).
-        split_sources: Source of each split. The keys are "train", "val" and "test". A value is one
-            path or a list of paths if `source` is "files", and one name or a list of names of
-            splits of the dataset if `source` is "hub". The value of "val" or "test" may also be a
-            fraction of the training documents to hold out. None means that there is no such split.
-            All values must be None if `source` is "builtin".
+        split_sources: Source of each split ("train", "val" and "test"), as in `read_tables`.
         column: Name of the column that contains the text, in tables (.jsonl, .json, .csv, .tsv) and
             in a Hugging Face dataset. Each row is a document.
         documents: Part of a plain text file that is one document: "file" (the whole file), "line",
@@ -149,9 +126,8 @@ class TextSource:
         """Return a table of each split, by name, with one column and a document in each row.
 
         Raises:
-            InputError: If `source` is "files" or "hub" and all `split_sources` are None; if
-                `source` is "builtin" and one of them is not None; if there are fewer training
-                documents than `train_rows`; or if files or the dataset cannot be read.
+            InputError: If `read_tables` raises it, if there are fewer training documents than
+                `train_rows`, or if files or the dataset cannot be read.
         """
         splits = read_tables(
             self.source,
@@ -187,19 +163,7 @@ class TextSource:
 
 
 def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, TextTable]:
-    """Hold out documents; if there is only one document, hold out the last part of its text.
-
-    Args:
-        table: Training documents.
-        fraction: Fraction to hold out of the documents, or of the characters of the only document.
-        name: Name of the new split.
-
-    Returns:
-        Table of the remaining documents, and table of the documents that are held out.
-
-    Raises:
-        InputError: If there is too little text.
-    """
+    """Hold out documents; if there is only one document, hold out the last part of its text."""
     if len(table) > 1:
         return hold_out(table, fraction, name)
     text = table.columns[0][0]
@@ -211,10 +175,6 @@ def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, Te
 
 
 def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Count the UTF-8 bytes and the whitespace-separated words of each text.
-
-    Returns:
-        List of the number of bytes of each text, and list of the number of words of each text.
-    """
+    """Return the numbers of UTF-8 bytes and of whitespace-separated words of each text."""
     n_words = [sum(len(chunk.split()) for chunk in split_for_workers(text)) for text in texts]
     return [len(text.encode()) for text in texts], n_words

@@ -33,12 +33,9 @@ class HubConfig:
 
 @contextmanager
 def loading(origin: str) -> Iterator[None]:
-    """Context in which errors that a library raises are converted into InputError.
+    """Context in which the errors of a library that loads `origin` are converted into InputError.
 
-    The message for a package that is not installed contains the command that installs the package.
-
-    Args:
-        origin: Dataset, file or split that the library loads, for the error message.
+    The message for a package that is not installed contains the command that installs it.
     """
     try:
         yield
@@ -58,12 +55,8 @@ def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str])
 
     Args:
         config: Dataset to load; None raises InputError.
-        split: Split in the notation of `load_dataset`, such as "train", "train[:1%]" or
-            "train+test".
+        split: Split in the notation of `load_dataset`, such as "train[:1%]" or "train+test".
         columns: Names of the columns; "translation.de" is the column "de" of a nested record.
-
-    Returns:
-        Table with the given columns, and with a row for each row of the split.
 
     Raises:
         InputError: If `config` is None, if `datasets` is not installed or cannot load the split, if

@@ -18,12 +18,8 @@ def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
     """Return the distinct labels of a training split, which become the class names.
 
     The labels are sorted by value if all of them are numbers, otherwise alphabetically. The order
-    is the same in every process.
-
-    Args:
-        labels: Labels of the training examples, at least one.
-        table: Table of the examples; used only for the location of an invalid label in the error
-            message.
+    is the same in every process. As in the other functions, `table` holds the examples and is used
+    only for the location of an invalid label.
 
     Raises:
         InputError: If all labels are equal, or if `check_labels` raises it.
@@ -53,9 +49,7 @@ def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
 def check_labels(labels: Iterable[str], location: Callable[[str], str]) -> None:
     """Check that no label is missing, and that no class has two spellings.
 
-    Args:
-        labels: Distinct labels of a training split.
-        location: Function from a label to the location of its first example.
+    `location` returns the location of the first example of a label.
 
     Raises:
         InputError: If a label is empty or has white space at an end, as in " pos", or if two labels
@@ -78,16 +72,7 @@ def check_labels(labels: Iterable[str], location: Callable[[str], str]) -> None:
 
 
 def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str]) -> np.ndarray:
-    """Return the class index of each label.
-
-    Args:
-        labels: Class name of each example.
-        table: Table of the examples; used only for the location of an invalid label in the error
-            message.
-        names: Names of all classes, in the order of their indices.
-
-    Returns:
-        Class index of each example, (examples,) int64.
+    """Return the class index of each label, (examples,) int64.
 
     Raises:
         InputError: If a label is not in `names`.
@@ -102,15 +87,7 @@ def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str])
 
 
 def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
-    """Parse the labels of a regression.
-
-    Args:
-        labels: Label of each example, as text.
-        table: Table of the examples; used only for the location of an invalid label in the error
-            message.
-
-    Returns:
-        Value of each label, (examples,) float32.
+    """Parse the labels of a regression, (examples,) float32.
 
     Raises:
         InputError: If a label is not a finite number.
@@ -126,20 +103,12 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
 
 
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
-    """Sample a class-balanced subset of the training examples.
+    """Sample `n_rows` training examples with balanced classes, and return their sorted indices.
 
     All classes have the same number of examples in the subset, or numbers that differ by one. If a
     class has too few examples, all of them are in the subset, and the other classes have more. With
-    the same seed, a larger subset contains all examples of a smaller subset.
-
-    Args:
-        labels: (examples,) class index of each training example. If the examples have no classes,
-            all values are 0, and the sample is uniform.
-        n_rows: Number of examples to sample.
-        seed: Seed of the sample.
-
-    Returns:
-        (n_rows,) sorted indices of the sampled examples.
+    the same seed, a larger subset contains all examples of a smaller subset. If all labels are
+    equal, the sample is uniform.
 
     Raises:
         InputError: If `n_rows` is below 1 or exceeds the number of examples.

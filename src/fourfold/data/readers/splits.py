@@ -1,4 +1,9 @@
-"""Functions that read training, validation and test splits, and hold out rows by a text hash."""
+"""Functions that read training, validation and test splits, and hold out rows by a text hash.
+
+The source of a split is one or several paths (or names of hub splits), a fraction of the training
+examples to hold out, or None if there is no such split. Fractions are held out one after the other,
+each of the training examples that remain.
+"""
 
 import hashlib
 import logging
@@ -31,19 +36,12 @@ def read_tables(
 
     Args:
         source: "builtin", "files" or "hub".
-        split_sources: Source of each split, by name. A source is one or several paths if `source`
-            is "files", and one or several names of hub splits if `source` is "hub". A source may
-            also be a fraction of the training examples to hold out. None means that there is no
-            such split. If `source` is "builtin", all must be None.
+        split_sources: Source of each split, by name. If `source` is "builtin", all must be None.
         builtin: Function that returns the table of each split of the built-in data.
         read: Function that reads one split, given a list of paths or of names of hub splits.
-        divide: Function that holds out examples. Its arguments are the training examples, the
-            fraction to hold out and the name of the new split. It returns the remaining examples
-            and the held-out examples.
+        divide: Function that holds out examples, such as `hold_out`. Its arguments are the training
+            examples, the fraction and the name of the new split.
         needs_train: True requires the training split. False requires at least one split.
-
-    Returns:
-        Table of each split, by name.
 
     Raises:
         InputError: If `source` is unknown, if `source` is "builtin" and one of `split_sources` is
@@ -65,20 +63,7 @@ def read_splits(
     read: Callable[[list[str]], T],
     divide: Callable[[T, float, str], tuple[T, T]],
 ) -> dict[str, T]:
-    """Read the examples of each split that has a source.
-
-    Args:
-        sources: Source of each split, by name: one or several files, a fraction of the training
-            examples to hold out, or None if there is no such split. The fractions are held out one
-            after the other, in the order of `sources`. Each is a fraction of the training examples
-            that remain.
-        read: Function that reads the examples of a list of files.
-        divide: Function that holds out examples. Its arguments are the training examples, the
-            fraction to hold out and the name of the new split. It returns the remaining examples
-            and the held-out examples.
-
-    Returns:
-        Examples of each split, by name. Their type is that of the return value of `read`.
+    """Read the examples of each split that has a source; the arguments are those of `read_tables`.
 
     Raises:
         InputError: If the list of files of a split is empty, if a fraction has no training split
@@ -103,19 +88,10 @@ def read_rows(
     """Read the list of examples of each split. An example may be any object.
 
     Args:
-        sources: Source of each split: one or several files, a fraction of the training examples to
-            hold out, or None if there is no such split.
+        sources: Source of each split, by name.
         read: Function that reads the examples of one file.
         key: Function from an example to a text, such as the context of a question. If a fraction is
             held out, examples with equal texts stay in one split.
-
-    Returns:
-        List of the examples of each split, by name.
-
-    Raises:
-        InputError: If the list of files of a split is empty, if a fraction has no training split
-            before it in `sources`, is not between 0 and 1 or leaves a split without examples, or if
-            `read` raises it.
     """
 
     def divide(rows: list[T], fraction: float, name: str) -> tuple[list[T], list[T]]:
@@ -137,16 +113,10 @@ def hold_out(
 
     Args:
         table: Training examples, one in each row.
-        fraction: Approximate fraction of the distinct texts in the first column to hold out, above
-            0 and below 1.
-        name: Name of the new split. The name is hashed together with the text, so splits of
-            different names hold out different rows.
+        fraction: Approximate fraction of the distinct texts in the first column to hold out.
+        name: Name of the new split, which is hashed together with the text.
         n_columns: Number of columns, from the first, whose texts must not be in both splits. The
-            other columns, such as labels, may have equal texts in both splits. None means all
-            columns.
-
-    Returns:
-        Table of the remaining rows, and table of the held-out rows.
+            other columns, such as labels, may have equal texts. None means all columns.
 
     Raises:
         InputError: If no row would remain or be held out.

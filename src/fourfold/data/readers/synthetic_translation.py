@@ -40,11 +40,7 @@ Sampler = Callable[[random.Random], Formatter]
 
 @cache
 def _locale(lang: str) -> Any:
-    """Return the `babel.Locale` of a language code such as "de".
-
-    Raises:
-        InputError: If Babel or num2words does not know the language.
-    """
+    """Return the `babel.Locale` of a language code, which num2words must know, too."""
     from babel import Locale, UnknownLocaleError
 
     try:
@@ -57,10 +53,7 @@ def _locale(lang: str) -> Any:
 
 @cache
 def _spell(number: int, lang: str, to: str = "cardinal") -> str:
-    """Return a number in words, in the language with the code `lang`.
-
-    `to` is the form of the number in num2words: "cardinal", "ordinal" or "year".
-    """
+    """Return a number in words; `to` is its form: "cardinal", "ordinal" or "year"."""
     from num2words import num2words
 
     return str(num2words(number, lang=lang, to=to))
@@ -76,14 +69,7 @@ def _number(rng: random.Random, digits: int) -> int:
 
 
 def _babel(module: str, function: str, *values: Any, **options: Any) -> Formatter:
-    """Return a function that takes a language code and returns the text that Babel produces.
-
-    Args:
-        module: Module of Babel, such as "dates".
-        function: Function of the module, such as "format_date".
-        values: Positional arguments of the function, such as the date.
-        options: Keyword arguments of the function, apart from the locale.
-    """
+    """Return the formatter of a value by a function of a module of Babel."""
     call = getattr(import_module(f"babel.{module}"), function)
     return lambda lang: call(*values, locale=_locale(lang), **options)
 
@@ -128,15 +114,7 @@ def _money(rng: random.Random) -> Formatter:
 
 
 def _names(category: str, known: Sequence[str], rng: random.Random) -> Formatter:
-    """Sample several languages or territories, and return a formatter of the list of their names.
-
-    A formatter is a function from a language code to a text.
-
-    Args:
-        category: Attribute of `babel.Locale` with the names: "languages" or "territories".
-        known: Codes of the languages or territories to sample from.
-        rng: Random generator.
-    """
+    """Return the formatter of a list of names of random languages or territories."""
     codes = rng.sample(known, rng.randint(2, 4))
     names = [partial(_name, category, code) for code in codes]
     return _list(names, style=rng.choice(["standard", "or"]))
@@ -152,24 +130,12 @@ def _spelled(to: str, rng: random.Random) -> Formatter:
 
 
 def _list(formatters: Sequence[Formatter], style: str = "standard") -> Formatter:
-    """Return a formatter that calls several formatters, and joins their texts as a list.
-
-    A formatter is a function from a language code to a text.
-
-    Args:
-        formatters: Formatters of the items of the list.
-        style: Style of the list in Babel: "standard" (joined by "and") or "or".
-    """
+    """Return a formatter that joins the texts of several formatters by "and" or by "or"."""
     return lambda lang: _babel("lists", "format_list", [f(lang) for f in formatters], style)(lang)
 
 
 def _samplers(langs: Sequence[str]) -> list[Sampler]:
-    """Return one sampler for each kind of value, such as dates or amounts of money.
-
-    A sampler is a function that samples a value with a random generator. It returns a formatter, a
-    function from a language code to the text of the value. Kinds of values that Babel or num2words
-    cannot write in all languages of `langs` are left out.
-    """
+    """Return one sampler for each kind of value that can be written in all languages."""
     samplers: list[Sampler] = [_date, _interval, _ago, _money]
     durations = [f"duration-{unit}" for unit in _TIME_UNITS]
     for sampler, units in ((_duration, durations), (_measure, _MEASURES)):
@@ -198,15 +164,6 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
     The pairs are the same on all machines with the same versions of Babel and num2words. No source
     and no target sentence occurs twice, so no sentence is in two splits. Validation and test have
     500 pairs each. A larger training split begins with the pairs of a smaller training split.
-
-    Args:
-        src_lang: Code of the source language, such as "en", which Babel and num2words must know.
-        tgt_lang: Code of the target language, such as "de".
-        n_train: Number of training pairs.
-
-    Returns:
-        Tables of the splits "train", "val" and "test"; the first column has the source sentences
-        and the second column the target sentences.
 
     Raises:
         InputError: If a language is unknown, if both are equal, if `n_train` is below 1, or if a

@@ -44,12 +44,7 @@ class TextTable:
     ) -> "TextTable":
         """Return a table whose rows all come from one source.
 
-        Args:
-            columns: Texts of each column.
-            source: Source of all rows, a prefix such as "train.en:" to which `location` appends the
-                number.
-            number: Number of the first row in the source, if the other rows follow consecutively;
-                otherwise the number of every row.
+        `number` is that of the first row, if the other rows follow consecutively, or of every row.
         """
         n_rows = len(columns[0])
         if isinstance(number, int):
@@ -77,10 +72,9 @@ class TextTable:
 
 
 def drop_blank(table: TextTable) -> TextTable:
-    """Return a copy of a table without the rows in which a text is blank.
+    """Return a table without the rows in which a text is blank, whose number is logged.
 
-    The number of dropped rows is logged. A model that is trained with such rows would learn to
-    generate empty texts.
+    A model that is trained with such rows would learn to generate empty texts.
 
     Raises:
         InputError: If no row is left.
@@ -97,12 +91,7 @@ def drop_blank(table: TextTable) -> TextTable:
 
 
 def read_aligned_lines(paths: Sequence[str]) -> TextTable:
-    """Read files with parallel lines as a table with one column per file.
-
-    Row i of the table has line i of each file.
-
-    Args:
-        paths: Plain or compressed files; a relative path may also lie under $FOURFOLD_DATA.
+    """Read files with parallel lines as a table: column i holds the lines of file i.
 
     Raises:
         InputError: If a file cannot be read, or if the files have different numbers of lines.
@@ -132,10 +121,7 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
             first line. If the file has no header, they are indices from 0 as text, such as "3". For
             JSON lines, they are keys of each object.
         drop_uneven: Skip rows of a CSV or TSV file with more or fewer fields than its header, and
-            log how many rows were skipped. If False, such a row raises InputError.
-
-    Returns:
-        Table with the given columns, in the given order.
+            log how many. If False, such a row raises InputError.
 
     Raises:
         InputError: If the file cannot be read or has no rows, if a column is missing, or if a line
@@ -167,19 +153,7 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
 def _select_columns(
     records: Iterator[list[str]], columns: Sequence[str], path: str, source: str, drop_uneven: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number, from 1, and the selected fields of each data row of a CSV or TSV file.
-
-    Args:
-        records: Fields of every line, the header included.
-        columns: Names in the header, or indices from 0 as text, such as "3", if there is no header.
-        path: File, for messages.
-        source: Prefix of a row's location, such as "train.tsv:", for messages.
-        drop_uneven: Skip rows with a wrong number of fields, and log how many rows were skipped.
-
-    Raises:
-        InputError: If a column is missing, or if a row has a wrong number of fields and
-            `drop_uneven` is False.
-    """
+    """Yield the line number, from 1, and the selected fields of each data row."""
     filled = ((i, record) for i, record in enumerate(records, start=1) if record not in ([], [""]))
     header: list[str] = []
     if not all(column.isdecimal() for column in columns):
@@ -219,9 +193,7 @@ def read_csv(path: str) -> Iterator[list[str]]:
 
 
 def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
-    """Yield the line number, from 1, and the parsed value of each line of a JSON-lines file.
-
-    Blank lines are skipped.
+    """Yield the line number, from 1, and the parsed value of each line that is not blank.
 
     Raises:
         InputError: If the file cannot be read, or if a line is not valid JSON.
@@ -237,19 +209,12 @@ def is_text(value: object) -> bool:
 
 
 def get_column(record: object, column: str, location: str) -> str:
-    """Return the value in a column of a record as text.
+    """Return the text or finite number in a column of a record as text.
 
-    The value may be a text or a finite number.
-
-    Args:
-        record: Record of a table or dataset, which must be a dict.
-        column: Name of the column; "translation.de" is the column "de" of the record in the column
-            "translation".
-        location: Location of the record, such as "data.jsonl:1", for the error message.
+    The column "translation.de" is the column "de" of the record in the column "translation".
 
     Raises:
-        InputError: If there is no such column, or if it holds neither a text nor a finite
-            number.
+        InputError: If there is no such column, or if it holds neither a text nor a finite number.
 
     Example:
         >>> get_column({"translation": {"de": "Hallo"}}, "translation.de", "data.jsonl:1")

@@ -29,26 +29,23 @@ def limit_lengths(
 ) -> tuple[list[RaggedArray], TextTable]:
     """Truncate or drop examples with more than `limit` tokens, or raise an error.
 
-    An example may have several texts, such as the source and the target of a translation.
-
     Args:
-        columns: Token ids of the texts; array i has text i of every example.
+        columns: Token ids of the texts; array i has text i of every example, such as the source and
+            the target of a translation.
         table: Table with a row for each example, for error messages and for the result.
         limit: Maximum number of tokens.
         too_long: Treatment of longer examples. "error" raises InputError. "truncate" keeps the
             first `limit` tokens of every text. "drop" drops the example from "train", but equals
             "truncate" in "val" and "test", because a score must include all examples.
-        split: Name of the split: "train", "val" or "test".
+        split: Name of the split.
         option: Name of the option that sets the limit, for error messages.
         unit: Unit of the lengths, for messages.
-        lengths: (examples,) number of tokens of each example, which is compared with `limit`. None
-            means the number of tokens of the example's longest text. If `lengths` are sums over
-            several texts, a truncated example may remain longer than `limit`, and the caller must
-            shorten the example.
+        lengths: (examples,) number of tokens of each example, which is compared with `limit`; by
+            default that of its longest text. If these are sums over several texts, a truncated
+            example may remain longer than `limit`, and the caller must shorten it.
 
     Returns:
-        List of the token ids of the remaining examples, with one array for each array in `columns`,
-        and the table of these examples. Truncation does not change the table.
+        Token ids and table of the remaining examples. Truncation does not change the table.
 
     Raises:
         InputError: If an example is too long and `too_long` is "error", or if no example is left.

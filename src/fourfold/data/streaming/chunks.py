@@ -43,12 +43,9 @@ class ChunkCache:
     """Cache of remote files that all processes of a machine share.
 
     A process locks the cache to evict files and to download a missing file. Therefore no file is
-    downloaded twice at the same time, and the cache never exceeds its limit. The least recently
-    opened file is evicted first. A process that has an evicted file open can still read the file.
-
-    Args:
-        folder: Folder of the copies of remote files.
-        limit: Maximum size of all copies together, in bytes.
+    downloaded twice at the same time, and the cache never exceeds its `limit` in bytes. The least
+    recently opened file is evicted first. A process that has an evicted file open can still read
+    the file.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -56,16 +53,13 @@ class ChunkCache:
         self.limit = limit
 
     def open(self, address: str, size: int, version: str = "") -> BinaryIO:
-        """Open the copy of a remote file for reading; a missing copy is downloaded first.
+        """Open the copy of a remote file of `size` bytes; a missing copy is downloaded first.
 
-        Args:
-            address: Address of the remote file.
-            size: Size of the file in bytes.
-            version: Text that changes with the content of the file, such as a hash of the index.
-                Copies of other versions are not used.
+        `version` changes with the content of the file, such as a hash of the index. Copies of other
+        versions are not used.
 
         Raises:
-            InputError: If the file cannot be downloaded, or has another size than `size`.
+            InputError: If the file cannot be downloaded, or has another size.
         """
         digest = hashlib.blake2b(f"{address} {version}".encode(), digest_size=8).hexdigest()
         copy = self.folder / f"{digest}-{address.rpartition('/')[2]}"
@@ -107,13 +101,9 @@ class ChunkCache:
 
 
 def fetch(address: str, file: Path, size: int = 0) -> None:
-    """Download a remote file with litdata's downloaders.
+    """Download a remote file (s3://, gs://, azure://, hf:// or local:) with litdata's downloaders.
 
-    Args:
-        address: Address of the remote file, beginning with s3://, gs://, azure://, hf:// or local:.
-        file: Path of the copy, which must not exist yet.
-        size: Size of the file in bytes, 0 if unknown. litdata downloads large files in parallel
-            parts.
+    litdata downloads large files in parallel parts if their `size` in bytes is given.
 
     Raises:
         InputError: If litdata is not installed, or if the download fails.
@@ -177,11 +167,7 @@ class TokenChunks:
             raise InputError("the index lists no chunks", file=path)
 
     def read_text(self, name: str) -> str:
-        """Return the content of the small text file `name` in the folder of the chunks.
-
-        Raises:
-            InputError: If there is no such file.
-        """
+        """Return the content of the small text file `name` in the folder of the chunks."""
         if not self.is_remote:
             return read_text(f"{self.address}/{name}")
         with tempfile.TemporaryDirectory() as folder:
@@ -220,16 +206,9 @@ class TokenChunks:
             raise InputError(f"{message}: {hint}", file=path)
 
     def read(self, chunk: int, begins: Sequence[int], length: int) -> list[np.ndarray]:
-        """Read sequences of ids from a chunk.
+        """Read sequences of at most `length` ids from a chunk, which begin at the indices `begins`.
 
-        Args:
-            chunk: Index of the chunk in the list of index.json.
-            begins: Index of the first id of each sequence in the chunk.
-            length: Number of ids of each sequence; a sequence that reaches the end of the chunk may
-                be shorter.
-
-        Returns:
-            Array of the ids of each sequence, in the order of `begins`.
+        A sequence that reaches the end of the chunk may be shorter.
 
         Raises:
             InputError: If the file of the chunk is missing, or shorter than the index says.
@@ -261,19 +240,17 @@ class TokenChunks:
 class ChunkedRows(BatchedDataset):
     """Base class of datasets whose examples (rows) are W consecutive token ids of a chunk.
 
-    A chunk is a file of token ids that litdata wrote. W is `step` + `overlap`. Together, the rows
-    of a chunk contain all ids of the chunk. The last row of a chunk may have fewer ids.
+    W is `step` + `overlap`. Together, the rows of a chunk contain all ids of the chunk. The last
+    row of a chunk may have fewer ids.
 
     Args:
         chunks: Chunks of the split.
         step: Number of ids from the beginning of a row to the beginning of the next row.
         tokenizer: Tokenizer of the ids.
-        block_cross_document_attention: Put the index of each token's document into the batches,
-            so that the model can prevent attention between documents.
+        block_cross_document_attention: Put the index of each token's document into the batches.
         order_options: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
 
     Attributes:
-        order: Batch order, a `ShuffleWindowOrder`.
         overlap: Number of ids at the end of a row that the next row repeats.
 
     Raises:
@@ -315,10 +292,7 @@ class ChunkedRows(BatchedDataset):
             raise InputError(message, option="max_cache_gb")
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read the token ids of rows.
-
-        Args:
-            rows: (B,) indices of the rows in the split.
+        """Read the token ids of the rows with the indices `rows` (B,).
 
         Returns:
             Token ids (B, W) int64, each row padded with EOS at its end, and number of ids of each

@@ -33,17 +33,6 @@ class StreamedBlocks(ChunkedRows):
 
     The inputs of a row are T ids, which begin one id before the targets. Every id of a chunk is a
     target once, except the first id, which has no predecessor.
-
-    Args:
-        chunks: Chunks of the split.
-        step: Number of targets of a row, T.
-        tokenizer: Tokenizer of the ids.
-        block_cross_document_attention: Put the index of each token's document into the batches,
-            so that the model can prevent attention between documents.
-        order_options: Keyword arguments of `ShuffleWindowOrder`, except `chunk_rows` and `content`.
-
-    Raises:
-        InputError: If the chunks or the cache cannot be used (see `ChunkedRows`).
     """
 
     overlap = 1
@@ -63,18 +52,8 @@ class StreamedBlocks(ChunkedRows):
 class StreamedMaskedRows(ChunkedRows):
     """Dataset for masked language models whose rows (examples) are BOS, T - 2 ids, EOS.
 
-    The ids are consecutive ids of a chunk. A row may begin and end inside a sentence.
-
-    Args:
-        chunks: Chunks of the split.
-        max_len: Number of tokens of a row, T, with BOS and EOS.
-        masking: Function that masks the tokens of a batch. The tokenizer of `masking` must be the
-            tokenizer that produced the ids of the chunks.
-        options: Keyword arguments of `ChunkedRows`, except `step` (always T - 2) and `tokenizer`
-            (always the tokenizer of `masking`).
-
-    Raises:
-        InputError: If the chunks or the cache cannot be used (see `ChunkedRows`).
+    The ids are consecutive ids of a chunk. A row may begin and end inside a sentence. The tokenizer
+    of `masking` must be the tokenizer that produced the ids of the chunks.
     """
 
     def __init__(self, chunks: TokenChunks, max_len: int, masking: Masking, **options: Any) -> None:
@@ -110,8 +89,8 @@ class StreamedTextDataModule(TextDataModule):
         shuffle_chunks: Number of chunks whose rows are shuffled together.
         block_cross_document_attention: Prevent attention between documents of one row.
         cache: Folder for copies of chunks, which all processes of a machine share.
-        max_cache_gb: Maximum size of the copies in 10^9 bytes. If the cache has space for
-            `2 * shuffle_chunks` chunks, no chunk is downloaded twice in an epoch.
+        max_cache_gb: Maximum size of the copies in 10^9 bytes. If the cache has space for `2 *
+            shuffle_chunks` chunks, no chunk is downloaded twice in an epoch.
         options: Arguments of `ResumableDataModule`.
 
     Raises:
@@ -145,7 +124,7 @@ class StreamedTextDataModule(TextDataModule):
         }
 
     def read(self) -> dict[str, TokenChunks]:
-        """Read the index.json of each split, and return a `TokenChunks` for each split, by name."""
+        """Read the index.json of each split."""
         addresses = self.split_sources.items()
         return {name: TokenChunks(address, self.cache) for name, address in addresses if address}
 
@@ -167,28 +146,10 @@ class StreamedCausalTextData(StreamedTextDataModule):
         block_size: Number of tokens of a row (training example).
         options: Arguments of `StreamedTextDataModule`.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if the chunks or the tokenizer
-            cannot be used (see `StreamedTextDataModule`).
-
     Example:
-        >>> import json, tempfile
-        >>> from pathlib import Path
-        >>> from fourfold.tokenization.training import train_tokenizer
-        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=True)
-        >>> ids = np.array(tokenizer.encode("abc" * 20), np.uint16)
-        >>> header = np.array([1, 12, 12 + ids.nbytes], np.uint32)  # one item and its offsets
-        >>> sizes = {"chunk_bytes": 12 + ids.nbytes, "chunk_size": 1, "dim": 60}
-        >>> config = {"data_format": ["no_header_tensor:20"], "compression": None}
-        >>> index = {"chunks": [{"filename": "0.bin", **sizes}], "config": config}
-        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/tools/stream_text.py
-        ...     tokenizer.save(f"{folder}/tokenizer.json")
-        ...     _ = Path(folder, "0.bin").write_bytes(header.tobytes() + ids.tobytes())
-        ...     _ = Path(folder, "index.json").write_text(json.dumps(index))
-        ...     data = StreamedCausalTextData(train=folder, block_size=8, batch_size=2)
-        ...     batch = next(iter(data.train_dataloader()))
-        >>> tokenizer.decode(batch.ids[0].tolist())
-        'cabcabca'
+        >>> data = StreamedCausalTextData(512, train="s3://bucket/tokens", batch_size=8)
+        >>> data.block_size, data.split_sources["train"]
+        (512, 's3://bucket/tokens')
     """
 
     batch_class = CausalBatch
@@ -214,28 +175,10 @@ class StreamedMaskedTextData(StreamedTextDataModule):
         masking: Options of masking, such as the share of masked tokens.
         options: Arguments of `StreamedTextDataModule`.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if the chunks or the tokenizer
-            cannot be used (see `StreamedTextDataModule`), or if the tokenizer has no mask token.
-
     Example:
-        >>> import json, tempfile
-        >>> from pathlib import Path
-        >>> from fourfold.tokenization.training import train_tokenizer
-        >>> tokenizer = train_tokenizer(TokenizerConfig("char"), ["abc"], mask=True)
-        >>> ids = np.array(tokenizer.encode("abc" * 20), np.uint16)
-        >>> header = np.array([1, 12, 12 + ids.nbytes], np.uint32)  # one item and its offsets
-        >>> sizes = {"chunk_bytes": 12 + ids.nbytes, "chunk_size": 1, "dim": 60}
-        >>> config = {"data_format": ["no_header_tensor:20"], "compression": None}
-        >>> index = {"chunks": [{"filename": "0.bin", **sizes}], "config": config}
-        >>> with tempfile.TemporaryDirectory() as folder:  # as of scripts/tools/stream_text.py
-        ...     tokenizer.save(f"{folder}/tokenizer.json")
-        ...     _ = Path(folder, "0.bin").write_bytes(header.tobytes() + ids.tobytes())
-        ...     _ = Path(folder, "index.json").write_text(json.dumps(index))
-        ...     data = StreamedMaskedTextData(train=folder, max_len=12, batch_size=2)
-        ...     batch = next(iter(data.train_dataloader()))
-        >>> batch.ids.shape
-        torch.Size([2, 12])
+        >>> data = StreamedMaskedTextData(512, MaskingConfig(0.3), train="s3://bucket/tokens")
+        >>> data.max_len, data.masking.mlm_probability
+        (512, 0.3)
     """
 
     batch_class = MaskedBatch

@@ -19,21 +19,19 @@ import numpy as np
 class ShuffleWindowOrder:
     """Batch order that shuffles the chunks, and then the rows within each window of chunks.
 
-    A chunk is a file of many rows (training examples). A window is `shuffle_chunks` consecutive
-    chunks of the shuffled order. All batches except the last have the same number of rows, so a
-    batch may have rows of two windows. The order of the rows does not depend on the batch size. Two
-    batches of 4 rows hold the same rows as one batch of 8. The class implements `BatchOrder`.
+    A window is `shuffle_chunks` consecutive chunks of the shuffled order. All batches except the
+    last have the same number of rows, so a batch may have rows of two windows. The order of the
+    rows does not depend on the batch size. Two batches of 4 rows hold the same rows as one batch of
+    8. The class implements `BatchOrder`.
 
     Args:
         chunk_rows: (chunks,) number of rows of each chunk.
-        shuffle_chunks: Number of chunks in a window. The rows of a window are shuffled together.
         max_rows: Number of rows in a batch; only the last batch of an epoch may have fewer.
         seed: Seed of the order, which also depends on the epoch.
         shuffle: True for training; False keeps the stored order in every epoch (evaluation).
         content: Bytes that identify the chunks, such as their names, for `fingerprint`.
 
     Attributes:
-        equal_lengths: Always True, since all rows of a streamed split have the same shape.
         first_rows: Array (chunks + 1,) with the index of the first row of each chunk, followed by
             the number of all rows.
     """
@@ -54,35 +52,23 @@ class ShuffleWindowOrder:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in an epoch."""
         return int(self.first_rows[-1])
 
     @property
     def n_batches(self) -> int:
-        """Number of batches in an epoch, over all ranks."""
         return -(-self.n_rows // self.max_rows)
 
     def min_rows_of_last(self, n: int) -> int:
-        """Return the number of rows in the last `n` batches, which is the same in all epochs."""
         return self.n_rows - (self.n_batches - n) * self.max_rows
 
     def max_rows_of(self, n: int) -> int:
-        """Return the number of rows in the `n` largest batches of every epoch."""
         return min(n * self.max_rows, self.n_rows)
 
     def batches(self, epoch: int) -> "ShuffleWindowBatches":
-        """Return the batches of an epoch.
-
-        A batch is an array with the indices in the split of its rows. It is computed when it is
-        accessed.
-        """
+        """Return the batches of an epoch, each of which is computed when it is accessed."""
         return ShuffleWindowBatches(self, epoch if self.shuffle else 0)
 
     def fingerprint(self) -> str:
-        """Return a hash of the data and options on which the batches depend.
-
-        Training resumes only from a checkpoint with the same hash.
-        """
         options = (self.shuffle_chunks, self.max_rows, self.seed, self.shuffle)
         data = self.chunk_rows.tobytes() + repr(options).encode() + self.content
         return hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -92,10 +78,6 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
     """Sequence of the batches of one epoch, which are computed when they are requested.
 
     Memory holds only the order of the chunks and the row numbers of one window.
-
-    Args:
-        order: Batch order whose batches are computed.
-        epoch: Index of the epoch, from 0.
     """
 
     def __init__(self, order: ShuffleWindowOrder, epoch: int) -> None:
@@ -125,16 +107,7 @@ class ShuffleWindowBatches(Sequence[np.ndarray]):
         return np.concatenate(slices)
 
     def _window(self, number: int) -> tuple[int, np.ndarray]:
-        """Compute the order of the rows (training examples) in one window of chunks.
-
-        Args:
-            number: Index of the window in the epoch.
-
-        Returns:
-            Number of rows in the windows before this window, and the rows of this window, (rows,)
-            int64. Each row is given by its index in the split. The rows are in the order in which
-            the epoch reads them.
-        """
+        """Return the number of rows before a window, and its rows in the order of the epoch."""
         order = self.order
         first = number * order.shuffle_chunks
         chunks = self.chunks[first : first + order.shuffle_chunks]

@@ -7,27 +7,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fourfold.core.validation import check_positive
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
-from fourfold.data.readers.documents import DocumentUnit, TextSource
-from fourfold.data.readers.hf_datasets import HubConfig
-from fourfold.data.readers.splits import Source, SplitSource
+from fourfold.data.readers.documents import TextSource
+from fourfold.data.readers.splits import SplitSource
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import TooLong
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
+WORDPIECE = TokenizerConfig(kind="wordpiece")
+
 
 class TextDataModule(ResumableDataModule):
     """Base class of the text DataModules, which load or train a tokenizer and encode the text.
 
-    A subclass implements `read`, `training_texts` and `encode`, and sets `batch_class`, the class
-    of its batches.
-
-    All ranks use the tokenizer of rank 0, and a resumed run uses the tokenizer of its checkpoint.
+    A subclass implements `read`, `training_texts` and `encode`, and sets `batch_class`. All ranks
+    use the tokenizer of rank 0, and a resumed run uses the tokenizer of its checkpoint.
 
     Args:
         train: Training split: one or several files (plain, .gz, .xz, .bz2 or `archive.zip/member`),
@@ -37,7 +34,6 @@ class TextDataModule(ResumableDataModule):
             examples to hold out. None means no validation split, except in built-in data.
         test: Test split, with the same forms as `val`.
         tokenizer: Tokenizer to train or to load; by default a WordPiece tokenizer is trained.
-        options: Arguments of `ResumableDataModule`.
 
     Attributes:
         artifact_names: Names of the attributes that inference needs besides the tokenizer.
@@ -55,50 +51,37 @@ class TextDataModule(ResumableDataModule):
         train: str | list[str] | None = None,
         val: SplitSource = None,
         test: SplitSource = None,
-        tokenizer: TokenizerConfig = TokenizerConfig(kind="wordpiece"),  # noqa: B008 (frozen)
-        **options: Any,
+        tokenizer: TokenizerConfig = WORDPIECE,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(seed, num_workers)
         self.split_sources = {"train": train, "val": val, "test": test}
         self._tokenizer_config = tokenizer
         self._tokenizer: Tokenizer | None = None
 
     @abstractmethod
     def read(self) -> dict[str, Any]:
-        """Read the text of each split, before tokenization.
+        """Read each split that exists ("train", "val", "test"), before tokenization.
 
-        Returns:
-            Dictionary from the name of each split ("train", "val" or "test") to its text. The
-            subclass chooses the type of the text, such as `TextTable`. Splits that do not exist are
-            left out.
+        The subclass chooses the type of the values, such as `TextTable`.
         """
 
     @abstractmethod
     def training_texts(self, raw: Any) -> Sequence[str]:
-        """Return the texts on which the tokenizer is trained.
-
-        Args:
-            raw: Text of the training split, as `read` returns it.
-        """
+        """Return the texts on which the tokenizer is trained; `raw` is the training split."""
 
     @abstractmethod
     def encode(self, name: str, raw: Any, tokenizer: Tokenizer) -> BatchedDataset:
-        """Encode the text of one split, and return the dataset of this split.
-
-        Args:
-            name: Name of the split: "train", "val" or "test".
-            raw: Text of the split, as `read` returns it.
-            tokenizer: Tokenizer of the text.
-        """
+        """Encode the split with this name as `read` returned it, and return its dataset."""
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Read and encode the text, and return the dataset of each split.
+        """Read and encode the text.
 
-        The tokenizer is loaded or trained, unless a checkpoint has already set the tokenizer.
+        The tokenizer is loaded or trained, unless a checkpoint has already set it.
 
         Raises:
-            InputError: If the tokenizer must be trained and there is no training split, or if
-                `read` or `encode` raises it.
+            InputError: If the tokenizer must be trained and there is no training split.
         """
         raw = self.read()
         tokenizer = self._tokenizer or self._make_tokenizer(raw)
@@ -144,21 +127,12 @@ class TextDataModule(ResumableDataModule):
         return self.tokenizer.vocab_size
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the values that inference needs besides the model.
-
-        Returns:
-            Tokenizer as a JSON string under the key "tokenizer", and the attributes in
-            `artifact_names` under their names.
-        """
+        """Return the tokenizer as a JSON string, and the attributes in `artifact_names`."""
         options = {name: getattr(self, name) for name in self.artifact_names}
         return {"tokenizer": self.tokenizer.to_str()} | options
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint.
-
-        The state holds the entries of the base class, the tokenizer as a JSON string (key
-        "tokenizer") and the options of the tokenizer (key "tokenizer_config").
-        """
+        """Return the state of the base class, the tokenizer as a JSON string, and its options."""
         return super().state_dict() | {
             "tokenizer": self.tokenizer.to_str(),
             "tokenizer_config": asdict(self._tokenizer_config),
@@ -167,16 +141,12 @@ class TextDataModule(ResumableDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the tokenizer and the position in the data from a checkpoint.
 
-        If the restored tokenizer differs from the tokenizer that this DataModule has trained, the
-        data are encoded again.
-
-        Args:
-            state_dict: Return value of `state_dict`, as stored in the checkpoint.
+        The data are encoded again if the tokenizer differs from the one that was trained here.
 
         Raises:
             InputError: If the options of a trained tokenizer, or the content of a tokenizer that
-                was loaded from a file, differ from those of the checkpoint. Unless the Trainer
-                evaluates, seed, training data and batch sizes must not differ either.
+                was loaded from a file, differ from those of the checkpoint; or as in the base
+                class.
         """
         saved = state_dict["tokenizer_config"]
         config = asdict(self._tokenizer_config)
@@ -200,85 +170,54 @@ class DocumentDataModule(TextDataModule):
     """Base class of the DataModules for language models, which read documents.
 
     Args:
-        source: "builtin" (Python's documentation, no network), "files" (the paths in `train`,
-            `val` and `test`) or "hub" (splits of a Hugging Face dataset).
+        source: "builtin" (Python's documentation, no network), "files" (the paths in `train`, `val`
+            and `test`; .jsonl, .json, .csv and .tsv are tables) or "hub" (splits of a Hugging Face
+            dataset). If `val` or `test` is a fraction, whole documents are held out, or the end of
+            a single document.
         column: Column with the text in tables and Hugging Face datasets, whose rows are documents.
         documents: Part of a plain text file that is one document: "file", "line" or "paragraph".
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training documents, sampled from all training documents; None takes
             all of them.
         batch_size: Number of sequences in a batch. If each sequence is one document, this number
-            varies, and `batch_size` times the maximum length of a document is the maximum number
-            of tokens in a batch, padding included.
+            varies, and `batch_size` times the maximum length of a document is the maximum number of
+            tokens in a batch, padding included.
         block_cross_document_attention: Prevent attention between documents of one sequence.
         too_long: Treatment of documents that exceed the maximum length, if each sequence is one
             document: "error", "truncate", or "drop" (training documents only; validation and test
             documents are truncated).
-        options: Arguments of `TextDataModule`. Files with the suffix .jsonl, .json, .csv or .tsv
-            are tables. If `val` or `test` is a fraction, whole documents are held out. Of a single
-            document, the end is held out.
-
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
-            corrupted.
     """
 
-    def __init__(
-        self,
-        source: Source = "builtin",
-        *,
-        column: str = "text",
-        documents: DocumentUnit = "paragraph",
-        hub: HubConfig | None = None,
-        train_rows: int | None = None,
-        batch_size: int = 32,
-        block_cross_document_attention: bool = False,
-        too_long: TooLong = "error",
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        check_positive("batch_size", batch_size)
-        self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
-        self.batch_size = batch_size
-        self.block_cross_document_attention = block_cross_document_attention
-        self.too_long = too_long
+    text: TextSource
 
     def read(self) -> dict[str, TextTable]:
-        """Read the documents of each split.
-
-        Returns:
-            Dictionary from the name of each split to a table with one column, in which each row is
-            a document.
-        """
         return self.text.read()
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
-        """Return the documents of the training split, on which the tokenizer is trained."""
         return raw.columns[0]
 
 
 class LabelledDataModule(TextDataModule):
-    """Base class of the DataModules for classification, tagging and question answering.
+    """Base class of the DataModules whose examples have classes.
 
     Args:
         max_len: Maximum number of tokens of an example, special tokens included.
         batch_size: Number of examples in a training batch.
         eval_batch_size: Number of examples in a validation or test batch; None means `batch_size`.
-        options: Arguments of `TextDataModule`.
-
-    Raises:
-        InputError: If an option is invalid.
     """
 
-    artifact_names: ClassVar[tuple[str, ...]] = ("max_len",)
+    _class_names: list[str] | None
 
-    def __init__(
-        self,
-        max_len: int = 128,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.max_len = max_len
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the K classes, in the order of their numbers; the first access reads the data.
+
+        The list is empty for a regression.
+        """
+        self.setup()
+        return list(self._class_names or [])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes K."""
+        return len(self.class_names)

@@ -4,21 +4,22 @@ Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.documents import DocumentUnit, count_bytes_and_words
-from fourfold.data.readers.splits import Source
+from fourfold.data.readers.documents import DocumentUnit, TextSource, count_bytes_and_words
+from fourfold.data.readers.hf_datasets import HubConfig
+from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.readers.truncation import TooLong, limit_lengths
 from fourfold.data.text.base import DocumentDataModule
 from fourfold.data.text.packing import TokenStream
 from fourfold.errors import InputError
@@ -35,14 +36,11 @@ class BlockDataset(BatchedDataset):
     in an epoch is the same in both cases.
 
     Args:
-        stream: Tokens of all documents.
-        block_size: Number T of tokens in a block.
         order: Division of the blocks into batches; its seed is also the seed of the crops.
         context: Number of tokens at the beginning of a block that repeat the end of the previous
             block, as inputs without a target.
         crops: Sample the beginnings of the blocks at random in every epoch.
-        block_cross_document_attention: Put the index of each token's document into the batches,
-            so that the model can prevent attention between documents.
+        block_cross_document_attention: Put the index of each token's document into the batches.
     """
 
     stream: TokenStream
@@ -87,15 +85,9 @@ class BlockDataset(BatchedDataset):
 class DocumentDataset(BatchedDataset):
     """Dataset in which each row of a batch is one document, with an EOS before and after it.
 
-    The batches need no padding mask: the padding follows the document, and causal attention never
-    sees later positions.
-
-    Args:
-        documents: Token ids of the documents, including the EOS before and after each document.
-        sizes: (2, documents) number of UTF-8 bytes (first row) and of words (second row) in the
-            text of each document.
-        eos_id: Id of EOS, which is also the padding.
-        order: Division of the documents into batches.
+    The batches need no padding mask: the padding, which is EOS, follows the document, and causal
+    attention never sees later positions. `sizes` (2, documents) are the numbers of UTF-8 bytes and
+    of words of each document.
     """
 
     documents: RaggedArray
@@ -111,16 +103,13 @@ class DocumentDataset(BatchedDataset):
 
 
 class CausalTextData(DocumentDataModule):
-    r"""DataModule for causal language models; the target of each token is the next token.
+    """DataModule for causal language models; the target of each token is the next token.
 
     Each batch has the fields `n_bytes` and `n_words`. Their sums over the batches of a validation
     or test split are the numbers of UTF-8 bytes and of whitespace-separated words in the text. The
     EOS after each document is a target and counts as a token, but not as a byte or a word.
 
     Args:
-        source: "builtin" (Python's documentation, no network), "files" (the paths in `train`,
-            `val` and `test`) or "hub" (splits of a Hugging Face dataset).
-        documents: Part of a plain text file that is one document: "file", "line" or "paragraph".
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
         block_size: Number of tokens in a block or crop. If `batching` is "documents", the maximum
             number of tokens in a document, EOS included.
@@ -131,23 +120,14 @@ class CausalTextData(DocumentDataModule):
             documents of similar length.
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
-        options: Arguments of `DocumentDataModule`.
 
     Raises:
         InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
             corrupted, or if the training split is too short for a crop.
 
     Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder, "text.txt")
-        ...     _ = file.write_text("to be or not to be\n" * 100)
-        ...     options = {"tokenizer": TokenizerConfig("char"), "block_size": 8, "batch_size": 4}
-        ...     data = CausalTextData("files", train=str(file), val=0.1, **options)
-        ...     batch = next(iter(data.train_dataloader()))
-        >>> batch.ids.shape
-        torch.Size([4, 8])
+        >>> data = CausalTextData(block_size=8, batch_size=4)  # Python's documentation
+        >>> batch = data.split("val").batch(np.arange(4), epoch=0, position=1)
         >>> bool((batch.ids[:, 1:] == batch.targets[:, :-1]).all())
         True
     """
@@ -163,24 +143,30 @@ class CausalTextData(DocumentDataModule):
         block_size: int = 128,
         batching: Literal["blocks", "crops", "documents"] = "blocks",
         eval_context: int = 0,
-        **options: Any,
+        column: str = "text",
+        hub: HubConfig | None = None,
+        train_rows: int | None = None,
+        batch_size: int = 32,
+        block_cross_document_attention: bool = False,
+        too_long: TooLong = "error",
+        train: str | list[str] | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(source, documents=documents, tokenizer=tokenizer, **options)
+        super().__init__(train, val, test, tokenizer, seed, num_workers)
         check_choice("batching", batching, ["blocks", "crops", "documents"])
-        check_positive("block_size", block_size)
         check_range("eval_context", eval_context, minimum=0, below=block_size)
+        self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
+        self.batch_size = batch_size
+        self.block_cross_document_attention = block_cross_document_attention
+        self.too_long = too_long
         self.block_size = block_size
         self.batching = batching
         self.eval_context = eval_context
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> BatchedDataset:
-        """Encode one split, and return its dataset of blocks, crops (training only) or documents.
-
-        Args:
-            name: Name of the split: "train", "val" or "test".
-            raw: Documents of the split.
-            tokenizer: Tokenizer of the text.
-        """
         documents = RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.columns[0]))
         if self.batching == "documents":
             return self._document_dataset(name, raw, documents, tokenizer.eos_id)

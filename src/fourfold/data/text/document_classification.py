@@ -8,20 +8,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_positive
 from fourfold.data.loading.batches import DocumentBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.splits import Source
+from fourfold.data.readers.hf_datasets import HubConfig
+from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.readers.truncation import TooLong, limit_lengths
 from fourfold.data.text.packing import HTML_BREAK, encode_documents
 from fourfold.data.text.sequence_classification import BUILTIN_LANGUAGES, SequenceData
 from fourfold.errors import InputError
@@ -40,8 +39,6 @@ class DocumentDataset(BatchedDataset):
         sentences: Word ids of each sentence of all documents.
         documents: For each document, the indices in `sentences` of its sentences.
         labels: Class indices (documents,) int64, or regression targets (documents,) float32.
-        pad_id: Id of the padding token.
-        order: Division of the documents into batches.
         table: Texts and locations of the documents, for predictions on test data; otherwise None.
     """
 
@@ -86,8 +83,8 @@ class DocumentData(SequenceData):
         max_sentences: Maximum number of sentences of a document.
         tokenizer: Tokenizer to train or load; by default a word tokenizer, whose vocabulary holds
             the words that occur more than 5 times.
-        options: Arguments of `SequenceData`. `text` names one column. `too_long` is the treatment
-            of documents with more than `max_sentences` sentences.
+        text: Column of the document.
+        too_long: Treatment of documents with more than `max_sentences` sentences.
 
     Raises:
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
@@ -96,10 +93,8 @@ class DocumentData(SequenceData):
     Example:
         >>> data = DocumentData(batch_size=4)
         >>> batch = next(iter(data.train_dataloader()))
-        >>> data.class_names
-        ['english', 'mixed']
-        >>> type(batch).__name__, len(batch.labels)
-        ('DocumentBatch', 4)
+        >>> data.class_names, len(batch.n_sentences)
+        (['english', 'mixed'], 4)
     """
 
     batch_class = DocumentBatch  # type: ignore[assignment]
@@ -114,23 +109,47 @@ class DocumentData(SequenceData):
         tokenizer: TokenizerConfig = TokenizerConfig(  # noqa: B008 (frozen)
             kind="word", vocab_size=50_000, min_frequency=6, lowercase=True
         ),
-        **options: Any,
+        text: int | str = "text",
+        label: int | str = "label",
+        classes: list[str] | None = None,
+        regression: bool = False,
+        hub: HubConfig | None = None,
+        train_rows: int | None = None,
+        too_long: TooLong = "truncate",
+        draw_seed: int = 0,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        train: str | list[str] | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(source, max_len=max_len, tokenizer=tokenizer, n_separators=1, **options)
-        check_positive("max_sentences", max_sentences)
-        if self.n_texts != 1:
-            message = f"must name one column for documents, got {self.n_texts}"
-            raise InputError(message, option="text")
+        super().__init__(
+            source,
+            text=text,
+            label=label,
+            classes=classes,
+            regression=regression,
+            hub=hub,
+            train_rows=train_rows,
+            too_long=too_long,
+            draw_seed=draw_seed,
+            max_len=max_len,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            train=train,
+            val=val,
+            test=test,
+            tokenizer=tokenizer,
+            seed=seed,
+            num_workers=num_workers,
+        )
         self.max_sentences = max_sentences
 
     @staticmethod
     def builtin() -> dict[str, TextTable]:
-        """Generate the built-in documents of the splits "train", "val" and "test".
-
-        Returns:
-            Table of each split, by name. The first column holds the documents, and the second
-            column their classes, "english" or "mixed".
-        """
+        """Generate the built-in documents and their classes, a table for each split."""
         splits = {}
         for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
             rng = random.Random(name)
@@ -153,17 +172,9 @@ class DocumentData(SequenceData):
         return splits
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
-        """Return the documents of the training split, on which the tokenizer is trained."""
         return [HTML_BREAK.sub("\n\n", text) for text in raw.columns[0]]
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> DocumentDataset:  # type: ignore[override]
-        """Divide and encode the documents of one split, and return its dataset.
-
-        Args:
-            name: Name of the split: "train", "val" or "test".
-            raw: Documents and, in the last column, labels of the split.
-            tokenizer: Tokenizer of the words.
-        """
         found = encode_documents(raw.columns[0], tokenizer, self.max_len)
         if (found.document.max(initial=-1) + 1) < len(raw):
             texts = enumerate(raw.columns[0])

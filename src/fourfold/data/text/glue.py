@@ -1,24 +1,22 @@
 """DataModule for the nine tasks of GLUE (Wang et al. 2018), which reads GLUE's files."""
 
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fourfold.core.validation import check_choice
 from fourfold.data.readers.text_table import TextTable
+from fourfold.data.text.base import WORDPIECE
 from fourfold.data.text.sequence_classification import SequenceData
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
+from fourfold.tokenization.training import TokenizerConfig
 
 
 class GlueTask(NamedTuple):
     """Columns and classes of the files of one GLUE task.
 
-    Args:
-        text: Column of the sentence, or the two columns of a sentence pair: names in the header, or
-            indices in files without a header.
-        label: Column of the class or of the score, as a name or an index.
-        classes: Class names in the files, in the order of GLUE's class numbers; empty if the task
-            is a regression.
+    A column is a name in the header, or an index in files without a header. The classes are in the
+    order of GLUE's class numbers, and empty if the task is a regression.
     """
 
     text: tuple[str | int, ...]
@@ -44,7 +42,7 @@ GlueTaskName = Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", 
 
 
 class GlueData(SequenceData):
-    r"""DataModule for one task of GLUE: train.tsv for training, dev.tsv for validation and test.
+    """DataModule for one task of GLUE: train.tsv for training, dev.tsv for validation and test.
 
     The labels of GLUE's test.tsv are not public. Papers and model cards therefore report scores on
     dev.tsv.
@@ -55,62 +53,57 @@ class GlueData(SequenceData):
             $FOURFOLD_DATA.
         dev: Name without suffix of the file for validation and test, such as "dev_mismatched" of
             MNLI; None means "dev_matched" for MNLI and "dev" for the other tasks.
-        options: Arguments of `LabelledDataModule`, and `train_rows` and `n_separators` of
-            `SequenceData`.
 
     Raises:
-        InputError: If the task is unknown or an option is invalid. `setup` raises the error if a
-            file is missing, empty or corrupted, or has an invalid label.
+        InputError: If the task is unknown. `setup` raises the error if a file is missing, empty or
+            corrupted, or has an invalid label.
 
     Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Path(folder, "SST-2").mkdir()
-        ...     for name in ("train", "dev"):
-        ...         rows = "sentence\tlabel\na great film\t1\na dull film\t0\n"
-        ...         _ = Path(folder, "SST-2", f"{name}.tsv").write_text(rows)
-        ...     data = GlueData("SST-2", folder, batch_size=2)
-        ...     data.setup()
-        >>> sorted(next(iter(data.val_dataloader())).labels.tolist())
-        [0, 1]
+        >>> GlueData("MNLI").split_sources["val"]
+        'glue/MNLI/dev_matched.tsv'
     """
 
     drop_uneven = True  # a line in train.tsv of QQP has 3 of 6 fields
 
     def __init__(
-        self, task: GlueTaskName, folder: str = "glue", dev: str | None = None, **options: Any
+        self,
+        task: GlueTaskName,
+        folder: str = "glue",
+        dev: str | None = None,
+        train_rows: int | None = None,
+        n_separators: Literal[1, 2] = 1,
+        max_len: int = 128,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        tokenizer: TokenizerConfig = WORDPIECE,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
         check_choice("task", task, tuple(GLUE_TASKS))
         columns = GLUE_TASKS[task]
         dev_file = f"{folder}/{task}/{dev or ('dev_matched' if task == 'MNLI' else 'dev')}.tsv"
         super().__init__(
-            source="files",
-            train=f"{folder}/{task}/train.tsv",
-            val=dev_file,
-            test=dev_file,
+            "files",
             text=list(columns.text),
             label=columns.label,
             classes=list(columns.classes) or None,
             regression=not columns.classes,
-            hub=None,
-            too_long="truncate",
-            draw_seed=0,
-            **options,
+            train_rows=train_rows,
+            n_separators=n_separators,
+            max_len=max_len,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            train=f"{folder}/{task}/train.tsv",
+            val=dev_file,
+            test=dev_file,
+            tokenizer=tokenizer,
+            seed=seed,
+            num_workers=num_workers,
         )
 
-    def _read_split(self, names: list[str]) -> TextTable:
-        """Read the table of a split from its file.
-
-        If a compressed file of the same name with the ending .gz exists, this file is read instead.
-
-        Args:
-            names: List with one element, the path of the file without the ending .gz.
-
-        Returns:
-            Table with one or two columns of texts, and a last column of labels.
-        """
+    def _read_file(self, file: str) -> TextTable:
+        """Read the table in a file, or in the compressed file of the same name plus .gz."""
         with suppress(InputError):
-            resolve(names[0] + ".gz")
-            names = [names[0] + ".gz"]
-        return super()._read_split(names)
+            resolve(file + ".gz")
+            file += ".gz"
+        return super()._read_file(file)

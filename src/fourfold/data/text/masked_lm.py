@@ -4,7 +4,7 @@ Shapes: B sequences, T tokens of the longest sequence.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -13,15 +13,18 @@ from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.splits import Source
+from fourfold.data.readers.documents import DocumentUnit, TextSource
+from fourfold.data.readers.hf_datasets import HubConfig
+from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import limit_lengths
-from fourfold.data.text.base import DocumentDataModule
+from fourfold.data.readers.truncation import TooLong, limit_lengths
+from fourfold.data.text.base import WORDPIECE, DocumentDataModule
 from fourfold.data.text.masking import Masking, MaskingConfig, masked_batch
 from fourfold.data.text.next_sentence import SegmentPairDataset
 from fourfold.data.text.packing import SentenceBreak, Sentences
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
 
 
 def pack_sentences(
@@ -35,9 +38,6 @@ def pack_sentences(
         tokenizer: Tokenizer with BOS and EOS. An EOS also separates two documents of a sequence.
         cross_documents: True if a sequence may contain sentences of several documents
             (FULL-SENTENCES); otherwise all are of one document (DOC-SENTENCES).
-
-    Returns:
-        Token ids of each sequence.
     """
     borders = sentences.pack(max_len - 2, cross_documents=cross_documents, separator_cost=1)
     firsts = np.concatenate([[0], borders])
@@ -51,15 +51,7 @@ def pack_sentences(
 
 @dataclass(eq=False)
 class MaskedRowDataset(BatchedDataset):
-    """Dataset of text sequences from BOS to EOS, whose tokens are masked when a batch is made.
-
-    Args:
-        rows: Token ids of each sequence before masking, special tokens included.
-        masking: Function that selects the targets and masks them.
-        order: Division of the sequences into batches.
-        block_cross_document_attention: Put the index of each token's document into the batches,
-            so that the model can prevent attention between documents.
-    """
+    """Dataset of text sequences from BOS to EOS, whose tokens are masked when a batch is made."""
 
     rows: RaggedArray
     masking: Masking
@@ -83,8 +75,6 @@ class MaskedTextData(DocumentDataModule):
     compared.
 
     Args:
-        source: "builtin" (Python's documentation, no network), "files" (the paths in `train`,
-            `val` and `test`) or "hub" (splits of a Hugging Face dataset).
         sentences: Boundary between sentences: "line" (the end of a line) or "punctuation" (an empty
             line, or white space after a full stop, question mark or exclamation mark).
         max_len: Maximum number of tokens of a sequence, special tokens included.
@@ -92,11 +82,9 @@ class MaskedTextData(DocumentDataModule):
             documents, as in RoBERTa), "doc_sentences" (whole sentences of one document),
             "segment_pairs" (two segments of several sentences with a next-sentence label, as in
             BERT), "sentence_pairs" (two single sentences with a next-sentence label) or "documents"
-            (one document). With "documents", `too_long` is the treatment of documents of more than
-            `max_len` tokens. In the other layouts, a sentence that is too long for a sequence is
+            (one document). Except with "documents", a sentence that is too long for a sequence is
             divided.
         masking: Options for the selection and replacement of tokens.
-        options: Arguments of `DocumentDataModule`.
 
     Raises:
         InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
@@ -104,16 +92,8 @@ class MaskedTextData(DocumentDataModule):
             "sentence_pairs", which need a segment of another document.
 
     Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from fourfold.tokenization.training import TokenizerConfig
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder, "text.txt")
-        ...     _ = file.write_text("To be or not to be. That is the question. " * 50)
-        ...     words = TokenizerConfig("word", min_frequency=1)
-        ...     data = MaskedTextData("files", train=str(file), tokenizer=words, batch_size=4)
-        ...     batch = next(iter(data.train_dataloader()))
-        >>> selected = batch.targets != -100
+        >>> data = MaskedTextData(max_len=32)  # Python's documentation
+        >>> selected = data.split("val").batch(np.arange(32), epoch=0, position=1).targets != -100
         >>> round(selected.float().mean().item(), 1)  # 15 % by default
         0.1
     """
@@ -129,11 +109,27 @@ class MaskedTextData(DocumentDataModule):
         max_len: int = 128,
         layout: Layout = "full_sentences",
         masking: MaskingConfig = MaskingConfig(),  # noqa: B008 (frozen)
-        **options: Any,
+        column: str = "text",
+        documents: DocumentUnit = "paragraph",
+        hub: HubConfig | None = None,
+        train_rows: int | None = None,
+        batch_size: int = 32,
+        block_cross_document_attention: bool = False,
+        too_long: TooLong = "error",
+        train: str | list[str] | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        tokenizer: TokenizerConfig = WORDPIECE,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(source, **options)
+        super().__init__(train, val, test, tokenizer, seed, num_workers)
         check_range("max_len", max_len, minimum=MIN_LEN)
         check_choice("layout", layout, get_args(Layout))
+        self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
+        self.batch_size = batch_size
+        self.block_cross_document_attention = block_cross_document_attention
+        self.too_long = too_long
         self.sentences = sentences
         self.max_len = max_len
         self.layout = layout

@@ -21,16 +21,15 @@ class MaskingConfig:
     """Options of masking, named as in transformers' `DataCollatorForLanguageModeling` and BERT.
 
     Args:
-        mlm_probability: Fraction of the tokens of a sequence, special tokens excluded, that are
+        mlm_probability: Share of the tokens of a sequence, special tokens excluded, that are
             targets.
-        whole_words: Select whole words instead of single tokens; `mlm_probability` remains a
-            fraction of the tokens.
+        whole_words: Select whole words; `mlm_probability` remains a share of the tokens.
         dupe_factor: Number of different masks of each sequence, such as 10 in BERT. The epochs use
             these masks in turn (static masking). 0 means new masks in every epoch (dynamic masking,
             Liu et al. 2019).
         mask_replace_prob: Probability that the mask token replaces a target in the input.
         random_replace_prob: Probability that a random token replaces a target in the input. The
-            other targets keep their original token in the input.
+            other targets keep their original token.
     """
 
     mlm_probability: float = 0.15
@@ -46,11 +45,6 @@ class Masking:
     A target is a token to predict. The input has the mask token, a random token or the original
     token in its place. Special tokens are never targets, and a random token is never special. The
     masks of a sequence depend only on seed, epoch and index of the sequence in the split.
-
-    Args:
-        config: Options of masking.
-        tokenizer: Tokenizer with a mask token.
-        seed: Seed of the data.
 
     Raises:
         InputError: If an option is out of range, or if the tokenizer has no mask token.
@@ -78,10 +72,7 @@ class Masking:
             raise InputError(message, option="data.tokenizer.vocab_size")
 
     def mask_epoch(self, epoch: int) -> int:
-        """Return the index of the epoch whose masks are used in `epoch`.
-
-        This is `epoch` modulo `dupe_factor` with static masking, otherwise `epoch` itself.
-        """
+        """Return the index of the epoch whose masks are used in `epoch`."""
         return epoch % self.config.dupe_factor if self.config.dupe_factor else epoch
 
     def __call__(
@@ -116,24 +107,14 @@ class Masking:
 
 
 def _select(allowed: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Select the allowed tokens with the smallest random numbers in each sequence.
+    """Select the allowed tokens (B, T) with the smallest random numbers of each sequence.
 
-    The number n of tokens to select is `fraction` of the allowed tokens, rounded, and at least 1.
-    Tokens with equal random numbers form a word, and words are selected completely or not at all.
-    The words are taken in the order of their random numbers until n tokens are selected. If the
-    last word has more tokens than are missing, it is selected if more than half of its tokens are
-    missing. If exactly half of them are missing, a bit of the word's random number decides. The
-    first word is always selected.
-
-    Args:
-        allowed: (B, T) bool, False where a token must not be selected.
-        order: (B, T) random numbers in [0, 1), equal for the tokens of a word if whole words are
-            selected.
-        fraction: Fraction of the allowed tokens to select.
-
-    Returns:
-        (B, T) bool, True where a token is selected.
+    `fraction` of the allowed tokens are selected, but at least one; tokens of equal random numbers
+    form a word, which is selected completely or not at all.
     """
+    # Words are taken in the order of their random numbers until `n_selected` tokens are selected.
+    # If the last word has more tokens than are missing, it is selected if more than half of its
+    # tokens are missing. If exactly half are missing, a bit of the word's random number decides.
     n_selected = np.maximum(1, np.round(allowed.sum(1) * fraction))[:, None]  # (B, 1)
     order = np.where(allowed, order, 2.0)  # other tokens are sorted after all allowed tokens
     ranks = order.argsort(1, kind="stable")
@@ -163,16 +144,8 @@ def masked_batch(
 ) -> MaskedBatch:
     """Mask tokens of padded sequences, and return the batch for masked language modelling.
 
-    Args:
-        masking: Function that selects the targets and masks them.
-        ids: (B, T) token ids before masking, special tokens and padding included.
-        mask: (B, T) bool, True = real token.
-        rows: (B,) indices of the sequences in the split.
-        epoch: Index of the epoch, from 0.
-        position: Number of batches (micro-batches) of the epoch that all ranks together have
-            processed after this batch.
-        block_cross_document_attention: Put the index of each token's document into the batch. This
-            index is the number of EOS tokens before the token in its sequence.
+    With `block_cross_document_attention`, the batch has the index of each token's document, which
+    is the number of EOS tokens before the token in its sequence.
     """
     inputs, targets = masking(ids, rows, epoch)
     documents = None

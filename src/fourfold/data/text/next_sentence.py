@@ -25,23 +25,19 @@ class SegmentPairDataset(BatchedDataset):
     """Dataset of pairs BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, A.2).
 
     A pair is made from a chunk, which is several consecutive sentences of one document. A random
-    boundary between two sentences of the chunk divides the chunk into the segments A and B. With a
-    probability of one half, B is then replaced by consecutive sentences of another document. These
-    sentences have at least as many tokens as the replaced B, unless the other document ends
-    earlier. A chunk of a single sentence has no continuation, so its segment B is always sampled
-    from another document.
+    boundary between two sentences of the chunk divides it into the segments A and B. With a
+    probability of one half, B is then replaced by consecutive sentences of another document, which
+    have at least as many tokens, unless that document ends earlier. A chunk of a single sentence
+    has no continuation, so its segment B is always sampled from another document.
 
-    As in BERT's own code, the last sentence of a chunk may exceed the maximum length. The pair is
-    then truncated. Without this sentence, pairs in which B follows A would be shorter than other
+    As in BERT's own code, the last sentence of a chunk may exceed the maximum length, and the pair
+    is then truncated. Without this sentence, pairs in which B follows A would be shorter than other
     pairs, and the model could infer the label from the length.
 
     Args:
-        sentences: Encoded sentences of all documents.
-        max_len: Maximum number of tokens of a pair, special tokens included.
-        masking: Function that selects the targets and masks them.
         single: Make each segment a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
-            otherwise a chunk has as many sentences as are needed to reach the maximum length.
-        order_options: Keyword arguments of `LengthBucketedOrder`, such as `max_rows` and `seed`.
+            otherwise a chunk has as many sentences as are needed to reach `max_len`.
+        order_options: Keyword arguments of `LengthBucketedOrder`.
 
     Raises:
         InputError: If there are fewer than two documents.
@@ -88,15 +84,9 @@ class SegmentPairDataset(BatchedDataset):
         )
 
     def _pair(self, row: int, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Make the segments A and B of one pair from a chunk of consecutive sentences.
+        """Return the segments A and B of the chunk `row`, and True if B follows A in the document.
 
-        Args:
-            row: Index of the chunk.
-            random: (4,) random numbers in [0, 1) for the boundary between A and B, for the choice
-                between the following and other sentences, and for the choice of other sentences.
-
-        Returns:
-            Token ids of A, token ids of B, and True if B follows A in the document.
+        The four numbers `random` choose the boundary, whether B follows, and the other sentences.
         """
         begin, end = self.chunks[row : row + 2]
         middle = begin + 1 + int(random[0] * (end - begin - 1))
@@ -105,7 +95,7 @@ class SegmentPairDataset(BatchedDataset):
         offsets = self.sentences.ids.offsets
         a = flat[offsets[begin] : offsets[middle]]
         start, stop = middle, end
-        if not is_next:
+        if not is_next:  # as long as the replaced segment, or as fits if the chunk has one sentence
             n_tokens = offsets[end] - offsets[middle] or self.max_tokens - len(a)
             document = int(self.sentences.document[begin])
             start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
@@ -117,16 +107,9 @@ class SegmentPairDataset(BatchedDataset):
     def _sample_elsewhere(
         self, document: int, n_tokens: int, random: np.ndarray
     ) -> tuple[int, int]:
-        """Sample consecutive sentences of another document, as segment B of a pair.
+        """Return begin and end of consecutive sentences of another document than `document`.
 
-        Args:
-            document: Index of the document of segment A, which is not sampled.
-            n_tokens: Number of tokens to reach, unless the sampled document ends earlier; ignored
-                if each segment is a single sentence.
-            random: (2,) random numbers in [0, 1) for the choices.
-
-        Returns:
-            Index of the first sentence, and index after the last sentence.
+        They have at least `n_tokens` tokens, unless that document ends earlier.
         """
         other = int(random[0] * (len(self.documents) - 2))
         other += other >= document

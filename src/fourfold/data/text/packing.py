@@ -32,11 +32,6 @@ class TokenStream:
     At position p of the stream, the input is token p and the target is token p + 1. Every token of
     a document is therefore a target once. A position belongs to the document of its target. The
     first input of a document is therefore the EOS before the document.
-
-    Args:
-        documents: Token ids of the documents.
-        texts: Texts of the documents, whose bytes and words are counted.
-        eos_id: Id of EOS.
     """
 
     def __init__(self, documents: RaggedArray, texts: Sequence[str], eos_id: int) -> None:
@@ -52,26 +47,16 @@ class TokenStream:
         return len(self.ids) - 1
 
     def n_blocks(self, block_size: int, context: int) -> int:
-        """Return the number of blocks of `block_size` tokens that cover the stream.
-
-        Consecutive blocks overlap by `context` tokens.
-        """
+        """Return the number of blocks that cover the stream and overlap by `context` tokens."""
         return max(1, -(-(len(self) - context) // (block_size - context)))
 
     def count_bytes_and_words(self, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
-        """Return the number of bytes and of words in the text of all targets of a batch.
+        """Return the number of UTF-8 bytes and of words in the text of all targets of a batch.
 
         Each token of a document, EOS included, counts as an equal share of the document's bytes and
         words. The numbers for one row are therefore approximate, but the sums over rows that cover
-        the stream are exact.
-
-        Args:
-            begins: (B,) position in the stream at which the targets of each row begin. The target
-                of position p is token p + 1.
-            ends: (B,) position after the last target of each row.
-
-        Returns:
-            Number of UTF-8 bytes, and number of whitespace-separated words.
+        the stream are exact. The targets of a row have the positions from `begins` (B,) to before
+        `ends` (B,).
         """
         n_bytes, n_words = (
             np.diff(np.interp([begins, ends], self._borders, sizes).astype(np.int64), axis=0).sum()
@@ -97,15 +82,11 @@ class Sentences:
     def from_texts(
         cls, texts: Sequence[str], tokenizer: Tokenizer, sentence_break: SentenceBreak, limit: int
     ) -> "Sentences":
-        """Divide documents into sentences, and encode the sentences.
+        """Divide documents into sentences, and encode them in pieces of at most `limit` tokens.
 
-        Args:
-            texts: Texts of the documents.
-            tokenizer: Tokenizer of the sentences.
-            sentence_break: Boundary between sentences: "line" (the end of a line) or "punctuation"
-                (an empty line, or white space after a full stop, question or exclamation mark).
-            limit: Maximum number of tokens of a sentence; a longer sentence is divided into
-                several.
+        `sentence_break` is the boundary between sentences: "line" (the end of a line) or
+        "punctuation" (an empty line, or white space after a full stop, question or exclamation
+        mark).
         """
         sentences: list[str] = []
         owners: list[int] = []
@@ -157,12 +138,9 @@ class Sentences:
         return np.array(borders, np.int64)
 
     def pairs(self) -> np.ndarray:
-        """Group the sentences of each document in pairs.
+        """Group the sentences of each document in pairs, and return where new groups begin.
 
         If a document has an odd number of sentences, its last sentence is a group by itself.
-
-        Returns:
-            (groups - 1,) indices of the sentences at which a new group begins, as np.split expects.
         """
         index_in_document = np.arange(len(self)) - np.searchsorted(self.document, self.document)
         return np.flatnonzero(index_in_document % 2 == 0)[1:]

@@ -12,15 +12,16 @@ import numpy as np
 import torch
 
 from fourfold.data.loading.batches import SpanBatch
-from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.splits import read_rows
-from fourfold.data.text.base import LabelledDataModule
+from fourfold.data.readers.splits import SplitSource, read_rows
+from fourfold.data.text.base import WORDPIECE, TextDataModule
 from fourfold.data.text.segments import segment_ids
 from fourfold.errors import InputError
 from fourfold.text_files import parse_json, read_text
 from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,7 @@ class Question:
     """Question with its context and the accepted answers.
 
     Args:
-        id: Identifier of the question in the file.
-        text: Text of the question.
-        context: Paragraph of text, of which the answer is a part.
-        answers: Accepted answers; the first answer is the training target. The list is empty if the
+        answers: Accepted answers; the first is the training target. The list is empty if the
             context does not answer the question.
         start: Index in `context` of the first character of the first answer; -1 without an answer.
     """
@@ -49,9 +47,6 @@ class Question:
 
 def read_squad(path: str) -> list[Question]:
     """Read the questions of a JSON file in the format of SQuAD 1.1 or 2.0.
-
-    Args:
-        path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
 
     Raises:
         InputError: If the file is missing, has another format or no question, or if the context
@@ -84,17 +79,7 @@ def _parse_question(path: str, record: Any, context: str) -> Question:
 
 
 def _field(record: Any, key: str, expected: Any, location: str) -> Any:
-    """Return `record[key]` after a check of its type.
-
-    Args:
-        record: Parsed JSON value, which must be a dict.
-        key: Key in the record.
-        expected: Allowed type of the value, or a union of types.
-        location: File, or file and question, for the error message.
-
-    Raises:
-        InputError: If `record` is not a dict, lacks the key, or has a value of another type.
-    """
+    """Return `record[key]` after a check of its type; `location` is for the error message."""
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, expected) or isinstance(value, bool):
         problem = f"is {str(value)[:60]!r}" if value is not None else "is missing"
@@ -114,8 +99,8 @@ class ContextWindow:
         number: Index of the window among the windows of this question.
         ids: Token ids of question and window, special tokens included.
         first: Index in `ids` of the first token of the context.
-        offsets: Pair (begin, end) for each context token of the window. The numbers are indices of
-            characters in the context, and `end` is exclusive.
+        offsets: Pair (begin, end) of characters in the context for each context token of the
+            window.
         span: Indices in `ids` of the first and the last token of the answer; NO_ANSWER if the
             window does not contain the whole answer.
     """
@@ -128,15 +113,10 @@ class ContextWindow:
     span: tuple[int, int]
 
     def text(self, context: str, start: int, end: int) -> str:
-        """Return the text of a span of tokens, such as a predicted answer.
+        """Return the text of a span of tokens, such as a predicted answer, from its context.
 
-        White space at both ends is stripped, because a token of a byte-level tokenizer may begin
-        with the space before a word.
-
-        Args:
-            context: Text of the complete context.
-            start: Index in `ids` of the first token of the span.
-            end: Index in `ids` of the last token of the span, inclusive.
+        `start` and `end` (inclusive) are indices in `ids`. White space at both ends is stripped,
+        because a token of a byte-level tokenizer may begin with the space before a word.
         """
         begin, _ = self.offsets[start - self.first]
         _, stop = self.offsets[end - self.first]
@@ -145,14 +125,7 @@ class ContextWindow:
 
 @dataclass(eq=False)
 class SpanDataset(BatchedDataset):
-    """Dataset of the context windows of one split.
-
-    Args:
-        questions: Questions of the split.
-        windows: Windows of the contexts; each window is one example of a batch.
-        pad_id: Id of the padding token.
-        order: Division of the windows into batches.
-    """
+    """Dataset of the context windows of one split; each window is one example of a batch."""
 
     questions: Sequence[Question]
     windows: Sequence[ContextWindow]
@@ -174,7 +147,7 @@ class SpanDataset(BatchedDataset):
         return SpanBatch(ids, starts, ends, segments, mask, context, numbers, epoch, position)
 
 
-class QuestionData(LabelledDataModule):
+class QuestionData(TextDataModule):
     """DataModule for questions whose answer is a span of a context, in the format of SQuAD.
 
     A context is divided into overlapping windows if question and context have more than `max_len`
@@ -185,15 +158,14 @@ class QuestionData(LabelledDataModule):
 
     Args:
         train: One or several files, plain or compressed, also looked up under $FOURFOLD_DATA.
-        allow_no_answer: Allow questions without an answer (SQuAD 2.0), which otherwise raise
-            InputError.
+        allow_no_answer: Allow questions without an answer (SQuAD 2.0).
         max_len: Maximum number of tokens of question and window together, special tokens included.
         doc_stride: Number of tokens from the beginning of a window to the beginning of the next
-            window.
+            one.
         max_query_length: Maximum number of tokens of a question; longer questions are truncated.
         n_separators: Number of EOS tokens between question and context: 1 (BERT) or 2 (RoBERTa).
         batch_size: Number of windows in a training batch.
-        options: Arguments of `LabelledDataModule`.
+        eval_batch_size: Number of windows in a validation or test batch; None means `batch_size`.
 
     Raises:
         InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
@@ -201,21 +173,9 @@ class QuestionData(LabelledDataModule):
             answers of a split do not contain the answer.
 
     Example:
-        >>> import json, tempfile
-        >>> from pathlib import Path
-        >>> from fourfold.tokenization.training import TokenizerConfig
-        >>> answer = {"text": "1889", "answer_start": 27}
-        >>> question = {"id": "1", "question": "When was it built?", "answers": [answer]}
-        >>> paragraph = {"context": "The tower was completed in 1889.", "qas": [question]}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder, "train.json")
-        ...     _ = file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
-        ...     options = {"max_len": 128, "doc_stride": 32, "tokenizer": TokenizerConfig("char")}
-        ...     data = QuestionData(str(file), **options)
-        ...     batch = next(iter(data.train_dataloader()))
-        >>> first, last = batch.starts[0], batch.ends[0]
-        >>> data.tokenizer.decode(batch.ids[0, first : last + 1].tolist())
-        '1889'
+        >>> data = QuestionData("train-v2.0.json", val="dev-v2.0.json", allow_no_answer=True)
+        >>> data.max_len, data.doc_stride
+        (384, 128)
     """
 
     batch_class = SpanBatch
@@ -231,20 +191,26 @@ class QuestionData(LabelledDataModule):
         max_query_length: int = 64,
         n_separators: Literal[1, 2] = 1,
         batch_size: int = 16,
-        **options: Any,
+        eval_batch_size: int | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        tokenizer: TokenizerConfig = WORDPIECE,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(train=train, max_len=max_len, batch_size=batch_size, **options)
+        super().__init__(train, val, test, tokenizer, seed, num_workers)
         window = max_len - max_query_length - 2 - n_separators
         if not 1 <= doc_stride <= window:  # a longer stride would skip tokens between windows
             message = f"must lie between 1 and the {window} context tokens that fit into max_len"
             raise InputError(f"{message}, got {doc_stride}", option="doc_stride")
         self.allow_no_answer = allow_no_answer
+        self.max_len = max_len
+        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
         self.doc_stride = doc_stride
         self.max_query_length = max_query_length
         self.n_separators = n_separators
 
     def read(self) -> dict[str, list[Question]]:
-        """Read the questions of each split, and return a list for each split, by name."""
         return read_rows(self.split_sources, read_squad, lambda question: question.context)
 
     def training_texts(self, raw: Sequence[Question]) -> Sequence[str]:
@@ -279,16 +245,7 @@ class QuestionData(LabelledDataModule):
         context: list[int],
         offsets: list[tuple[int, int]],
     ) -> Iterator[ContextWindow]:
-        """Yield the windows into which the context of a question is divided.
-
-        Args:
-            number: Index of the question in the split.
-            question: Question with its answer.
-            head: Token ids of BOS, question, and one or two EOS, which precede the context.
-            context: Token ids of the context.
-            offsets: Begin and end (exclusive) of each context token, as character indices in the
-                context.
-        """
+        """Yield the windows into which a context is divided, each after the tokens `head`."""
         size = self.max_len - len(head) - 1
         answer = _answer_tokens(question, offsets)
         # Windows follow until one reaches the end of the context.
@@ -305,9 +262,6 @@ class QuestionData(LabelledDataModule):
         """Return the dataset of a split, with the attributes `questions` and `windows`.
 
         The field `rows` of a batch holds indices into the list `windows`.
-
-        Args:
-            split: "train", "val" or "test".
         """
         return cast(SpanDataset, self.split(split))
 
@@ -317,11 +271,7 @@ def _check_spans(
 ) -> None:
     """Compare the text of each target span with the answer, and log how many differ or are missing.
 
-    Tokens such as "1889," may hold more than the answer.
-
-    Raises:
-        InputError: If more than `MAX_WRONG_SHARE` of the texts do not contain the answer, because
-            the tokenizer locates tokens at wrong places.
+    Tokens such as "1889," may hold more than the answer, but too many wrong texts are an error.
     """
     answers = {i: found.answers[0].strip() for i, found in enumerate(questions) if found.answers}
     texts = {
@@ -345,17 +295,7 @@ def _check_spans(
 
 
 def _answer_tokens(question: Question, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the indices of the first and the last context token that overlap the answer.
-
-    Args:
-        question: Question, whose first answer is used.
-        offsets: Begin and end (exclusive) of each context token, as character indices in the
-            context.
-
-    Returns:
-        Indices of the first and the last token; None if the question has no answer, or if no token
-        overlaps the answer.
-    """
+    """Return the first and the last context token that overlap the first answer, or None."""
     if question.start < 0:
         return None
     stop = question.start + len(question.answers[0])

@@ -14,12 +14,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 
 def n_special_tokens(n_texts: int, n_separators: int) -> int:
-    """Return the number of special tokens of a sequence BOS A EOS or BOS A EOS B EOS.
-
-    Args:
-        n_texts: Number of texts in the sequence: 1 or 2.
-        n_separators: Number of EOS tokens between two texts.
-    """
+    """Return the number of special tokens of a sequence BOS A EOS or BOS A EOS B EOS."""
     return 2 + n_separators * (n_texts - 1)
 
 
@@ -32,16 +27,14 @@ def join_segments(
     one token after another is removed from the text that is then longer, as in BERT.
 
     Args:
-        columns: Token ids of the texts: one array for single texts, or two arrays for pairs, one
-            with the texts A and one with the texts B.
+        columns: Token ids of the texts: one array for single texts, or two arrays for pairs.
         tokenizer: Tokenizer with the special tokens.
         max_len: Maximum number of tokens of a sequence, special tokens included.
         n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
-        Token ids of each sequence, and number of tokens of segment A in each sequence,
-        (sequences,). In a pair, BOS and every EOS before B belong to segment A. The sequence of a
-        single text consists of segment A.
+        Token ids of each sequence, and number of tokens of segment A in each sequence. In a pair,
+        BOS and every EOS before B belong to segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id
@@ -60,9 +53,8 @@ def join_segments(
 def segment_ids(first_lengths: np.ndarray, mask: Tensor) -> Tensor:
     """Return the segment of each token, (B, T) long: 0 for A and for padding, 1 for B.
 
-    Args:
-        first_lengths: (B,) number of tokens of segment A in each sequence, special tokens included.
-        mask: (B, T) bool, True = real token.
+    `first_lengths` (B,) are the numbers of tokens of segment A, and `mask` (B, T) is False at
+    padding.
     """
     is_second = torch.arange(mask.shape[1]) >= torch.from_numpy(first_lengths)[:, None]
     return (is_second & mask).long()

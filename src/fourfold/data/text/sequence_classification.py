@@ -7,14 +7,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SequenceBatch
-from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
@@ -28,11 +27,12 @@ from fourfold.data.readers.splits import Source, SplitSource, hold_out, read_tab
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, read_table
 from fourfold.data.readers.truncation import TooLong, limit_lengths
-from fourfold.data.text.base import LabelledDataModule
+from fourfold.data.text.base import WORDPIECE, LabelledDataModule
 from fourfold.data.text.segments import join_segments, n_special_tokens, segment_ids
 from fourfold.errors import InputError
 from fourfold.text_files import read_bytes
 from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,8 @@ class SequenceDataset(BatchedDataset):
 
     Args:
         rows: Token ids of each example: BOS A EOS for a sentence, BOS A EOS B EOS for a pair.
-        first_lengths: (examples,) number of tokens of segment A, special tokens included. These are
-            the tokens before B in a pair, and all tokens of a single sentence.
+        first_lengths: (examples,) number of tokens of segment A, special tokens included.
         labels: (examples,) int64 class indices, or float32 targets of a regression.
-        pad_id: Id of the padding token.
-        order: Division of the examples into batches.
         table: Texts and locations of the examples, for predictions on test data; otherwise None.
     """
 
@@ -93,7 +90,6 @@ class SequenceData(LabelledDataModule):
             sentence of a pair first), "error", or "drop" (training examples only; validation and
             test examples are truncated).
         draw_seed: Seed with which the `train_rows` examples are sampled.
-        options: Arguments of `LabelledDataModule`.
 
     Attributes:
         n_texts: Number of texts of an example: 1, or 2 for sentence pairs.
@@ -128,16 +124,23 @@ class SequenceData(LabelledDataModule):
         n_separators: Literal[1, 2] = 1,
         too_long: TooLong = "truncate",
         draw_seed: int = 0,
-        **options: Any,
+        max_len: int = 128,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        train: str | list[str] | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        tokenizer: TokenizerConfig = WORDPIECE,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(train, val, test, tokenizer, seed, num_workers)
         self.text_columns = [str(name) for name in (text if isinstance(text, list) else [text])]
         self.n_texts = len(self.text_columns)
         if self.n_texts not in (1, 2):
             raise InputError(f"must name one or two columns, got {self.n_texts}", option="text")
-        if classes is not None and len(classes) < 2:
-            raise InputError(f"must name at least two classes, got {classes}", option="classes")
-        check_range("max_len", self.max_len, minimum=2 + 2 * self.n_texts)
+        self.max_len = max_len
+        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
         self.source = source
         self.label_column = str(label)
         self._class_names = classes
@@ -149,12 +152,7 @@ class SequenceData(LabelledDataModule):
         self.draw_seed = draw_seed
 
     def read(self) -> dict[str, TextTable]:
-        """Read the examples of each split, and sample the training examples.
-
-        Returns:
-            Table of each split, by name. The last column holds the labels, and the other columns
-            hold the texts.
-        """
+        """Read the examples of each split, with the labels in the last column."""
         # Splits may share second sentences, since a sentence such as "yes" is common.
         divide = partial(hold_out, n_columns=1)
         raw = read_tables(self.source, self.split_sources, self.builtin, self._read_split, divide)
@@ -169,15 +167,7 @@ class SequenceData(LabelledDataModule):
 
     @staticmethod
     def builtin() -> dict[str, TextTable]:
-        """Return the built-in sentences of the splits "train", "val" and "test".
-
-        The sentences are those of the built-in translation pairs. The class of a sentence is its
-        language.
-
-        Returns:
-            Table of each split, by name. The first column holds the sentences, and the second
-            column their classes, "en" or "de".
-        """
+        """Return the sentences of the built-in translation pairs; the class is the language."""
         splits = {}
         for name, pairs in synthetic_pairs(*BUILTIN_LANGUAGES, n_train=2000).items():
             tables = [
@@ -188,24 +178,19 @@ class SequenceData(LabelledDataModule):
         return splits
 
     def _read_split(self, names: list[str]) -> TextTable:
-        columns = [*self.text_columns, self.label_column]
         if self.source == "hub":
+            columns = [*self.text_columns, self.label_column]
             return read_hub_split(self.hub, "+".join(names), columns)
-        tables = [read_table(file, columns, drop_uneven=self.drop_uneven) for file in names]
-        return TextTable.concat(tables)
+        return TextTable.concat([self._read_file(file) for file in names])
+
+    def _read_file(self, file: str) -> TextTable:
+        columns = [*self.text_columns, self.label_column]
+        return read_table(file, columns, drop_uneven=self.drop_uneven)
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
-        """Return all sentences of the training split, on which the tokenizer is trained."""
         return [text for column in raw.columns[:-1] for text in column]
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> SequenceDataset:
-        """Encode the sentences and labels of one split, and return its dataset.
-
-        Args:
-            name: Name of the split: "train", "val" or "test".
-            raw: Sentences and, in the last column, labels of the split.
-            tokenizer: Tokenizer of the sentences.
-        """
         empty = [i for i, row in enumerate(zip(*raw.columns[:-1], strict=True)) if "" in row]
         if empty:
             message = "%s: %d of %d rows have an empty text, the first of them %s"
@@ -228,46 +213,23 @@ class SequenceData(LabelledDataModule):
         return encode_labels(raw.columns[-1], raw, self._class_names or [])
 
     @property
-    def class_names(self) -> list[str]:
-        """Names of the K classes, in the order of their numbers; empty for a regression."""
-        self.setup()
-        return list(self._class_names or [])
-
-    @property
     def n_classes(self) -> int:
         """Number of classes K; 1 for a regression."""
-        return 1 if self.regression else len(self.class_names)
+        return 1 if self.regression else super().n_classes
 
 
 class TrecData(SequenceData):
-    r"""DataModule for the question classification of TREC (Li and Roth 2002).
+    """DataModule for the question classification of TREC (Li and Roth 2002).
 
-    A question has one of six classes, such as LOC, and one of 50 finer classes, such as LOC:city. A
-    line of the files is ``COARSE:fine question`` in Latin-1.
+    A line of the files is ``COARSE:fine question`` in Latin-1. A recorded table of results is
+    trained on them; for files of your own, use `SequenceData`.
 
     Args:
         folder: Folder or archive (`trec_qc.zip/qc`) with `train.txt` and `test.txt`, 5,452 and 500
             questions; also looked up under $FOURFOLD_DATA.
-        fine: Use the fine classes.
+        fine: Use the 50 fine classes, such as LOC:city, instead of the six coarse ones.
         val: Validation split: fraction of the training questions to hold out, or one or several
             files; None means no validation split.
-        options: Arguments of `LabelledDataModule`, and `train_rows` of `SequenceData`.
-
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if a file is missing or a line
-            has no label.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("train", "test"):
-        ...         rows = "LOC:city Where is the tower ?\nNUM:date When was it built ?\n"
-        ...         _ = Path(folder, f"{name}.txt").write_text(rows)
-        ...     data = TrecData(folder, fine=True)
-        ...     data.setup()
-        >>> data.class_names
-        ['LOC:city', 'NUM:date']
     """
 
     def __init__(
@@ -275,37 +237,36 @@ class TrecData(SequenceData):
         folder: str = "text_classification/trec_qc.zip/qc",
         fine: bool = False,
         val: SplitSource = None,
-        **options: Any,
+        train_rows: int | None = None,
+        max_len: int = 128,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        tokenizer: TokenizerConfig = WORDPIECE,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
         super().__init__(
-            source="files",
+            "files",
+            train_rows=train_rows,
+            max_len=max_len,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
             train=f"{folder}/train.txt",
             val=val,
             test=f"{folder}/test.txt",
-            text=0,
-            label=1,
-            classes=None,
-            regression=False,
-            hub=None,
-            n_separators=1,
-            too_long="truncate",
-            draw_seed=0,
-            **options,
+            tokenizer=tokenizer,
+            seed=seed,
+            num_workers=num_workers,
         )
         self.fine = fine
 
-    def _read_split(self, names: list[str]) -> TextTable:
-        return TextTable.concat([self._read_file(name) for name in names])
-
     def _read_file(self, file: str) -> TextTable:
-        columns: list[list[str]] = [[], []]
         lines = read_bytes(file).decode("latin-1").removesuffix("\n").split("\n")
+        labels, questions = [], []
         for number, line in enumerate(lines, start=1):
             label, _, question = line.partition(" ")
-            coarse, colon, _ = label.partition(":")
-            if not colon or not question.strip():
-                message = f"must have the form COARSE:fine question, got {line[:40]!r}"
-                raise InputError(message, file=file, line=number)
-            columns[0].append(question)
-            columns[1].append(label if self.fine else coarse)
-        return TextTable.from_columns(columns, f"{file}:")
+            if ":" not in label or not question:
+                raise InputError("must have the form COARSE:fine question", file=file, line=number)
+            labels.append(label if self.fine else label.partition(":")[0])
+            questions.append(question)
+        return TextTable.from_columns([questions, labels], f"{file}:")

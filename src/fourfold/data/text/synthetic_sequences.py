@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CausalBatch, SequenceBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
@@ -55,14 +55,9 @@ Draw = Callable[[int, int], np.ndarray]
 def adding(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Generate sequences of the adding problem (Hochreiter and Schmidhuber 1997).
 
-    A sequence has numbers from [0, 1), two of which are marked. The target is the sum of the two
-    marked numbers. A model reads tokens, so the numbers are rounded down to tenths. The best
-    constant prediction, 0.9, has a squared error of 0.165.
-
-    Args:
-        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1). Different
-            integers `stream` give independent numbers.
-        length: Number of numbers, at least 2.
+    A sequence has `length` numbers from [0, 1), two of which are marked. The target is the sum of
+    the two marked numbers. A model reads tokens, so the numbers are rounded down to tenths. The
+    best constant prediction, 0.9, has a squared error of 0.165.
 
     Returns:
         Inputs (B, length + 2) int64 and sums (B,) float32. The inputs of a sequence are -2 for BOS,
@@ -79,18 +74,12 @@ def adding(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
 def copy_memory(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Generate sequences of the copy task, "copy memory" of Arjovsky et al. 2016.
 
-    An input has 10 symbols, length - 1 blanks, a delimiter and 10 blanks. Its target has
-    length + 10 blanks, followed by the 10 symbols. The best prediction that does not depend on the
-    symbols has a mean loss of 10 log(8) / (length + 20) nats.
-
-    Args:
-        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1). Different
-            integers `stream` give independent numbers.
-        length: Number of steps from the last symbol to the delimiter.
+    An input has 10 symbols, length - 1 blanks, a delimiter and 10 blanks. Its target has length +
+    10 blanks, followed by the 10 symbols. The best prediction that does not depend on the symbols
+    has a mean loss of 10 log(8) / (length + 20) nats.
 
     Returns:
-        Inputs and targets, both (B, length + 20) int64. Both hold indices of characters in
-        `ALPHABETS["copy"]`.
+        Inputs and targets, both (B, length + 20) int64 indices in `ALPHABETS["copy"]`.
     """
     symbols = (draw(N_COPIED, 0) * len(SYMBOLS)).astype(np.int64)  # (B, 10)
     alphabet = ALPHABETS["copy"]
@@ -103,18 +92,14 @@ def copy_memory(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
 def associative_recall(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Generate sequences of multi-query associative recall (Arora et al. 2023).
 
-    A sequence has N pairs of a key and a value, and then the same pairs in another order. The keys
-    of a sequence are different. The values of the second half are the targets, each predicted from
-    its key and all earlier tokens. A model without memory has a loss of log(26) nats.
-
-    Args:
-        draw: Function draw(n, stream) that returns random numbers (B, n) in [0, 1). Different
-            integers `stream` give independent numbers.
-        length: Number N of pairs, at most 26.
+    A sequence has N = length pairs of a key and a value, and then the same pairs in another order.
+    The keys of a sequence are different. The values of the second half are the targets, each
+    predicted from its key and all earlier tokens. A model without memory has a loss of log(26)
+    nats.
 
     Returns:
-        Inputs and targets, both (B, 4N - 1) int64. Both hold indices of characters in
-        `ALPHABETS["recall"]`. Targets are -1 at positions without a target.
+        Inputs and targets, both (B, 4N - 1) int64 indices in `ALPHABETS["recall"]`. Targets are -1
+        at positions without a target.
     """
     keys = draw(len(KEYS), 0).argsort(axis=1)[:, :length]
     values = len(KEYS) + (draw(length, 1) * len(VALUES)).astype(np.int64)
@@ -158,14 +143,8 @@ class SyntheticDataset(BatchedDataset):
     """Dataset of one split, which generates a sequence when it is read.
 
     A sequence is a function of seed, epoch, split and row, so every epoch has new sequences. With
-    `problems`, it is a function of the row only.
-
-    Args:
-        generate: Function in `TASKS` whose argument `length` is already set.
-        token_ids: Token id of each character of the alphabet, then the ids of BOS and EOS.
-        split: Index of the split, which selects the random sequences.
-        order: Division of the sequences into batches.
-        problems: Number of the problem of each row; None if the sequences are random.
+    `problems`, the number of the problem of each row, it is a function of the row only. `token_ids`
+    are the ids of the characters of the alphabet, of BOS and of EOS.
     """
 
     generate: Callable[[Any], tuple[np.ndarray, np.ndarray]]
@@ -206,15 +185,13 @@ class SyntheticSequenceData(ResumableDataModule):
             recalled by their keys), "adding" (two marked numbers of a sequence are added),
             "addition" (digits of two numbers and of their sum) or "reversed_addition" (the same
             with the last digit of the sum first).
-        length: For "copy", the number of steps from the last symbol to the delimiter. A sequence
-            then has length + 20 tokens. For "recall", the number of pairs, at most 26. A sequence
-            then has 4 length - 1 tokens. For "adding", the number of numbers, at least 2. A
-            sequence then has length + 2 tokens. For the additions, the number of digits, at most
-            3. A sequence then has 3 length tokens.
+        length: For "copy", the number of steps from the last symbol to the delimiter (length + 20
+            tokens). For "recall", the number of pairs, at most 26 (4 length - 1 tokens). For
+            "adding", the number of numbers, at least 2 (length + 2 tokens). For the additions, the
+            number of digits, at most 3 (3 length tokens).
         train_rows: Number of sequences in a training epoch; less if there are fewer problems.
         eval_rows: Number of sequences of the validation split, and of the test split.
         batch_size: Number of sequences in a batch.
-        options: Arguments of `ResumableDataModule`.
 
     Raises:
         InputError: If an option is invalid.
@@ -237,14 +214,12 @@ class SyntheticSequenceData(ResumableDataModule):
         train_rows: int = 10_000,
         eval_rows: int = 1000,
         batch_size: int = 32,
-        **options: Any,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(**options)
-        check_choice("task", task, list(TASKS))
+        super().__init__(seed, num_workers)
         minimum, maximum, count_tokens = LENGTHS[task]
         check_range("length", length, minimum=minimum, maximum=maximum)
-        check_range("train_rows", train_rows, minimum=1)
-        check_range("eval_rows", eval_rows, minimum=1)
         self.task = task
         self.length = length
         self.n_tokens = count_tokens(length)
@@ -262,7 +237,6 @@ class SyntheticSequenceData(ResumableDataModule):
         self.batch_sizes = batch_sizes(batch_size, None)
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Return the datasets of the splits "train", "val" and "test", by name."""
         tokenizer = self.tokenizer
         characters = tokenizer.encode(ALPHABETS[self.task])
         token_ids = np.array([*characters, tokenizer.bos_id, tokenizer.eos_id], dtype=np.int64)
@@ -292,21 +266,13 @@ class SyntheticSequenceData(ResumableDataModule):
         return self.tokenizer.vocab_size
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the values that inference needs besides the model.
-
-        The only value is the tokenizer as a JSON string, under the key "tokenizer".
-        """
+        """Return the tokenizer as a JSON string."""
         return {"tokenizer": self.tokenizer.to_str()}
 
 
 @dataclass(eq=False)
 class RecallDataset(BatchedDataset):
-    """Dataset of texts of equal length, in which only the last token is a target.
-
-    Args:
-        ids: Token ids of all texts, (texts, T + 1).
-        order: Division of the texts into batches.
-    """
+    """Dataset of texts of equal length (texts, T + 1), whose only target is the last token."""
 
     ids: np.ndarray
     order: LengthBucketedOrder
@@ -332,16 +298,16 @@ class RecallData(TextDataModule):
 
     Args:
         distance: Number of positions from the letter to the question mark.
-        n_letters: Number of different letters, at most 26. A guess is right with probability
-            1 / n_letters.
+        n_letters: Number of different letters, at most 26. A guess is right with probability 1 /
+            n_letters.
         train_rows: Number of training examples.
         eval_rows: Number of examples of the validation split, and of the test split.
         batch_size: Number of examples in a batch.
         tokenizer: Options of the tokenizer, whose kind must be char.
-        options: Arguments of `TextDataModule`. The examples depend on `seed`.
+        train: Unused, as are `val` and `test`; the examples depend on `seed`.
 
     Raises:
-        InputError: A number is not positive, or there are more than 26 letters.
+        InputError: If the tokenizer has another kind.
 
     Example:
         >>> data = RecallData(distance=4, batch_size=2)
@@ -360,22 +326,20 @@ class RecallData(TextDataModule):
         eval_rows: int = 512,
         batch_size: int = 32,
         tokenizer: TokenizerConfig = CHARACTERS,
-        **options: Any,
+        train: None = None,
+        val: None = None,
+        test: None = None,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(tokenizer=tokenizer, **options)
-        check_choice("data.tokenizer.kind", self._tokenizer_config.kind, ("char",))
-        check_positive("distance", distance)
-        check_positive("n_letters", n_letters, len(ascii_lowercase))
-        check_positive("train_rows", train_rows)
-        check_positive("eval_rows", eval_rows)
-        check_positive("batch_size", batch_size)
+        super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
+        check_choice("data.tokenizer.kind", tokenizer.kind, ("char",))
         self.distance = distance
         self.letters = ascii_lowercase[:n_letters]
         self.sizes = {"train": train_rows, "val": eval_rows, "test": eval_rows}
         self.batch_size = batch_size
 
     def read(self) -> dict[str, list[str]]:
-        """Generate the texts of each split, and return a list for each split, by name."""
         return {name: self._texts(name, size) for name, size in self.sizes.items()}
 
     def _texts(self, name: str, size: int) -> list[str]:
@@ -384,20 +348,9 @@ class RecallData(TextDataModule):
         return [word + QUESTION + word[0] for word in words]
 
     def training_texts(self, raw: Sequence[str]) -> Sequence[str]:
-        """Return the texts on which the tokenizer is trained.
-
-        These are the texts of the training split `raw`, and one text that contains all letters.
-        """
         return [*raw, self.letters]
 
     def encode(self, name: str, raw: Sequence[str], tokenizer: Tokenizer) -> RecallDataset:
-        """Encode the texts of one split.
-
-        Args:
-            name: Name of the split: "train", "val" or "test".
-            raw: Texts of the split.
-            tokenizer: Tokenizer, which must have one token for each character.
-        """
         ids = tokenizer.encode_corpus(raw)[0].reshape(len(raw), -1)
         order = self.batch_order(name, np.ones(len(raw)), max_rows=self.batch_size)
         return RecallDataset(ids, order)

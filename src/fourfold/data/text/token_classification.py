@@ -8,35 +8,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import TokenBatch
-from fourfold.data.loading.datamodule import BatchedDataset
+from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.labels import check_labels
-from fourfold.data.readers.splits import read_rows
+from fourfold.data.readers.splits import SplitSource, read_rows
 from fourfold.data.readers.text_table import is_text, read_json_lines
-from fourfold.data.text.base import LabelledDataModule
+from fourfold.data.text.base import WORDPIECE, LabelledDataModule
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.text_files import read_lines
 from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Sentence of words with one tag each.
-
-    Args:
-        words: One or more words.
-        tags: Tag of each word.
-        location: File and line of the sentence, such as "train.conll:7", for error messages.
-    """
+    """Sentence of words with one tag each; `location` (such as "train.conll:7") is for messages."""
 
     words: list[str]
     tags: list[str]
@@ -50,9 +44,8 @@ def read_tagged_sentences(path: str, word: int | str, tag: int | str) -> list[Se
     The keys may have other names. Each line of any other file is a word with its tag and other
     columns, separated by tabs or spaces. An empty line ends a sentence. A line `-DOCSTART-`
     separates documents. CoNLL-U files, which are read with `word=1` and `tag=3`, also contain
-    comments, multiword ranges (with an id such as 2-3) and empty nodes (with an id such as 2.1).
-    These three kinds of lines are skipped. In GermEval files, the lines that name the source of a
-    sentence are skipped.
+    comments, multiword ranges (with an id such as 2-3) and empty nodes (with an id such as 2.1),
+    which are skipped, as are the lines in GermEval files that name the source of a sentence.
 
     Args:
         path: Plain or compressed file; a relative path may also lie under $FOURFOLD_DATA.
@@ -123,17 +116,9 @@ def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]
 class TokenDataset(BatchedDataset):
     """Dataset of tagged sentences, in which each example is a chunk of a sentence.
 
-    A sentence that is too long for the model is divided into several chunks. Any other sentence is
-    one chunk.
-
-    Args:
-        ids: Token ids of each chunk, from BOS to EOS.
-        labels: Label of each token of each chunk. The label is the class index of a word's tag at
-            the first token of the word, and IGNORE_INDEX at other tokens.
-        chunk_keys: Pair for each chunk: the index of its sentence in the split, and the index of
-            the chunk within the sentence.
-        pad_id: Id of the padding token.
-        order: Division of the chunks into batches.
+    A sentence that is too long for the model is divided into several chunks. The label of a word's
+    first token is the class of its tag, and other tokens have IGNORE_INDEX. `chunk_keys` has the
+    index of the sentence in the split, and of the chunk in the sentence.
     """
 
     ids: RaggedArray
@@ -149,7 +134,7 @@ class TokenDataset(BatchedDataset):
 
 
 class TokenData(LabelledDataModule):
-    r"""DataModule for sentences with a tag for each word (named entities, parts of speech).
+    """DataModule for sentences with a tag for each word (named entities, parts of speech).
 
     The model predicts the tag of a word at the first token of the word. A sentence of more than
     `max_len` tokens is divided between words into several chunks, and scored as one sentence.
@@ -162,23 +147,15 @@ class TokenData(LabelledDataModule):
             tags.
         tags: Tags in the order of their class numbers; by default the sorted tags of the training
             split, with the tag O first.
-        options: Arguments of `LabelledDataModule`.
 
     Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, if a tag is unknown, or if a single word has more tokens than `max_len`
-            allows.
+        InputError: `setup` raises it if files are missing, empty or corrupted, if a tag is unknown,
+            or if a single word has more tokens than `max_len` allows.
 
     Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder, "train.conll")
-        ...     _ = file.write_text("Ada B-PER\nLovelace I-PER\nwrote O\n\nLondon B-LOC\n\n")
-        ...     data = TokenData(str(file))
-        ...     data.setup()
-        >>> data.class_names
-        ['O', 'B-LOC', 'B-PER', 'I-PER']
+        >>> data = TokenData("train.conll", val=0.1, tags=["O", "B-PER", "I-PER"])
+        >>> data.split_sources
+        {'train': 'train.conll', 'val': 0.1, 'test': None}
     """
 
     batch_class = TokenBatch
@@ -191,20 +168,23 @@ class TokenData(LabelledDataModule):
         word: int | str = 0,
         tag: int | str = -1,
         tags: list[str] | None = None,
-        **options: Any,
+        max_len: int = 128,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        val: SplitSource = None,
+        test: SplitSource = None,
+        tokenizer: TokenizerConfig = WORDPIECE,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(train=train, **options)
-        check_range("max_len", self.max_len, minimum=3)
-        if tags is not None and not tags:
-            raise InputError("must name at least one tag, got []", option="tags")
-        self.word_column = word
-        self.tag_column = tag
+        super().__init__(train, val, test, tokenizer, seed, num_workers)
+        self._read_file = partial(read_tagged_sentences, word=word, tag=tag)
         self._class_names = tags
+        self.max_len = max_len
+        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
 
     def read(self) -> dict[str, list[Sentence]]:
-        """Read the tagged sentences of each split, and return a list for each split, by name."""
-        read = partial(read_tagged_sentences, word=self.word_column, tag=self.tag_column)
-        raw = read_rows(self.split_sources, read, lambda sentence: " ".join(sentence.words))
+        raw = read_rows(self.split_sources, self._read_file, lambda item: " ".join(item.words))
         if self._class_names is None:
             train = raw["train"]
             tags = dict.fromkeys(tag for sentence in train for tag in sentence.tags)
@@ -239,21 +219,9 @@ class TokenData(LabelledDataModule):
     def _divide(
         self, word_ids: list[list[int]], classes: list[int], location: str
     ) -> list[tuple[list[int], list[int]]]:
-        """Divide a sentence between words into chunks of at most `max_len` tokens.
+        """Divide a sentence between words into chunks that fit, with BOS and EOS, into `max_len`.
 
-        This limit includes BOS and EOS, which the caller adds.
-
-        Args:
-            word_ids: Token ids of each word.
-            classes: Class number of each word.
-            location: File and line of the sentence, for the error message.
-
-        Returns:
-            Pair (token ids, labels) for each chunk, without BOS and EOS. The label of a word's
-            first token is the class number of the word. Other tokens have the label IGNORE_INDEX.
-
-        Raises:
-            InputError: If a single word does not fit into a chunk.
+        Each chunk is a pair (token ids, labels) without BOS and EOS.
         """
         limit = self.max_len - 2
         chunks: list[tuple[list[int], list[int]]] = [([], [])]
@@ -267,25 +235,9 @@ class TokenData(LabelledDataModule):
             chunks[-1][1].extend([label, *[IGNORE_INDEX] * (len(ids) - 1)])
         return chunks
 
-    @property
-    def class_names(self) -> list[str]:
-        """Tags in the order of their class numbers; the first access reads the data."""
-        self.setup()
-        return self._class_names or []
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes K."""
-        return len(self.class_names)
-
     def chunk_keys(self, split: str) -> list[tuple[int, int]]:
-        """Return the origin of each chunk of a split, to join the chunks of a sentence.
+        """Return, for each chunk of a split, the indices of its sentence and of the chunk in it.
 
-        Args:
-            split: "train", "val" or "test".
-
-        Returns:
-            Pair for each chunk: the index of its sentence in the split, and the index of the chunk
-            within the sentence. The field `rows` of a batch holds indices into this list.
+        The field `rows` of a batch holds indices into this list, with which chunks are joined.
         """
         return cast(TokenDataset, self.split(split)).chunk_keys

@@ -3,8 +3,8 @@
 The random numbers of an image are a function of the seed, the epoch and the index of the image. The
 augmented images are therefore the same for any number of workers, for any batch size, and in a
 resumed run. Crops and flips are computed for a whole batch at once. The transforms of torchvision
-run on one image at a time. These transforms draw from the global generator of the CPU, which is
-seeded for each image. The state of the generator is restored after each batch.
+run on one image at a time, and draw from the global generator of the CPU, which is seeded for each
+image and restored after each batch.
 
 Shapes: B images, C channels, H height, W width, K classes.
 """
@@ -27,17 +27,10 @@ _PAIR = 2  # distinguishes the generators of pairs from those of rows
 
 
 def pad_and_crop(images: Tensor, padding: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """Pad images with zeros, and crop each image at its own position to its original size.
+    """Pad images (B, C, H, W) with zeros, and crop each at its own position to its original size.
 
-    Args:
-        images: Images (B, C, H, W).
-        padding: Width in pixels of the border that is added on each side.
-        rows: (B,) long, pixel row of the crop's upper edge in the padded image, from 0 to
-            2 * padding.
-        columns: (B,) long, pixel column of the crop's left edge, in the same range.
-
-    Returns:
-        Cropped images (B, C, H, W).
+    `rows` and `columns` (B,) are the upper and left edges in the padded image, from 0 to 2 *
+    padding.
     """
     height, width = images.shape[-2:]
     windows = F.pad(images, [padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
@@ -51,7 +44,6 @@ class Augmentation:
     `MixupCutmix` can mix pairs of the resulting images afterwards.
 
     Args:
-        config: Transform options. The options of MixUp, CutMix and evaluation are not used.
         size: Height and width of the result in pixels.
         n_channels: Number of channels C, 1 or 3.
         seed: Seed of the random numbers, which also depend on the epoch and the image.
@@ -86,17 +78,13 @@ class Augmentation:
         self.erase = v2.RandomErasing(p=config.reprob, value="random") if config.reprob else None
 
     def __call__(self, pixels: Tensor | list[Tensor], epoch: int, rows: np.ndarray) -> Tensor:
-        """Augment a batch.
+        """Augment a batch, and return normalized images (B, C, size, size) float32.
 
         Args:
             pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
             epoch: Index of the epoch, from 0.
-            rows: (B,) index of each image in the split. The random numbers of an image are a
-                function of this index. With repeated augmentation, the index i + k N means copy k
-                of image i, where N is the number of images in the split.
-
-        Returns:
-            Augmented and normalized images (B, C, size, size) float32.
+            rows: (B,) index of each image in the split, with which its random numbers change. With
+                repeated augmentation, the index i + k N means copy k of image i of N images.
         """
         numbers = bits(self.seed, epoch, rows, _N_NUMBERS)
         if self.config.train_crop != "random_resized_crop":
@@ -119,16 +107,7 @@ class Augmentation:
 def _apply_seeded(
     transform: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
 ) -> Tensor:
-    """Transform each image with its own seed, and return the results as a batch (B, ...).
-
-    The global generator of the CPU is seeded before each image. Its earlier state is restored after
-    the last image.
-
-    Args:
-        transform: Function of one image that draws from the global generator of the CPU.
-        images: Images (B, ...), or a list of B images.
-        seeds: Seed of each image, (B,) uint64.
-    """
+    """Transform each image with its own seed (B,) uint64 of the CPU's global generator."""
     results = []
     with torch.random.fork_rng(devices=[]):
         for image, seed in zip(images, seeds.tolist(), strict=True):
@@ -144,11 +123,7 @@ class MixupCutmix:
 
     MixUp replaces the images a and b of a pair by lam a + (1 - lam) b and lam b + (1 - lam) a, with
     one random lam for the pair. CutMix lets a and b exchange the pixels of one random rectangle.
-
-    Args:
-        config: Transform options, of which `mixup` or `cutmix` must be above 0.
-        n_classes: Number of classes K.
-        seed: Seed of the random numbers, which also depend on the epoch and the number of the pair.
+    `mixup` or `cutmix` of the config must be above 0.
     """
 
     config: TransformConfig
@@ -168,8 +143,8 @@ class MixupCutmix:
                 not in the batch.
             labels: (R,) long, class of each image in `images`.
             partners: (B,) long, index in `images` of the partner of each image of the batch.
-            pairs: (B,) number of the pair of each image of the batch: the smaller index in the
-                split of the two partners. The number seeds the random numbers of the pair.
+            pairs: (B,) number of the pair of each image of the batch, which seeds its random
+                numbers: the smaller index in the split of the two partners.
             epoch: Index of the epoch, from 0.
 
         Returns:
@@ -183,22 +158,10 @@ class MixupCutmix:
         return mixed, torch.lerp(targets[partners], targets[own], own_share)
 
     def _shares(self, pairs: np.ndarray, epoch: int, height: int, width: int) -> Tensor:
-        """Return the weight of each image, at each pixel, in the mixture that replaces the image.
+        """Return the weight of each image, at each pixel, in its mixture, (B, 1, H, W).
 
-        The image's partner has 1 minus this weight in the same mixture. lam is drawn from a Beta
-        distribution for each pair. With MixUp, all pixels have the weight lam. With CutMix, the
-        weight is 0 in a rectangle and 1 elsewhere. The rectangle has 1 - lam times the area of the
-        image, but is clipped at the edges of the image.
-
-        Args:
-            pairs: (B,) number of the pair of each image, which seeds the random numbers of the
-                pair. It is the smaller index in the split of the two partners.
-            epoch: Index of the epoch, from 0.
-            height: Height H of the images in pixels.
-            width: Width W of the images in pixels.
-
-        Returns:
-            (B, 1, H, W) weights of the B images.
+        With MixUp, all pixels have the weight lam. With CutMix, it is 0 in a rectangle of 1 - lam
+        times the area, which is clipped at the edges, and 1 elsewhere.
         """
         config = self.config
         cutmix_probability = (config.mixup_switch if config.mixup else 1.0) * (config.cutmix > 0)

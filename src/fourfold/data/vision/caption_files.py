@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.core.validation import check_range
 from fourfold.data.readers.text_table import TextTable, get_column, read_csv, read_json_lines
 from fourfold.data.vision.image_stores import (
     FileStore,
@@ -34,11 +33,8 @@ Record = tuple[str, list[str], int]
 class CaptionedImages:
     """N images of a split, with one or several captions each.
 
-    Args:
-        images: Store of the images, whose labels are not used.
-        texts: Table with one column, the captions of all images. The captions of the first image
-            come first, then the captions of the second image, and so on.
-        counts: (N,) number of captions of each image, at least 1.
+    `texts` has one column, the captions of all images, one image after the other; `counts` (N,) are
+    the numbers of captions of each image, at least 1.
     """
 
     images: ImageStore
@@ -55,14 +51,12 @@ class CaptionLayout:
             .json means JSON lines, with a line for each image. Any other file is in a format of
             Flickr8k, with a line for each caption. Such a line is IMAGE#NUMBER, a tab and the
             caption, or a row of a CSV file with the header image,caption.
-        images: Path of the folder of images, relative to the folder or archive; "" means that the
-            images are in the folder or archive itself.
+        images: Path of the folder of images; "" means the folder or archive itself.
         columns: Keys of the JSON object of an image. The values are the path of the image relative
             to `images`, the name of its split, and its caption or list of captions. The first key
             is also the name of the image column in a CSV file.
-        split_files: Dictionary from the name of a split (train, val or test) to the path of a text
-            file with an image name in each line, for a format of Flickr8k. Images in no file are
-            not used.
+        split_files: Path of a text file with an image name in each line, by the name of the split,
+            for a format of Flickr8k. Images in no file are not used.
         fractions: Shares of the images that are held out for val and for test, for a format of
             Flickr8k without `split_files`.
         seed: Seed of the choice of the held-out images.
@@ -79,13 +73,8 @@ class CaptionLayout:
 def read_captions(source: str, layout: CaptionLayout) -> dict[str, CaptionedImages]:
     """Read captioned images from a folder or zip archive, which also holds the caption file.
 
-    Args:
-        source: Folder or zip archive; a relative path may also lie under $FOURFOLD_DATA.
-        layout: Layout of the source.
-
-    Returns:
-        Captioned images of each split, by name. "train" is always a key. "val" and "test" are keys
-        if the source has images of these splits.
+    "train" is always a key of the result; "val" and "test" are keys if the source has images of
+    these splits.
 
     Raises:
         InputError: The source is missing, a line is invalid, an image of a caption is missing, or
@@ -107,12 +96,7 @@ def read_captions(source: str, layout: CaptionLayout) -> dict[str, CaptionedImag
 
 
 class _Source:
-    """Folder or zip archive that holds images.
-
-    Args:
-        source: Path of the folder or archive.
-        folder: Path of the folder of images, relative to the source; "" means the source itself.
-    """
+    """Folder or zip archive that holds images."""
 
     def __init__(self, source: str, folder: str) -> None:
         self.root = resolve(source)
@@ -165,16 +149,7 @@ def _read_json(path: str, columns: tuple[str, str, str]) -> dict[str, list[Recor
 
 
 def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the line number, image name and caption of each line of a caption file of Flickr8k.
-
-    Args:
-        path: Path of the caption file.
-        columns: Keys of `CaptionLayout.columns`, of which the first is the image column of a CSV
-            file.
-
-    Raises:
-        InputError: A line is in neither format of Flickr8k.
-    """
+    """Yield the line number, image name and caption of each line of a caption file of Flickr8k."""
     lines = read_lines(path)
     if _NUMBERED.fullmatch(lines[0]):
         for number, line in enumerate(lines, 1):
@@ -200,21 +175,7 @@ def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[in
 def _read_flickr(
     source: str, path: str, layout: CaptionLayout, opened: _Source
 ) -> dict[str, list[Record]]:
-    """Read a caption file in a format of Flickr8k, and divide its images into splits.
-
-    Args:
-        source: Folder or zip archive.
-        path: Path of the caption file.
-        layout: Layout of the source.
-        opened: The opened source.
-
-    Returns:
-        Records of the images of each split, by name.
-
-    Raises:
-        InputError: A line is invalid, an image of a list has no caption, or, without lists, an
-            image in the folder has no caption.
-    """
+    """Read a caption file in a format of Flickr8k, and divide its images into splits."""
     records: dict[str, Record] = {}
     for line, name, text in _flickr_lines(path, layout.columns):
         if not text:
@@ -244,24 +205,7 @@ def _read_flickr(
 def _hold_out(
     records: list[Record], layout: CaptionLayout, opened: _Source
 ) -> dict[str, list[Record]]:
-    """Hold out shares of the images for the splits val and test.
-
-    Identical images are put into one split.
-
-    Args:
-        records: Records of all images.
-        layout: Layout with the shares and the seed.
-        opened: The source of the images.
-
-    Returns:
-        Records of the images of each split, by name.
-
-    Raises:
-        InputError: The shares are out of range.
-    """
-    for name, share in zip(("val", "test"), layout.fractions, strict=True):
-        check_range(f"data.{name}_fraction", share, minimum=0.0, below=1.0)
-    check_range("data.val_fraction + data.test_fraction", sum(layout.fractions), below=1.0)
+    """Hold out shares of the images for val and test; identical images are put into one split."""
     names, splits = [name for name, _, _ in records], {}
     if not all(map(opened.has, names)):
         return {"train": records}  # `read_captions` reports the missing image

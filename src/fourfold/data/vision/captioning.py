@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import batch_sizes
@@ -42,9 +41,6 @@ def digit_captions() -> dict[str, CaptionedImages]:
     The captions describe the digit, its stroke (thin, plain or bold) and its slant (leaning right,
     upright or leaning left). Stroke and slant are measured from the pixels. The thresholds are
     chosen so that each stroke has a third of the training images, and each slant too.
-
-    Returns:
-        Captioned images of each split, by name: "train", "val" and "test".
     """
     splits = digits()
     terciles = np.quantile(_ink_and_slant(splits["train"]), [1 / 3, 2 / 3], axis=0)  # (2, 2)
@@ -66,12 +62,9 @@ def digit_captions() -> dict[str, CaptionedImages]:
 
 
 def _ink_and_slant(images: ImageStore) -> np.ndarray:
-    """Measure the amount of ink and the slant of each image.
+    """Return the mean brightness and the slant of each image, (N, 2) float64.
 
-    Returns:
-        Array (N, 2) float64. Column 0 is the mean brightness of the pixels, from 0 to 255. Column 1
-        is the number of pixels by which the stroke moves to the right in each row downwards. This
-        number is negative for a digit that leans right.
+    The slant is the number of pixels by which the stroke moves to the right in each row downwards.
     """
     pixels = torch.stack([images.pixels(row, 1)[0] for row in range(len(images))]).double()
     total = pixels.sum((1, 2))
@@ -90,14 +83,12 @@ class CaptionDataset(ImageDataset):
     """Dataset of the images of one split, in which each image comes with one of its captions.
 
     In each epoch, one caption of each image is sampled if the transform is an `Augmentation`.
-    Otherwise the first caption is used. Arguments that are not listed are those of `ImageDataset`.
+    Otherwise the first caption is used.
 
     Args:
         ids: Token ids of all captions in the order of the images, each caption from BOS to EOS.
         captioned: The captions as texts, for evaluation, and the number of captions of each image.
-        pad_id: Id of the padding token.
-        features: Frozen features (N, C, H, W) of the images, which replace the pixels; None for
-            pixels.
+        features: Frozen features (N, C, H, W) of the images, which replace the pixels, or None.
     """
 
     ids: RaggedArray
@@ -121,23 +112,11 @@ class CaptionDataset(ImageDataset):
         return int(self.ids.lengths.max())
 
     def prepare(self) -> None:
-        """Decode all images into memory, as `ImageDataset.prepare` does.
-
-        With features, the method does nothing, because the pixels are not used.
-        """
         if self.features is None:
             super().prepare()
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CaptionBatch:
-        """Return a batch of images or features, each with the caption of this epoch.
-
-        Args:
-            rows: (B,) indices of the images in the split.
-            epoch: Index of the epoch, from 0.
-            position: Number of batches (micro-batches) of the epoch that all ranks together have
-                processed after this batch. The number is copied into the returned batch, for
-                resuming.
-        """
+        """Return a batch of images or features, each with the caption of this epoch."""
         captions = self.first[rows]
         if isinstance(self.transform, Augmentation):
             counts = self.captioned.counts[rows]
@@ -163,8 +142,7 @@ class CaptionData(TextDataModule):
             folder or zip archive. A relative path may also lie under $FOURFOLD_DATA.
         captions: Path of the caption file in the source. A file with the suffix .jsonl or .json has
             a line for each image. Any other file has a line for each caption, in one of Flickr8k's
-            formats: IMAGE#NUMBER, a tab and the caption, or CSV with the header image,caption. See
-            `CaptionLayout`.
+            formats: IMAGE#NUMBER, a tab and the caption, or CSV with the header image,caption.
         images: Folder of the images in the source; "" means the source itself.
         image_column: Key of the image's file name in a JSON line, and name of the image column in a
             CSV file.
@@ -183,12 +161,7 @@ class CaptionData(TextDataModule):
             pixels. Images are then not augmented.
         n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
             digits without features, otherwise 3.
-        cache: "memory" decodes all images once and keeps their pixels; all images must then have
-            the same size. "none" decodes an image each time the image is used. "auto" means
-            "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
-        seed: Seed of the order of the images, the choice of captions and the augmentation. All
-            three also depend on the epoch.
-        num_workers: Number of worker processes that prepare batches.
+        cache: Decoded images in memory, as in `ImageData`: "memory", "none" or "auto".
         split_files: Path in the source of the list of images of each split (train, val and test),
             for Flickr8k's formats. Images in no list are not used.
         val_fraction: Share of the images that is held out for validation, for Flickr8k's formats
@@ -202,8 +175,7 @@ class CaptionData(TextDataModule):
 
     Example:
         >>> data = CaptionData(batch_size=4)  # scikit-learn's digits, described in words
-        >>> batch = next(iter(data.train_dataloader()))
-        >>> batch.images.shape
+        >>> next(iter(data.train_dataloader())).images.shape
         torch.Size([4, 1, 8, 8])
         >>> len(data.references("test")[0])  # captions of the first test image
         3
@@ -239,9 +211,7 @@ class CaptionData(TextDataModule):
     ) -> None:
         super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
         self.transform = transform or TransformConfig()
-        check_range("data.max_len", max_len, minimum=3)  # BOS, one token and EOS
         check_channels("data.n_channels", n_channels)
-        check_choice("data.too_long", too_long, ("error", "truncate"))
         if features is not None:
             features.check_transform(self.transform)
             if n_channels == 1:
@@ -266,11 +236,7 @@ class CaptionData(TextDataModule):
         self._n_channels = n_channels
 
     def read(self) -> dict[str, CaptionedImages]:
-        """Return the captioned images of each split, and set the image transforms.
-
-        If the source has a "val" split and no "test" split, the "val" split is also returned as
-        "test".
-        """
+        """Return the captioned images of each split, and set the image transforms."""
         is_builtin = self.source == "digits"
         splits = digit_captions() if is_builtin else read_captions(self.source, self.layout)
         log_rotated(splits["train"].images)
@@ -296,16 +262,10 @@ class CaptionData(TextDataModule):
             self.setup()
 
     def training_texts(self, raw: CaptionedImages) -> Sequence[str]:
-        """Return all captions of the training split, on which the tokenizer is trained."""
         return raw.texts.columns[0]
 
     def encode(self, name: str, raw: CaptionedImages, tokenizer: Tokenizer) -> CaptionDataset:
         """Tokenize the captions of a split, and return the dataset of the split.
-
-        Args:
-            name: Name of the split. Images are augmented, and captions sampled, only in "train".
-            raw: Captioned images of the split.
-            tokenizer: Tokenizer of the captions.
 
         Raises:
             InputError: The tokenizer uses the same token for BOS and EOS, or a caption is too long.
@@ -337,12 +297,7 @@ class CaptionData(TextDataModule):
         return [list(islice(texts, count)) for count in dataset.captioned.counts]
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the values that inference needs besides the model.
-
-        The values are the tokenizer as a JSON string, the maximum length of a caption in tokens,
-        and the settings of the evaluation transform. If the data have frozen features, the layer of
-        the features and a hash of the network's weights are added.
-        """
+        """Return the tokenizer, `max_len`, the transform, and what identifies the features."""
         artifacts = super().artifacts() | {"max_len": self.max_len}  # reads the data
         if self.features is not None:
             layer, (_, weights) = self.features.layer, load_network()

@@ -53,9 +53,6 @@ class FeatureConfig:
         cache: Path of the file that stores the features. A missing file is written. Features of
             changed or new images, of other weights or of other options are computed again. None
             computes all features at each start.
-
-    Raises:
-        InputError: `layer` is unknown.
     """
 
     layer: Literal["block10", "final"] = "block10"
@@ -66,14 +63,7 @@ class FeatureConfig:
         check_choice("features.layer", self.layer, list(LAYERS))
 
     def check_transform(self, config: TransformConfig) -> None:
-        """Check that images are not augmented, and are normalized for the network.
-
-        Args:
-            config: Options of the image transforms.
-
-        Raises:
-            InputError: An option of the transform does not fit.
-        """
+        """Raise InputError if images are augmented, or are not normalized for the network."""
         expected: dict[str, Any] = {"size": (None, SIDE), "train_crop": ("none",)}
         expected |= dict.fromkeys(("mean", "std"), ((0.5,), (0.5, 0.5, 0.5)))
         plain = TransformConfig()
@@ -86,10 +76,7 @@ class FeatureConfig:
 
 @functools.cache
 def load_network() -> tuple[nn.Module, str]:
-    """Load the pre-trained EfficientNet-lite0.
-
-    Returns:
-        The network in eval mode, and a hash of its weights as 32 hexadecimal digits.
+    """Return the pre-trained EfficientNet-lite0 in eval mode, and a hash of its weights.
 
     Raises:
         InputError: A package of the extra `pictures` is not installed.
@@ -109,16 +96,9 @@ def load_network() -> tuple[nn.Module, str]:
 
 @torch.inference_mode()
 def compute_features(images: Tensor, layer: str) -> Tensor:
-    """Compute the frozen features of images.
+    """Compute the frozen features (N, C, H, W) float16 of normalized images (N, 3, 224, 224).
 
     Each image is computed on its own, so that its features do not depend on a batch.
-
-    Args:
-        images: Normalized images (N, 3, 224, 224) float32.
-        layer: Layer whose output is used, "block10" or "final" (see `FeatureConfig`).
-
-    Returns:
-        Features (N, C, H, W) float16.
     """
     network: Any
     network, _ = load_network()
@@ -138,11 +118,6 @@ def image_features(
     stores: Sequence[ImageStore], transform: EvalTransform, config: FeatureConfig
 ) -> list[Tensor]:
     """Compute the frozen features of all images, or read them from the cache file.
-
-    Args:
-        stores: Images of each split.
-        transform: Transform from pixels to the input of the network.
-        config: Options of the features.
 
     Returns:
         Features (N, C, H, W) float16 of the N images of each store, in the order of `stores`.
@@ -180,15 +155,9 @@ def image_features(
 
 
 def _read(cache: Path, settings: str) -> dict[str, Tensor]:
-    """Read the cache file of features.
+    """Return the features (C, H, W) in the cache file by the hash of their image.
 
-    Args:
-        cache: Path of the file. A damaged file is renamed.
-        settings: Network, layer and image transform of the features, as JSON.
-
-    Returns:
-        Dictionary from the hash of each image to its features (C, H, W). The dictionary is empty if
-        the file is missing, is damaged or has other settings.
+    A damaged file is renamed, and a file of other settings is not used.
     """
     if not cache.exists():
         return {}
@@ -226,14 +195,12 @@ def _hash(features: Tensor) -> str:
 def input_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Image], Tensor]:
     """Return the function that converts an image to the input of a trained model.
 
-    The input is normalized pixels, or frozen features if the model was trained with features.
-
     Args:
         artifacts: Values that the checkpoint of the model stores for inference.
 
     Returns:
-        Function from an image file, or an opened image, to the model's input (C, H, W) float32. The
-        function raises UnreadableImage if the image cannot be decoded.
+        Function from an image file, or an opened image, to normalized pixels or frozen features (C,
+        H, W) float32. The function raises UnreadableImage if the image cannot be decoded.
 
     Raises:
         InputError: The artifacts are not those of an image model, a package of the extra `pictures`

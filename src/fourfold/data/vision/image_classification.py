@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
@@ -28,17 +28,13 @@ class ImageDataset(BatchedDataset):
     """Dataset of the N images of one split, whose batches hold transformed images and labels.
 
     Args:
-        images: Store of the images and labels.
-        transform: Transform from pixels to model input. The images are shuffled in each epoch if
-            the transform is an `Augmentation`, but not if it is an `EvalTransform`.
+        transform: Transform from pixels to model input. The images are shuffled in each epoch if it
+            is an `Augmentation`, but not if it is an `EvalTransform`.
         batch_size: Number of images in a batch.
         seed: Seed of the order of the images.
-        cache: "memory" decodes all images once and keeps their pixels; all images must then have
-            the same size. "none" decodes an image each time the image is used. "auto" means
-            "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
+        cache: "memory", "none" or "auto", as in `ImageData`.
         mix: MixUp or CutMix of each training batch; None does not mix images.
-        aug_repeats: Number of copies of each sampled image in a training epoch (repeated
-            augmentation).
+        aug_repeats: Number of copies of each sampled image in a training epoch.
     """
 
     images: ImageStore
@@ -65,17 +61,11 @@ class ImageDataset(BatchedDataset):
         return self.images.labels
 
     def location(self, row: int) -> str:
-        """Return the location of the image with the index `row`, for messages.
-
-        The location is the path of the file, or the name of the dataset and the index of the image.
-        """
+        """Return the location of the image with the index `row`, for messages."""
         return self.images.location(row)
 
     def prepare(self) -> None:
-        """Decode all images into memory that worker processes share, unless `cache` is "none".
-
-        If `cache` is "auto" and the images have different sizes or take more than 2 GiB, nothing is
-        kept in memory.
+        """Decode all images into memory that worker processes share, as `cache` says.
 
         Raises:
             InputError: `cache` is "memory", but the images have different sizes.
@@ -104,18 +94,10 @@ class ImageDataset(BatchedDataset):
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
         """Return a batch of transformed images with their labels.
 
-        The labels are class indices (B,). With MixUp or CutMix, the labels are class probabilities
-        (B, K), and each image is mixed with its neighbour in the shuffled order of the epoch: the
-        first image with the second, the third with the fourth, and so on. If the batch size is odd,
-        the neighbour may be in another batch. The neighbour is then read for this batch, too.
-
-        Args:
-            rows: (B,) indices of the images in the split. With repeated augmentation, the index i +
-                k N means copy k of image i, and each copy has its own random transforms.
-            epoch: Index of the epoch, from 0, on which the random transforms depend.
-            position: Number of batches (micro-batches) of the epoch that all ranks together have
-                processed after this batch. The number is copied into the returned batch, for
-                resuming.
+        The labels are class indices (B,). With MixUp or CutMix, they are class probabilities (B,
+        K), and each image is mixed with its neighbour in the shuffled order of the epoch, which may
+        be in another batch and is then read for this batch, too. With repeated augmentation, the
+        row i + k N means copy k of image i, and each copy has its own random transforms.
         """
         if self.mix is None:
             images, labels = self.transformed(rows, epoch)
@@ -131,13 +113,7 @@ class ImageDataset(BatchedDataset):
         return ImageBatch(images, labels, torch.from_numpy(rows % len(self)), epoch, position)
 
     def transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return transformed images (B, C, H, W) and their class indices (B,), without mixing.
-
-        Args:
-            rows: (B,) indices of the images in the split. With repeated augmentation, the index
-                i + k N means copy k of image i.
-            epoch: Index of the epoch, from 0.
-        """
+        """Return transformed images (B, C, H, W) and their class indices (B,), without mixing."""
         stored = torch.from_numpy(rows % len(self.images))
         if self.decoded is None:
             pixels: Tensor | list[Tensor] = [self._pixels(row) for row in stored.tolist()]
@@ -151,12 +127,7 @@ def make_transforms(
 ) -> tuple[Augmentation, EvalTransform]:
     """Return the random transform of training and the deterministic transform of evaluation.
 
-    Args:
-        config: Transform options. If `config.size` is None, the images get the size of the first
-            training image.
-        train: Training images.
-        n_channels: Number of channels of the model input; None means `train.n_channels`.
-        seed: Seed of the augmentation.
+    If `config.size` is None, the images get the size of the first image of `train`.
 
     Raises:
         InputError: `config.size` is None and the first training image is not square, or the number
@@ -211,9 +182,6 @@ class ImageData(ResumableDataModule):
         image_column: Name of the image column of Parquet files and Hugging Face datasets.
         label_column: Name of the label column of Parquet files and Hugging Face datasets.
         download: Let torchvision download a missing dataset.
-        seed: Seed of the order of the images, the augmentation and the mixing. All three also
-            depend on the epoch.
-        num_workers: Number of worker processes that prepare batches.
 
     Raises:
         InputError: An option is out of range. `setup` raises the error if the source cannot be read
@@ -222,10 +190,8 @@ class ImageData(ResumableDataModule):
     Example:
         >>> data = ImageData("digits", batch_size=16)
         >>> batch = next(iter(data.train_dataloader()))
-        >>> batch.images.shape, batch.labels.shape
-        (torch.Size([16, 1, 8, 8]), torch.Size([16]))
-        >>> data.n_classes
-        10
+        >>> batch.images.shape, data.n_classes
+        (torch.Size([16, 1, 8, 8]), 10)
     """
 
     batch_class: ClassVar[type] = ImageBatch
@@ -252,7 +218,6 @@ class ImageData(ResumableDataModule):
     ) -> None:
         super().__init__(seed=seed, num_workers=num_workers)
         check_channels("data.n_channels", n_channels)
-        check_positive("data.aug_repeats", aug_repeats)
         self.source_options = (source, image_column, label_column, download)
         self.download = download
         self.cache = cache
@@ -273,8 +238,6 @@ class ImageData(ResumableDataModule):
 
     def build(self) -> dict[str, BatchedDataset]:
         """Open the source, and return the datasets of the splits "train", "val" and "test".
-
-        Splits that the source lacks are made as the docstring of `ImageData` describes.
 
         Raises:
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
@@ -335,10 +298,7 @@ class ImageData(ResumableDataModule):
         return self._evaluation.n_channels
 
     def artifacts(self) -> dict[str, Any]:
-        """Return the values that inference needs besides the model.
-
-        The values are the class names and the settings of the evaluation transform.
-        """
+        """Return the class names and the settings of the evaluation transform."""
         names = {"class_names": list(self.class_names)}  # reads the data
         return names | self._evaluation.artifacts()
 

@@ -9,7 +9,6 @@ import hashlib
 import io
 import logging
 import os
-import warnings
 import zipfile
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -27,8 +26,6 @@ from fourfold.errors import InputError
 
 log = logging.getLogger(__name__)
 
-MAX_PIXELS = 1 << 26  # pixels of the largest image; decoding such an image needs up to 1 GB
-MAX_IMAGE_BYTES = 1 << 28  # bytes of the largest encoded image in a zip archive
 PIL_MODES = {1: "L", 3: "RGB"}  # mode of Pillow for each number of channels
 MAX_LOOKED_AT = 100  # images of which `log_rotated` reads the EXIF data
 
@@ -38,11 +35,7 @@ class UnreadableImage(InputError):
 
     If the error is raised in a worker process of a DataLoader, torch calls the constructor again in
     the main process, with the printed traceback as the message. The constructor keeps only the
-    original message of such a traceback, so that messages are the same with and without workers.
-
-    Args:
-        message: Reason of the error, or the traceback from a worker process.
-        file: Path of the image, or its location in a dataset.
+    original message of such a traceback.
     """
 
     def __init__(self, message: str, *, file: str | None = None) -> None:
@@ -53,7 +46,7 @@ class UnreadableImage(InputError):
 
 
 def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: str) -> Tensor:
-    """Decode an image to grayscale or RGB pixels; transparency is dropped.
+    """Decode an image to grayscale or RGB pixels (C, H, W) uint8; transparency is dropped.
 
     As in torchvision and timm, the EXIF orientation is ignored. `datasets` and the pipelines of
     transformers apply it.
@@ -63,22 +56,15 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
         n_channels: Number of channels C: 1 for grayscale, 3 for RGB.
         location: Location of the image, for error messages.
 
-    Returns:
-        Pixels (C, H, W) uint8.
-
     Raises:
-        UnreadableImage: The file does not exist, is not an image, is incomplete, has more than
-            `MAX_PIXELS` pixels, or is PostScript, which Pillow passes to another program.
+        UnreadableImage: The file does not exist, is not an image, is incomplete, or is PostScript,
+            which Pillow passes to another program.
     """
     try:
         if not isinstance(image, Image.Image):
-            with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
-                image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+            image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
             if image.format == "EPS":
                 raise ValueError("PostScript is not supported")
-        if image.width * image.height > MAX_PIXELS:
-            n_pixels = f"{image.width} x {image.height} pixels"
-            raise ValueError(f"it has {n_pixels}, at most {MAX_PIXELS} are allowed")
         pixels = np.array(_convert(image, PIL_MODES[n_channels]))
     except Exception as error:  # Pillow's decoders raise many types
         described = getattr(error, "strerror", None) or str(error)
@@ -127,8 +113,7 @@ class ImageStore:
     Args:
         images: Sequence of N images, in the form that the class or subclass stores.
         labels: (N,) class index of each image.
-        class_names: Names of the K classes. None means that the names are the numbers from 0 to the
-            largest label.
+        class_names: Names of the K classes; None means the numbers from 0 to the largest label.
         origin: File, folder or dataset from which the images come, for error messages.
 
     Attributes:
@@ -190,29 +175,15 @@ class ImageStore:
         return f"{self.origin}, row {self.rows[row]}"
 
     def encoded(self, row: int) -> bytes | Path | Image.Image:
-        """Return the image with the index `row` in its stored form.
-
-        The form is encoded bytes, the path of a file, or an opened Pillow image.
-        """
+        """Return the image with the index `row` as bytes, path of a file or Pillow image."""
         return self.images[self.rows[row]]
 
     def pixels(self, row: int, n_channels: int) -> Tensor:
-        """Decode an image and return the pixels, (C, H, W) uint8.
-
-        Args:
-            row: Index of the image in this store.
-            n_channels: Number of channels C, 1 or 3, to which the image is converted.
-
-        Raises:
-            UnreadableImage: The image cannot be decoded.
-        """
+        """Decode the image with the index `row`, and return its pixels (C, H, W) uint8."""
         return decode(self.encoded(row), n_channels, self.location(row))
 
     def digest(self, row: int) -> bytes:
-        """Return a 16-byte hash of the image with the index `row`, to find copies of an image.
-
-        The hash is computed from the encoded bytes, or from the pixels of an opened Pillow image.
-        """
+        """Return a 16-byte hash of the encoded image with the index `row`, to find copies of it."""
         image = self.encoded(row)
         if isinstance(image, Image.Image):
             content = repr((image.mode, image.size)).encode() + image.tobytes()
@@ -235,11 +206,7 @@ class ZipStore(FileStore):
     """Store of images in the zip archive `origin`. `images` holds the names of archive members."""
 
     def encoded(self, row: int) -> bytes:
-        archive, name = open_zip(self.origin, os.getpid()), self.images[self.rows[row]]
-        if (n_bytes := archive.getinfo(name).file_size) > MAX_IMAGE_BYTES:
-            message = f"the image must have at most {MAX_IMAGE_BYTES} bytes, got {n_bytes}"
-            raise UnreadableImage(message, file=self.location(row))
-        return archive.read(name)
+        return open_zip(self.origin, os.getpid()).read(self.images[self.rows[row]])
 
 
 @functools.lru_cache(maxsize=8)
@@ -247,12 +214,7 @@ def open_zip(archive: str, process: int) -> zipfile.ZipFile:
     """Open a zip archive once in each process, and return the same object in later calls.
 
     Each forked process opens the archive itself, because all processes that inherit an open file
-    share one offset in the file.
-
-    Args:
-        archive: Path of the archive.
-        process: Id of the calling process. The cache of opened archives has an entry for each
-            process.
+    share one offset in the file. `process` is the id of the calling process.
 
     Raises:
         InputError: The archive cannot be read.
@@ -285,17 +247,12 @@ def stratified_split(images: ImageStore, share: float, seed: int) -> tuple[Image
     Identical images, which are frequent in photo collections, are all held out or all kept, even if
     their labels differ. Otherwise the held-out images would contain copies of training images.
 
-    Args:
-        images: Store to split.
-        share: Share of each class to hold out, above 0 and below 1.
-        seed: Seed of the random choice of the held-out images.
-
     Returns:
         The store of the remaining images and the store of the held-out images, each in the order of
         `images`.
 
     Raises:
-        InputError: `share` is out of range, or no image would be held out.
+        InputError: `share` is not between 0 and 1, or no image would be held out.
     """
     check_range("the share of images to hold out", share, above=0.0, below=1.0)
     sizes = [0] * len(images)

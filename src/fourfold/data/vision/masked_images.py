@@ -4,16 +4,16 @@ Shapes: B images of a batch, N patches of an image, V visible patches.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.batches import MaskedImageBatch
 from fourfold.data.loading.counter_rng import bits
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.vision.image_classification import ImageData, ImageDataset
+from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 
 _STREAM = 1  # index of the random sequence that selects patches; the augmentation uses 0
@@ -21,14 +21,7 @@ _STREAM = 1  # index of the random sequence that selects patches; the augmentati
 
 @dataclass(eq=False)
 class MaskedImageDataset(ImageDataset):
-    """Dataset of images with random visible patches, without labels.
-
-    Arguments that are not listed are those of `ImageDataset`.
-
-    Args:
-        n_patches: Number of patches N of an image.
-        n_visible: Number of visible patches V of an image.
-    """
+    """Dataset of images with `n_visible` of `n_patches` random visible patches, without labels."""
 
     n_patches: int = 0
     n_visible: int = 0
@@ -37,13 +30,6 @@ class MaskedImageDataset(ImageDataset):
         """Return a batch of transformed images with the indices of their visible patches.
 
         The visible patches of an image are a function of the seed, the epoch and the row.
-
-        Args:
-            rows: (B,) indices of the images in the split. With repeated augmentation, the index
-                i + k N means copy k of image i, where N is the number of images.
-            epoch: Index of the epoch, from 0.
-            position: Number of batches (micro-batches) of the epoch that all ranks together have
-                processed after this batch.
         """
         batch: Any = super().batch(rows, epoch, position)
         noise = bits(self.seed, epoch, rows, self.n_patches, _STREAM)
@@ -59,16 +45,13 @@ class MaskedImageData(ImageData):
     The labels of the source are not used, except for splits that keep the shares of the classes.
 
     Args:
-        source: "digits" (built-in images), or another source that `ImageData` accepts.
         patch_size: Side of a patch in pixels, which must be that of the model.
         mask_ratio: Share of the patches that are masked. The number of visible patches, which is
             the remaining share of all patches, is rounded down.
-        options: Further arguments of `ImageData`.
 
     Raises:
-        InputError: An option is out of range. `setup` raises the error if the source cannot be
-            read, if the side of the images is not divisible by `patch_size`, or if no patch or all
-            patches are masked.
+        InputError: `setup` raises it if the source cannot be read, if the side of the images is not
+            divisible by `patch_size`, or if no patch or all patches are masked.
 
     Example:
         >>> data = MaskedImageData("digits", patch_size=2, mask_ratio=0.75, batch_size=16)
@@ -80,21 +63,50 @@ class MaskedImageData(ImageData):
     batch_class = MaskedImageBatch
 
     def __init__(
-        self, source: str = "digits", patch_size: int = 16, mask_ratio: float = 0.75, **options: Any
+        self,
+        source: str = "digits",
+        patch_size: int = 16,
+        mask_ratio: float = 0.75,
+        batch_size: int = 128,
+        eval_batch_size: int | None = None,
+        transform: TransformConfig | None = None,
+        n_channels: int | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        classes: list[str] | None = None,
+        n_train: int | None = None,
+        aug_repeats: int = 1,
+        split_seed: int = 0,
+        cache: Literal["auto", "memory", "none"] = "auto",
+        image_column: str = "image",
+        label_column: str = "label",
+        download: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(source, **options)
-        check_positive("data.patch_size", patch_size)
-        check_range("data.mask_ratio", mask_ratio, above=0.0, below=1.0)
+        super().__init__(
+            source,
+            batch_size,
+            eval_batch_size,
+            transform,
+            n_channels,
+            val_fraction,
+            test_fraction,
+            classes,
+            n_train,
+            aug_repeats,
+            split_seed,
+            cache,
+            image_column,
+            label_column,
+            download,
+            seed,
+            num_workers,
+        )
         self.patch_size = patch_size
         self.mask_ratio = mask_ratio
 
     def build(self) -> dict[str, BatchedDataset]:
-        """Open the source, and return the datasets of the splits "train", "val" and "test".
-
-        Raises:
-            InputError: The source cannot be read, the side of the images is not divisible by
-                `patch_size`, or no patch or all patches are masked.
-        """
         datasets = super().build()
         side, rest = divmod(self._evaluation.size, self.patch_size)
         if rest:

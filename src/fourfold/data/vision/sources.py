@@ -43,10 +43,7 @@ def digits() -> Splits:
     """Return scikit-learn's 1797 grayscale images of digits, divided into three splits.
 
     The images have 8x8 pixels. They are from Alpaydin and Kaynak 1998, "Optical Recognition of
-    Handwritten Digits".
-
-    Returns:
-        Dict with the keys "train" (about 70 % of the images), "val" (10 %) and "test" (20 %).
+    Handwritten Digits". About 70 % are in "train", 10 % in "val" and 20 % in "test".
     """
     with loading("digits"):
         from sklearn.datasets import load_digits
@@ -60,7 +57,7 @@ def digits() -> Splits:
 
 
 def open_source(source: str, image_column: str, label_column: str, download: bool) -> Splits:
-    """Open the splits of an image classification dataset.
+    """Open the splits of an image classification dataset; "train" is always a key.
 
     Args:
         source: "digits", "torchvision:NAME" (such as "torchvision:CIFAR10"), "datasets:NAME" or
@@ -70,10 +67,6 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
         image_column: Name of the image column of Parquet files and Hugging Face datasets.
         label_column: Name of the label column of Parquet files and Hugging Face datasets.
         download: Let torchvision download a missing dataset to $FOURFOLD_DATA.
-
-    Returns:
-        Dict from the name of a split to the store of its images. "train" is always a key; "val"
-        and "test" are keys if the source has these splits.
 
     Raises:
         InputError: The source does not exist, is empty or cannot be read.
@@ -99,18 +92,8 @@ def _open_each(
 ) -> Splits:
     """Open several splits, and check that all have the classes of the training split.
 
-    A split without labels, such as ImageNet's test split, is skipped with a warning.
-
-    Args:
-        origin: Folder or dataset that contains the splits, for error messages.
-        sources: Source of each split, by name, with "train" first.
-        open_split: Function that opens the source of one split. The second argument of the function
-            is the list of the training split's class names, or None for the training split itself.
-            The function returns None if the split has no labels.
-
-    Raises:
-        InputError: There is no training split with labels, or the classes of another split differ
-            from those of the training split.
+    `open_split` gets a source and the class names of the training split (None for this split), and
+    returns None if the split has no labels, such as ImageNet's test split.
     """
     splits: Splits = {}
     names = None
@@ -135,16 +118,8 @@ def _open_each(
 def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
     """Open a folder that holds a subfolder of images for each class.
 
-    Files and subfolders whose names begin with "." are ignored. A subfolder without images, such as
-    __MACOSX, is skipped with a warning.
-
-    Args:
-        folder: Folder with the subfolders.
-        class_names: Names of the classes in the order of the class indices; None means the names of
-            all subfolders with images in alphabetical order.
-
-    Raises:
-        InputError: There are no images, or a subfolder with images is not in `class_names`.
+    Names that begin with "." are ignored, and a subfolder without images, such as __MACOSX, is
+    skipped with a warning.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -176,12 +151,8 @@ def _class_folders(folder: Path, class_names: list[str] | None) -> FileStore:
 def _read_parquet(path: Path) -> dict[str, Any]:
     """Load a `datasets.Dataset` for each split that has Parquet files.
 
-    Args:
-        path: A Parquet file, which becomes the training split, or a folder with files such as
-            train.parquet or data/train-00000-of-00002.parquet.
-
-    Returns:
-        Dataset of each split, by name; empty if there are no such files.
+    A single file is the training split; a folder has files such as
+    data/train-00000-of-00002.parquet.
     """
     found = {"train": [path]} if path.is_file() else {}
     for name, split in SPLITS.items():

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import POSITIVE, check_positive, check_range, check_types
-from fourfold.data.vision.image_stores import PIL_MODES, UnreadableImage, decode
+from fourfold.core.validation import check_positive, check_range, check_types
+from fourfold.data.vision.image_stores import PIL_MODES, decode
 from fourfold.errors import InputError
 
 _TRANSFORM_ARTIFACTS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
@@ -50,9 +50,9 @@ class TransformConfig:
             colors are changed in addition to `aa`.
         reprob: Probability of random erasing with noise (Zhong et al. 2020).
         mixup: Parameter a of the distribution Beta(a, a) of MixUp (Zhang et al. 2018); 0 disables
-            MixUp.
+            it.
         cutmix: Parameter a of the distribution Beta(a, a) of CutMix (Yun et al. 2019); 0 disables
-            CutMix.
+            it.
         mixup_switch: Probability that a pair gets CutMix instead of MixUp, if `mixup` and `cutmix`
             are both above 0.
         crop_pct: In evaluation, the side of the crop divided by the length to which the shorter
@@ -62,10 +62,9 @@ class TransformConfig:
             resizes both sides to the same length, as the processors of ViT and DeiT in transformers
             do, and crops the center.
         interpolation: "bilinear" or "bicubic".
-        mean: Mean that normalization subtracts from each channel, or one number for all channels.
-            Pixels are first scaled to [0, 1].
-        std: Standard deviation by which normalization divides each channel, or one number for all
-            channels.
+        mean: Mean that normalization subtracts from each channel of pixels in [0, 1], or one number
+            for all channels.
+        std: Standard deviation by which normalization divides each channel, or one number.
 
     Raises:
         InputError: A value is out of range.
@@ -103,19 +102,13 @@ class TransformConfig:
 
     @property
     def rand_augment(self) -> tuple[int, float] | None:
-        """Pair of the number of operations and the magnitude (0 to 10) of RandAugment.
-
-        The value is None if `aa` does not select RandAugment.
-        """
+        """Number of operations and magnitude (0 to 10) of RandAugment, or None."""
         match = re.fullmatch(r"rand-m(10|\d(?:\.\d+)?)-n([1-9]\d*)", self.aa or "")
         return (int(match[2]), float(match[1])) if match else None
 
     @property
     def effective_crop_pct(self) -> float:
-        """Value of `crop_pct`, or its default if `crop_pct` is None.
-
-        The default is 0.875 if `train_crop` is "random_resized_crop", otherwise 1.
-        """
+        """Value of `crop_pct`, or its default if `crop_pct` is None."""
         default = 0.875 if self.train_crop == "random_resized_crop" else 1.0
         return default if self.crop_pct is None else self.crop_pct
 
@@ -129,14 +122,8 @@ def check_channels(name: str, n_channels: int | None) -> None:
 class Normalize:
     """Conversion of uint8 pixels to floats with about zero mean and unit variance.
 
-    Args:
-        mean: Mean of each channel for pixels in [0, 1], or one number for all channels.
-        std: Standard deviation of each channel for pixels in [0, 1], or one number for all
-            channels.
-        n_channels: Number of channels.
-
     Raises:
-        InputError: The number of values is neither 1 nor `n_channels`.
+        InputError: The number of means or deviations is neither 1 nor `n_channels`.
     """
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], n_channels: int) -> None:
@@ -155,19 +142,14 @@ class Normalize:
 
 
 def resized_side(size: int, crop_pct: float) -> int:
-    """Return the length in pixels to which the shorter side is resized before a center crop.
-
-    Args:
-        size: Side of the crop in pixels.
-        crop_pct: Side of the crop divided by the resized shorter side.
-    """
+    """Return the length to which the shorter side is resized before a center crop of `size`."""
     return math.floor(size / crop_pct + 1e-6)  # undoes the rounding of ratios such as 224 / 400
 
 
 def resize_and_crop(
     pixels: Tensor | list[Tensor], resized: list[int], size: int, interpolation: str
 ) -> Tensor:
-    """Resize images, and crop the center of each.
+    """Resize images, and crop the center of each to (B, C, size, size) uint8.
 
     Args:
         pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
@@ -175,9 +157,6 @@ def resize_and_crop(
             number gives the length of the shorter side, and the aspect ratio is then kept.
         size: Height and width of the result in pixels.
         interpolation: "bilinear" or "bicubic".
-
-    Returns:
-        Resized and cropped images (B, C, size, size) uint8.
     """
     if isinstance(pixels, list):
         options = (resized, size, interpolation)
@@ -205,22 +184,14 @@ class EvalTransform:
     n_channels: int
 
     def __post_init__(self) -> None:
-        smallest = self.size / POSITIVE["image_size"]
-        check_range("transform.crop_pct", self.config.effective_crop_pct, minimum=smallest)
         self.normalize = Normalize(self.config.mean, self.config.std, self.n_channels)
 
     def __call__(
         self, pixels: Tensor | list[Tensor], epoch: int = 0, rows: np.ndarray | None = None
     ) -> Tensor:
-        """Transform a batch of images.
+        """Transform (B, C, H, W) uint8 or a list of images to (B, C, size, size) float32.
 
-        Args:
-            pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
-            epoch: Unused; `Augmentation` has the same argument.
-            rows: Unused; `Augmentation` has the same argument.
-
-        Returns:
-            Normalized images (B, C, size, size) float32.
+        `epoch` and `rows` are unused; `Augmentation` has the same arguments.
         """
         side = resized_side(self.size, self.config.effective_crop_pct)
         resized = [side] * (2 if self.config.crop_mode == "squash" else 1)
@@ -230,8 +201,7 @@ class EvalTransform:
     def artifacts(self) -> dict[str, Any]:
         """Return the settings from which `eval_transform` builds this transform again.
 
-        Checkpoints store the settings for inference. The keys are image_size, n_channels, mean,
-        std, crop_pct, crop_mode and interpolation.
+        The keys are image_size, n_channels, mean, std, crop_pct, crop_mode and interpolation.
         """
         config = self.config
         return {
@@ -250,8 +220,7 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     """Return the evaluation transform of a trained model as a function of one image.
 
     Args:
-        artifacts: Values that the checkpoint of the model stores for inference, as returned by
-            `artifacts` of its DataModule.
+        artifacts: Values that the checkpoint of the model stores for inference.
 
     Returns:
         Function from an image file, or an opened image, to the model's input (C, H, W) float32. The
@@ -267,15 +236,4 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     check_channels("n_channels", n_channels)
     config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
     transform = EvalTransform(config, artifacts["image_size"], n_channels)
-
-    side = resized_side(transform.size, config.effective_crop_pct)
-
-    def prepare(image: str | Path | Image.Image) -> Tensor:
-        pixels = decode(image, n_channels, str(image))
-        short, long = sorted(pixels.shape[1:])
-        if side**2 * long > POSITIVE["image_size"] ** 2 * short:
-            message = f"the image of {long} x {short} pixels is too large after resizing to {side}"
-            raise UnreadableImage(message, file=str(image))
-        return transform([pixels])[0]
-
-    return prepare
+    return lambda image: transform([decode(image, n_channels, str(image))])[0]
