@@ -90,32 +90,13 @@ def test_folder_is_rejected_as_file(tmp_path: Path) -> None:
         ('{"a":\n1,', None, r"a\.json:2: invalid JSON"),
         ('{"a"', 7, r"a\.json:7: invalid JSON"),
         ("[" * 99_999, 1, r"a\.json:1: .*nested too deeply"),
-        ("9" * 5000, 1, r"a\.json:1: .*too many digits"),
+        ("9" * 5000, 1, r"a\.json:1: invalid JSON .*digits"),
         ('"\\ud83d"', 1, r"a\.json:1: .*half of a surrogate pair"),
     ],
 )
 def test_invalid_json_is_rejected_with_its_line(text: str, line: int | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_json(text, "a.json", line)
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zip/a"])
-def test_small_file_that_becomes_large_is_rejected(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fourfold.text_files.MIN_UNPACKED_LIMIT", 1 << 16)
-    compress = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
-    limit, data = 1 << 16, b"\n" * (8 << 20)
-    if suffix in compress:
-        write(tmp_path / f"a{suffix}", compress[suffix](data))
-        write(tmp_path / f"b{suffix}", compress[suffix](data[:limit]))
-    else:
-        for name, content in (("a.zip", data), ("b.zip", data[:limit])):
-            with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr("a", content)
-    with pytest.raises(InputError, match=r"\d+ compressed bytes become more than \d+: decompress"):
-        read_bytes(f"{tmp_path}/a{suffix}")
-    assert len(read_bytes(f"{tmp_path}/b{suffix}")) == limit
 
 
 def test_encrypted_member_of_an_archive_is_rejected(tmp_path: Path) -> None:

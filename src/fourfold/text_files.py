@@ -132,11 +132,11 @@ def parse_json(text: str, file: str, line: int | None = None) -> Any:
     """
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"invalid JSON ({error.msg})"
-        raise InputError(message, file=file, line=line or error.lineno) from error
-    except (RecursionError, ValueError) as error:  # nested too deeply, or an int of many digits
-        raise InputError(f"invalid JSON ({error})", file=file, line=line) from error
+    except RecursionError as error:
+        raise InputError("the JSON is nested too deeply", file=file, line=line) from error
+    except ValueError as error:  # also of a number with too many digits, which has no line
+        message, at = getattr(error, "msg", error), getattr(error, "lineno", None)
+        raise InputError(f"invalid JSON ({message})", file=file, line=line or at) from error
     if re.search(r"\\u[dD][89a-fA-F]", text):
         try:
             json.dumps(value, ensure_ascii=False).encode()

@@ -34,8 +34,8 @@ BY_MODULE = [
     "schedules",
     "tokenization",
 ]
-# Checks of arguments, and a program, which fourfold itself uses.
-WITHOUT_ENTRY = {"fourfold.core.validation", "fourfold.tokenization.chat_process"}
+# Checks of arguments, which fourfold itself uses.
+WITHOUT_ENTRY = {"fourfold.core.validation"}
 
 # Readers and writers of files, which docs/python.md shows.
 FILES = {"fourfold.load", "fourfold.save"}

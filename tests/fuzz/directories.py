@@ -49,7 +49,7 @@ BROKEN = ("nowhere", None, b"", b"\xff\xfe{")
 NO_JSON = (b"{", b"[]", b'{"a": 1e', b"7", b"null")
 TEMPLATES = (
     *('{{ "\\ud800" }}', '{{ "\\udc80" * 9 }}', "{{ messages[0].content }}", "{{ x.y.z }}", "{%"),
-    *("{% for i in range(10 ** 9) %}{% endfor %}", "{{ 'a' * 10 ** 9 }}", "{{ ''.__class__ }}"),
+    *("{% for i in range(10 ** 9) %}{% endfor %}", "{{ ''.__class__ }}"),
     *("{{ raise_exception('no\\nway\\x1b[31m') }}", "{{ 1 / 0 }}", "{{ messages | tojson }}"),
     *("{% set x = namespace(a=1) %}{% set x.a = x %}{{ x }}", "{% include 'x' %}", "\x00", "{#"),
     *("{{ messages.pop() }}", "{{ self.__init__.__globals__ }}", "{% macro m() %}{{ m() }}"),

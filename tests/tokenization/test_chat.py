@@ -1,4 +1,4 @@
-"""Chat templates: equality with transformers, bounds, and `fourfold generate --chat`."""
+"""Chat templates: equality with transformers, the sandbox, and `fourfold generate --chat`."""
 
 import io
 import json
@@ -15,7 +15,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from fourfold.cli import main
 from fourfold.commands.infer.line_io import escape
 from fourfold.errors import InputError
-from fourfold.tokenization import chat
 from fourfold.tokenization.chat import ChatTemplate, read_chat_template
 from fourfold.tokenization.tokenizer import Tokenizer
 

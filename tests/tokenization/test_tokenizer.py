@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
 
+import fourfold.tokenization.tokenizer as module
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer, split_for_workers
 from fourfold.tokenization.training import Kind, TokenizerConfig, train_tokenizer

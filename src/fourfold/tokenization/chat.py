@@ -135,12 +135,9 @@ class ChatTemplate:
         return self._tokens.get("eos_token")
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation.
+        """Return the text of a conversation, a sequence of dictionaries with keys role and content.
 
-        Args:
-            messages: Messages in order, dictionaries with the keys role (such as user, assistant or
-                system) and content.
-            add_generation_prompt: End the text with the beginning of an answer.
+        With `add_generation_prompt`, the text ends with the beginning of an answer.
 
         Raises:
             InputError: The template rejects the conversation.

@@ -10,7 +10,7 @@ from typing import Literal
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from fourfold.core.validation import MAX_SIZE, POSITIVE, check_choice, check_positive, check_range
+from fourfold.core.validation import MAX_SIZE, POSITIVE, check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer, split_for_workers
 
@@ -25,33 +25,31 @@ class TokenizerConfig:
     """Options of a tokenizer, which is trained or loaded from files.
 
     Args:
-        kind: Algorithm of the tokenizer. "bpe" is BPE on characters, with spaces as "▁" (Sennrich
-            et al. 2016). "byte_bpe" is BPE on bytes (Radford et al. 2019). "wordpiece" is WordPiece
-            (Devlin et al. 2019). "unigram" is the unigram language model (Kudo 2018). "word" makes
-            a token of each word and punctuation mark, and the unknown token of each word that is
-            not in the vocabulary. "char" makes a token of each character. Decoding restores a text
-            exactly, unless the kind is wordpiece or word, the text is lower-cased, or the text
-            contains characters that did not occur in training.
-        vocab_size: Size of the vocabulary with special tokens. The vocabulary may become smaller if
-            the texts are small or the kind is char. If a vocabulary of bpe or wordpiece is too
-            small for all characters of the texts, only the most frequent characters get entries,
-            and about a quarter of the size is reserved for merged tokens. A vocabulary of byte_bpe
+        kind: "bpe" is BPE on characters, with spaces as "▁" (Sennrich et al. 2016). "byte_bpe" is
+            BPE on bytes (Radford et al. 2019). "wordpiece" is WordPiece (Devlin et al. 2019).
+            "unigram" is the unigram language model (Kudo 2018). "word" makes a token of each word
+            and punctuation mark, and "char" of each character. Decoding restores a text exactly,
+            unless the kind is wordpiece or word, the text is lower-cased, or it contains characters
+            that did not occur in training.
+        vocab_size: Size of the vocabulary with special tokens, which may become smaller if the
+            texts are small or the kind is char. If a vocabulary of bpe or wordpiece is too small
+            for all characters of the texts, only the most frequent characters get entries, and
+            about a quarter of the size is reserved for merged tokens. A vocabulary of byte_bpe
             always contains the 256 bytes.
         min_frequency: Minimum number of occurrences for a pair of tokens to be merged (bpe,
             byte_bpe, wordpiece), or for a word to get an entry (word).
         lowercase: Lower-case all text (wordpiece and word also strip accents, as BERT does). Among
             loaded tokenizers, the option changes only those from a `vocab.txt`.
         file: Path of a tokenizer to load: a `tokenizer.json`, BERT's `vocab.txt`, GPT's
-            `vocab.json` (with `merges`), or a fourfold checkpoint (.ckpt) with a tokenizer. If
-            None, a tokenizer is trained.
+            `vocab.json` (with `merges`), or a fourfold checkpoint (.ckpt) with a tokenizer. None
+            trains one.
         merges: Path of the merges that belong to a `vocab.json`: GPT-2's `vocab.bpe` or GPT-1's
             `merges.txt`.
 
     Example:
-        >>> texts = ["A cat sat.", "A hat."]
         >>> for kind in ("char", "word", "byte_bpe"):
         ...     config = TokenizerConfig(kind, vocab_size=300, min_frequency=1)
-        ...     tokenizer = train_tokenizer(config, texts, mask=False)
+        ...     tokenizer = train_tokenizer(config, ["A cat sat.", "A hat."], mask=False)
         ...     print(kind, len(tokenizer.encode("A cat.")))
         char 6
         word 3
@@ -85,13 +83,12 @@ def train_tokenizer(
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:
-        InputError: `vocab_size` is above the limit of a model or not above the number of special
-            tokens, or does not suit a unigram tokenizer of the texts; or `min_frequency` is
-            negative or above 2^31.
+        InputError: `vocab_size` is above the limit of a model, not above the number of special
+            tokens, or does not suit unigram; or `min_frequency` is negative or above 2^31.
 
     Example:
-        >>> texts = ["low lower lowest"] * 4
-        >>> tokenizer = train_tokenizer(TokenizerConfig(vocab_size=20), texts, mask=False)
+        >>> config = TokenizerConfig(vocab_size=20)
+        >>> tokenizer = train_tokenizer(config, ["low lower lowest"] * 4, mask=False)
         >>> tokenizer.decode(tokenizer.encode("lower low"))
         'lower low'
     """
@@ -102,7 +99,6 @@ def train_tokenizer(
     # The library allocates the vocabulary at once, and aborts the process if it cannot.
     check_positive("tokenizer.vocab_size", config.vocab_size, POSITIVE["vocab_size"])
     check_range("tokenizer.min_frequency", config.min_frequency, minimum=0, maximum=MAX_SIZE)
-    check_choice("tokenizer.kind", config.kind, list(_TRAINERS))
     # The library needs a hundred bytes for each byte of a single text.
     if config.kind in ("bpe", "byte_bpe", "wordpiece", "word"):
         is_bpe = config.kind == "bpe"

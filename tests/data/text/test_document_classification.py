@@ -89,8 +89,6 @@ def test_document_without_sentence_is_rejected(empty: str, tmp_path: Path) -> No
 
 
 def test_invalid_options_are_rejected() -> None:
-    with pytest.raises(InputError, match="text must name one column for documents, got 2"):
-        DocumentData(text=["a", "b"])
     with pytest.raises(InputError, match="max_sentences must be at least 1, got 0"):
         DocumentData(max_sentences=0)
 

@@ -34,8 +34,7 @@ def test_question_is_answered_by_the_letter_at_the_distance() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"distance": 0}, "distance must be at least 1, got 0"),
-        ({"n_letters": 27}, "n_letters must be at most 26, got 27"),
+        ({"n_letters": 27}, "n_letters must be at least 1 and at most 26, got 27"),
         ({"tokenizer": TokenizerConfig(kind="bpe")}, "kind must be one of char, got 'bpe'"),
     ],
 )

@@ -143,11 +143,6 @@ def test_invalid_labels_raise(rows: list[tuple[str, ...]], message: str, tmp_pat
         data(train=file, classes=classes).setup()
 
 
-def test_single_class_raises(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"classes must name at least two classes, got \['a'\]"):
-        data(train=str(tmp_path / "x.tsv"), classes=["a"])
-
-
 def test_unknown_validation_label_raises(tmp_path: Path) -> None:
     train = write(tmp_path / "a.tsv", [("x", "no"), ("y", "yes")], ("text", "label"))
     val = write(tmp_path / "b.tsv", [("x", "maybe")], ("text", "label"))

@@ -191,8 +191,3 @@ def test_fraction_of_sentences_is_held_out(tmp_path: Path) -> None:
     sizes = [len(found.split(name)) for name in ("train", "val")]
     assert sum(sizes) == 50
     assert 3 < sizes[1] < 20
-
-
-def test_empty_tags_raise(file: str) -> None:
-    with pytest.raises(InputError, match=r"tags must name at least one tag, got \[\]"):
-        data(file, tags=[])

@@ -78,8 +78,6 @@ def test_joined_pairs_need_sources_of_at_most_30_words() -> None:
     table = TextTable.from_columns([["word " * 31], ["Wort"]], "pair ")
     with pytest.raises(InputError, match="no source has from 1 to 30 words"):
         join_pairs(table, 1)
-    with pytest.raises(InputError, match=r"joined_pairs.val must be at least 0"):
-        TranslationData(joined_pairs={"val": -1})
 
 
 SMALL = TokenizerConfig(vocab_size=300)

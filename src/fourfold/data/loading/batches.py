@@ -67,10 +67,9 @@ class MaskedBatch(NamedTuple):
     Args:
         targets: (B, T) long original ids of the selected tokens, IGNORE_INDEX at all other tokens.
         segments: (B, T) long, 0 = segment A, 1 = segment B; None for single sequences.
-        mask: (B, T) bool; None = no padding.
+        mask: None = no padding.
         documents: As in `CausalBatch`.
-        is_next: (B,) long labels of next-sentence prediction, 1 = B follows A; None without this
-            task.
+        is_next: (B,) long labels of next-sentence prediction, 1 = B follows A; None without it.
         target_positions: (N,) long indices of the N selected tokens in the flattened (B * T,) ids,
             for models that compute logits only there.
     """

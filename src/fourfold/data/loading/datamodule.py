@@ -12,7 +12,7 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
@@ -53,16 +53,12 @@ class BatchedDataset(Dataset[Any]):
 
     @abstractmethod
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
-        """Return a batch of examples, with `epoch` and `position` as its last fields.
+        """Return a batch of the examples `rows` (B,); `epoch` and `position` are its last fields.
 
         Random masks or crops must depend only on the arguments and a seed. Then any process returns
-        the same batch at any time, which exact resume relies on.
-
-        Args:
-            rows: (B,) indices of the examples in the split.
-            epoch: Index of the epoch, from 0.
-            position: Number of batches (micro-batches) of the epoch that all ranks together have
-                processed after this batch.
+        the same batch at any time, which exact resume relies on. `position` is the number of
+        batches (micro-batches) of the epoch that all ranks together have processed after this
+        batch.
         """
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> NamedTuple:
@@ -73,6 +69,8 @@ class BatchedDataset(Dataset[Any]):
 
 def batch_sizes(train: int, other: int | None) -> dict[str, int]:
     """Return the batch size of each split; `other`, if given, is that of "val" and "test"."""
+    check_positive("batch_size", train)
+    check_positive("eval_batch_size", other)
     return {"train": train, "val": other or train, "test": other or train}
 
 
@@ -119,6 +117,9 @@ class ResumableDataModule(LightningDataModule):
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
         check_range("seed", seed, minimum=0)
+        check_range(
+            "num_workers", num_workers, minimum=0, maximum=max(64, 4 * (os.cpu_count() or 1))
+        )
         self.seed = seed
         self.num_workers = num_workers
         self.split_sources: dict[str, Any] = {}

@@ -50,16 +50,13 @@ class EpochSampler(Sampler[list[SampleKey]]):
     devices. Batches are divided among the ranks only if the split has fewer batches than ranks.
 
     Args:
-        order: Division of the examples of a split into batches.
-        rank: Index of this process.
-        world_size: Number of processes.
         start: Pair of the index of the first epoch to read and a number of batches of this epoch to
             skip, because all ranks together have already trained them.
         max_steps: Number of steps after which the Trainer ends an epoch; None means all. The
             sampler itself does not stop there. If all these steps are trained at `start`, it starts
             at the next epoch.
-        repeat_first_epoch: Use the batches of epoch 0 in every epoch. This is always so if the
-            order does not shuffle.
+        repeat_first_epoch: Use the batches of epoch 0 in every epoch, as if the order did not
+            shuffle.
 
     Raises:
         InputError: During iteration, on all ranks, if the last training step still has fewer

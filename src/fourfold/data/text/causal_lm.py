@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset
@@ -157,6 +157,7 @@ class CausalTextData(DocumentDataModule):
     ) -> None:
         super().__init__(train, val, test, tokenizer, seed, num_workers)
         check_choice("batching", batching, ["blocks", "crops", "documents"])
+        check_positive("block_size", block_size)
         check_range("eval_context", eval_context, minimum=0, below=block_size)
         self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
         self.batch_size = batch_size

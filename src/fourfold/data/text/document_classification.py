@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_positive
 from fourfold.data.loading.batches import DocumentBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
@@ -145,6 +146,7 @@ class DocumentData(SequenceData):
             seed=seed,
             num_workers=num_workers,
         )
+        check_positive("max_sentences", max_sentences)
         self.max_sentences = max_sentences
 
     @staticmethod

@@ -109,7 +109,7 @@ class Sentences:
     def pack(
         self, limit: int, *, cross_documents: bool, separator_cost: int = 0, overflow: bool = False
     ) -> np.ndarray:
-        """Pack whole sentences greedily into sequences.
+        """Pack whole sentences greedily into sequences, and return where new sequences begin.
 
         Args:
             limit: Maximum number of tokens of a sequence.
@@ -117,10 +117,6 @@ class Sentences:
             separator_cost: Number of tokens that the caller will insert between two documents.
             overflow: True if a sequence includes the sentence with which it exceeds the limit, so
                 that the caller must truncate it; otherwise this sentence begins the next sequence.
-
-        Returns:
-            (sequences - 1,) indices of the sentences at which a new sequence begins, as np.split
-            expects.
         """
         borders = []
         remaining = limit

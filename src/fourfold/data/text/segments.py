@@ -24,17 +24,13 @@ def join_segments(
     """Join single texts to sequences BOS A EOS, or pairs of texts to sequences BOS A EOS B EOS.
 
     Texts are truncated at their ends so that a sequence has at most `max_len` tokens. In a pair,
-    one token after another is removed from the text that is then longer, as in BERT.
-
-    Args:
-        columns: Token ids of the texts: one array for single texts, or two arrays for pairs.
-        tokenizer: Tokenizer with the special tokens.
-        max_len: Maximum number of tokens of a sequence, special tokens included.
-        n_separators: Number of EOS tokens between A and B: 1 (BERT) or 2 (RoBERTa).
+    one token after another is removed from the text that is then longer, as in BERT. `columns` has
+    one array for single texts, or two for pairs, and `n_separators` is the number of EOS tokens
+    between A and B: 1 (BERT) or 2 (RoBERTa).
 
     Returns:
-        Token ids of each sequence, and number of tokens of segment A in each sequence. In a pair,
-        BOS and every EOS before B belong to segment A.
+        Token ids of each sequence, and number of tokens of segment A in each. In a pair, BOS and
+        every EOS before B belong to segment A.
     """
     bos = tokenizer.bos_id
     eos = tokenizer.eos_id

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
@@ -139,6 +140,7 @@ class SequenceData(LabelledDataModule):
         self.n_texts = len(self.text_columns)
         if self.n_texts not in (1, 2):
             raise InputError(f"must name one or two columns, got {self.n_texts}", option="text")
+        check_range("max_len", max_len, minimum=2 + 2 * self.n_texts)
         self.max_len = max_len
         self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
         self.source = source
@@ -265,7 +267,7 @@ class TrecData(SequenceData):
         labels, questions = [], []
         for number, line in enumerate(lines, start=1):
             label, _, question = line.partition(" ")
-            if ":" not in label or not question:
+            if ":" not in label or not question.strip():
                 raise InputError("must have the form COARSE:fine question", file=file, line=number)
             labels.append(label if self.fine else label.partition(":")[0])
             questions.append(question)

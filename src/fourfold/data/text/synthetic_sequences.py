@@ -334,6 +334,7 @@ class RecallData(TextDataModule):
     ) -> None:
         super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
         check_choice("data.tokenizer.kind", tokenizer.kind, ("char",))
+        check_range("n_letters", n_letters, minimum=1, maximum=len(ascii_lowercase))
         self.distance = distance
         self.letters = ascii_lowercase[:n_letters]
         self.sizes = {"train": train_rows, "val": eval_rows, "test": eval_rows}

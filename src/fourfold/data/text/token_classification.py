@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import TokenBatch
 from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
@@ -178,6 +179,7 @@ class TokenData(LabelledDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(train, val, test, tokenizer, seed, num_workers)
+        check_range("max_len", max_len, minimum=3)
         self._read_file = partial(read_tagged_sentences, word=word, tag=tag)
         self._class_names = tags
         self.max_len = max_len

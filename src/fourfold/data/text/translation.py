@@ -11,6 +11,7 @@ from typing import Literal, cast
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import PairBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
@@ -169,6 +170,7 @@ class TranslationData(TextDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(train, val, test, tokenizer, seed, num_workers)
+        check_range("max_len", max_len, minimum=2)
         self.source = source
         self.src_lang = src_lang
         self.tgt_lang = tgt_lang

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import batch_sizes
@@ -25,7 +26,7 @@ from fourfold.data.vision.features import SIDE, FeatureConfig, image_features, l
 from fourfold.data.vision.image_classification import ImageDataset, make_transforms
 from fourfold.data.vision.image_stores import ImageStore, log_rotated
 from fourfold.data.vision.sources import digits
-from fourfold.data.vision.transforms import TransformConfig, check_channels
+from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -199,7 +200,7 @@ class CaptionData(TextDataModule):
         max_len: int = 77,
         too_long: Literal["error", "truncate"] = "error",
         transform: TransformConfig | None = None,
-        n_channels: int | None = None,
+        n_channels: Literal[1, 3] | None = None,
         cache: Literal["auto", "memory", "none"] = "auto",
         seed: int = 0,
         num_workers: int = 0,
@@ -210,8 +211,8 @@ class CaptionData(TextDataModule):
         features: FeatureConfig | None = None,
     ) -> None:
         super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
+        check_range("data.max_len", max_len, minimum=3)  # BOS, one token and EOS
         self.transform = transform or TransformConfig()
-        check_channels("data.n_channels", n_channels)
         if features is not None:
             features.check_transform(self.transform)
             if n_channels == 1:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fourfold.atomic_files import atomic_path, set_aside
-from fourfold.core.validation import check_choice, check_types
+from fourfold.core.validation import check_types
 from fourfold.data.vision.image_stores import ImageStore
 from fourfold.data.vision.transforms import EvalTransform, TransformConfig, eval_transform
 from fourfold.errors import InputError
@@ -60,7 +60,6 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         check_types(self, prefix="features.")
-        check_choice("features.layer", self.layer, list(LAYERS))
 
     def check_transform(self, config: TransformConfig) -> None:
         """Raise InputError if images are augmented, or are not normalized for the network."""

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
 from fourfold.data.vision.image_stores import ImageStore, log_rotated, stratified_split
 from fourfold.data.vision.sources import open_source
-from fourfold.data.vision.transforms import EvalTransform, TransformConfig, check_channels
+from fourfold.data.vision.transforms import EvalTransform, TransformConfig
 from fourfold.errors import InputError
 
 AUTO_CACHE_BYTES = 2 << 30  # largest size of all decoded images with cache="auto"
@@ -202,7 +202,7 @@ class ImageData(ResumableDataModule):
         batch_size: int = 128,
         eval_batch_size: int | None = None,
         transform: TransformConfig | None = None,
-        n_channels: int | None = None,
+        n_channels: Literal[1, 3] | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
         classes: list[str] | None = None,
@@ -217,7 +217,7 @@ class ImageData(ResumableDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(seed=seed, num_workers=num_workers)
-        check_channels("data.n_channels", n_channels)
+        check_positive("data.aug_repeats", aug_repeats)
         self.source_options = (source, image_column, label_column, download)
         self.download = download
         self.cache = cache

@@ -70,7 +70,7 @@ class MaskedImageData(ImageData):
         batch_size: int = 128,
         eval_batch_size: int | None = None,
         transform: TransformConfig | None = None,
-        n_channels: int | None = None,
+        n_channels: Literal[1, 3] | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
         classes: list[str] | None = None,

@@ -15,7 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import check_positive, check_range, check_types
+from fourfold.core.validation import (
+    POSITIVE,
+    check_choice,
+    check_positive,
+    check_range,
+    check_types,
+)
 from fourfold.data.vision.image_stores import PIL_MODES, decode
 from fourfold.errors import InputError
 
@@ -27,11 +33,9 @@ class TransformConfig:
     """Options of the image transforms; most names are those of timm.
 
     Training images are cropped, changed by `aa` and `color_jitter`, flipped and normalized. Then
-    random rectangles are erased (`reprob`), and pairs of images are mixed (`mixup`, `cutmix`).
-
-    The operations of RandAugment and AutoAugment are those of torchvision. RandAugment differs from
-    that of timm in three points: Identity is included, Invert and SolarizeAdd are not, and
-    Posterize keeps 4 bits at magnitude 9.
+    random rectangles are erased (`reprob`), and pairs of images are mixed (`mixup`, `cutmix`). The
+    operations of `aa` are those of torchvision. Unlike in timm's RandAugment, Identity is included,
+    Invert and SolarizeAdd are not, and Posterize keeps 4 bits at magnitude 9.
 
     Args:
         size: Height and width of the model input in pixels; None means the size of the first
@@ -42,19 +46,17 @@ class TransformConfig:
         scale_min: Smallest share of the area in `random_resized_crop` (0.08 in DeiT, 0.05 in
             big_vision).
         flip: Flip each training image horizontally with probability 1/2.
-        aa: Automatic augmentation. "rand-mM-nN" is RandAugment (Cubuk et al. 2020) with N
-            operations of magnitude M from 0 to 10, such as "rand-m9-n2". As in timm and big_vision,
-            magnitude 10 rotates by 30 degrees. "imagenet" and "cifar10" are the AutoAugment
-            policies (Cubuk et al. 2019) of these datasets. None disables both.
-        color_jitter: Strength of random brightness, contrast and saturation. Unlike in timm, the
-            colors are changed in addition to `aa`.
+        aa: "rand-mM-nN" is RandAugment (Cubuk et al. 2020) with N operations of magnitude M from 0
+            to 10, such as "rand-m9-n2". As in timm and big_vision, magnitude 10 rotates by 30
+            degrees. "imagenet" and "cifar10" are the AutoAugment policies (Cubuk et al. 2019) of
+            these datasets. None disables both.
+        color_jitter: Strength of random brightness, contrast and saturation, also with `aa`.
         reprob: Probability of random erasing with noise (Zhong et al. 2020).
         mixup: Parameter a of the distribution Beta(a, a) of MixUp (Zhang et al. 2018); 0 disables
             it.
         cutmix: Parameter a of the distribution Beta(a, a) of CutMix (Yun et al. 2019); 0 disables
             it.
-        mixup_switch: Probability that a pair gets CutMix instead of MixUp, if `mixup` and `cutmix`
-            are both above 0.
+        mixup_switch: Probability that a pair gets CutMix instead of MixUp, if both are enabled.
         crop_pct: In evaluation, the side of the crop divided by the length to which the shorter
             side of the image is resized. None means 0.875 if `train_crop` is "random_resized_crop",
             because random crops make objects look larger in training; otherwise 1.
@@ -62,9 +64,9 @@ class TransformConfig:
             resizes both sides to the same length, as the processors of ViT and DeiT in transformers
             do, and crops the center.
         interpolation: "bilinear" or "bicubic".
-        mean: Mean that normalization subtracts from each channel of pixels in [0, 1], or one number
-            for all channels.
-        std: Standard deviation by which normalization divides each channel, or one number.
+        mean: Mean of pixels in [0, 1] that normalization subtracts, one number or one for each
+            channel.
+        std: Standard deviation by which normalization divides, one number or one for each channel.
 
     Raises:
         InputError: A value is out of range.
@@ -88,7 +90,7 @@ class TransformConfig:
 
     def __post_init__(self) -> None:
         check_types(self, prefix="transform.")
-        check_positive("transform.size", self.size)
+        check_positive("transform.size", self.size, POSITIVE["image_size"])
         policies = "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1"
         if self.aa not in (None, "imagenet", "cifar10") and not self.rand_augment:
             raise InputError(f"must be {policies}, got {self.aa!r}", option="transform.aa")
@@ -111,12 +113,6 @@ class TransformConfig:
         """Value of `crop_pct`, or its default if `crop_pct` is None."""
         default = 0.875 if self.train_crop == "random_resized_crop" else 1.0
         return default if self.crop_pct is None else self.crop_pct
-
-
-def check_channels(name: str, n_channels: int | None) -> None:
-    """Raise InputError for the option `name` unless its value `n_channels` is None, 1 or 3."""
-    if n_channels not in (None, *PIL_MODES):
-        raise InputError(f"must be 1 or 3, got {n_channels}", option=name)
 
 
 class Normalize:
@@ -173,10 +169,8 @@ def resize_and_crop(
 class EvalTransform:
     """Deterministic transform from pixels to model input, for evaluation and inference.
 
-    Args:
-        config: Transform options. The options of random transforms are not used.
-        size: Height and width of the model input in pixels.
-        n_channels: Number of channels C of the model input, 1 or 3.
+    The options of random transforms in `config` are not used. `size` is the side of the input in
+    pixels.
     """
 
     config: TransformConfig
@@ -233,7 +227,7 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
         if key not in artifacts:
             raise InputError("must be in the checkpoint to prepare images", option=key)
     n_channels = artifacts["n_channels"]
-    check_channels("n_channels", n_channels)
+    check_choice("n_channels", n_channels, list(PIL_MODES))
     config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
     transform = EvalTransform(config, artifacts["image_size"], n_channels)
     return lambda image: transform([decode(image, n_channels, str(image))])[0]
