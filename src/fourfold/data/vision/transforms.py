@@ -178,6 +178,8 @@ class EvalTransform:
     n_channels: int
 
     def __post_init__(self) -> None:
+        smallest = self.size / POSITIVE["image_size"]  # a damaged checkpoint may hold 1e-300
+        check_range("transform.crop_pct", self.config.effective_crop_pct, minimum=smallest)
         self.normalize = Normalize(self.config.mean, self.config.std, self.n_channels)
 
     def __call__(
