@@ -8,13 +8,16 @@ never in memory at once.
 Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from fourfold.core.validation import check_choice
-from fourfold.kernels.cross_entropy import IGNORE_INDEX, LossTerms
-from fourfold.kernels.loss_operators import score_tokens, summed_cross_entropy
+from fourfold.kernels import cross_entropy as kernel
+from fourfold.kernels.cross_entropy import IGNORE_INDEX, LossTerms, cap
 
 DISTILLATION_TYPES = ("hard", "soft")
 LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
@@ -22,8 +25,6 @@ LABEL_SMOOTHING_TYPES = ("uniform", "off_target", "off_target_pad")
 
 def upcast_fp32(x: Tensor) -> Tensor:
     """Convert a bf16 or fp16 tensor to fp32, because a softmax needs more precision.
-
-    Tensors in fp32 and fp64 are returned unchanged. A tensor may have any shape.
 
     Example:
         >>> upcast_fp32(torch.ones(2, dtype=torch.bfloat16)).dtype
@@ -37,31 +38,19 @@ def smoothing_weights(
 ) -> tuple[float, float]:
     """Compute the probabilities of the target and of each other token after label smoothing.
 
-    With the epsilon e of Szegedy et al. 2016, the target and each other token have the
-    probabilities:
+    With the epsilon e of Szegedy et al. 2016, they are by type (InputError for another one):
 
     - uniform: 1 - e + e/V and e/V (torch, transformers).
     - off_target: 1 - e and e/(V-1) (fairseq, tensor2tensor).
     - off_target_pad: 1 - e and e/(V-2), but 0 for the padding token 0 (The Annotated Transformer).
 
-    Args:
-        label_smoothing: Epsilon e.
-        label_smoothing_type: Name of one of the conventions above.
-        vocab_size: Size V of the vocabulary.
-
-    Returns:
-        A tuple of the probability of the target, and the probability of each other token.
-
-    Raises:
-        InputError: `label_smoothing_type` is none of these three conventions.
-
     Example:
         >>> smoothing_weights(0.1, "off_target", 11)
         (0.9, 0.01)
     """
-    check_choice("label_smoothing_type", label_smoothing_type, LABEL_SMOOTHING_TYPES)
     if label_smoothing_type == "uniform":
         return 1.0 - label_smoothing + label_smoothing / vocab_size, label_smoothing / vocab_size
+    check_choice("label_smoothing_type", label_smoothing_type, LABEL_SMOOTHING_TYPES)
     others = vocab_size - (1 if label_smoothing_type == "off_target" else 2)
     return 1.0 - label_smoothing, label_smoothing / max(others, 1)
 
@@ -79,36 +68,25 @@ def linear_cross_entropy(
     normalizer: Tensor | float | None = None,
     logit_cap: float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of softmax(hidden weight^T + bias) without all logits in memory.
+    """Compute the cross-entropy of softmax(hidden weight^T + bias), a scalar in fp32 or fp64.
 
-    The tokens are divided into slices. The forward pass computes the logits of a slice, then the
-    gradients of that slice, and drops the logits. Peak memory is therefore the logits of one slice
-    and the gradient of `weight`. The transforms of torch.func (grad, vmap) get all logits at once.
+    The forward pass computes the logits of a slice of the tokens, then the gradients of that slice,
+    and drops the logits. Peak memory is the logits of one slice and the gradient of `weight`.
 
     Args:
         hidden: Hidden states (N, D).
         weight: Output matrix (V, D), often the token embedding.
         bias: (V,) or None.
-        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
+        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored. Another target
+            outside of the vocabulary raises InputError; on CUDA, an assertion of the device fails.
         label_smoothing: Epsilon of label smoothing, from 0 (no smoothing) to 1.
-        label_smoothing_type: Tokens that receive the epsilon: uniform (all tokens), off_target (all
-            but the target) or off_target_pad (all but the target and the padding token 0). The
-            probabilities are those of `smoothing_weights`.
+        label_smoothing_type: Tokens that receive the epsilon, see `smoothing_weights`.
         z_loss: Factor on the square of the logsumexp of the logits of each token, which is added to
             the loss and keeps the logsumexp close to 0 (1e-4 in PaLM, Chowdhery et al. 2022).
-        weights: (N,) factor on the loss of each target; None means 1. The loss is differentiable
-            with respect to these factors.
+        weights: Differentiable factor (N,) on the loss of each target; None means 1.
         normalizer: Divisor of the sum over all targets; None means the number of targets that are
             not ignored.
-        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2). None means no
-            limit.
-
-    Returns:
-        A scalar in fp32, or in fp64 if the inputs are in fp64.
-
-    Raises:
-        InputError: `label_smoothing_type` is unknown, or a target is negative but not
-            `IGNORE_INDEX`, or is at least V. On CUDA, an assertion of the device fails instead.
+        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2), or None.
 
     Example:
         >>> hidden, weight = torch.zeros(3, 8), torch.zeros(100, 8)
@@ -116,13 +94,62 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(hidden, weight, None, targets)  # log(100)
         tensor(4.6052)
     """
-    on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, weight.shape[0])
+    on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, len(weight))
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
     terms = LossTerms(on_target - elsewhere, elsewhere, pad_id, z_loss)
-    total = summed_cross_entropy(terms, hidden, weight, bias, targets, weights, logit_cap)
+    given = hidden, weight, bias, targets, weights
+    compiling = torch.compiler.is_compiling()
+    # The kernel supports neither the transforms of torch.func (grad, vmap) nor a cap of the logits.
+    if torch._C._are_functorch_transforms_active() or (logit_cap is not None and compiling):
+        total = _cross_entropy_of_all_logits(terms, *given, logit_cap)
+    elif logit_cap is not None:
+        kernel.check_targets(targets, len(weight))
+        parts = []
+        for rows in kernel.even_slices(hidden, weight):  # the backward pass computes them again
+            part = hidden[rows], weight, bias, targets[rows]
+            factors = None if weights is None else weights[rows]
+            compute = partial(checkpoint, _cross_entropy_of_all_logits, use_reentrant=False)
+            parts.append(compute(terms, *part, factors, logit_cap))
+        total = torch.stack(parts).sum()
+    else:
+        learns = [x is not None and x.requires_grad for x in (hidden, weight, bias, weights)]
+        needs_grad = torch.is_grad_enabled() and any(learns[:3])
+        needs = needs_grad, needs_grad and learns[1], torch.is_grad_enabled() and learns[3]
+        settings = *terms, kernel.autocast_dtype(hidden), *needs
+        if compiling:
+            total = kernel.operator(*given, *settings)[0]
+        else:
+            total = kernel.LinearCrossEntropy.apply(*given, *settings)
     if normalizer is None:
         normalizer = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return (total / normalizer).to(total.dtype)
+
+
+def _cross_entropy_of_all_logits(
+    terms: LossTerms,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    weights: Tensor | None,
+    logit_cap: float | None,
+) -> Tensor:
+    """Compute the sum of the weighted losses from all logits (N, V) at once."""
+    logits = cap(F.linear(hidden, weight, bias), logit_cap)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p = logits.log_softmax(-1)
+    counts = targets != IGNORE_INDEX
+    columns = torch.where(counts, targets, 0)[:, None]
+    extra, elsewhere, pad_id, z_loss = terms
+    losses = -extra * log_p.gather(1, columns).squeeze(1)
+    if elsewhere:
+        losses = losses - elsewhere * log_p.sum(-1)
+        if pad_id is not None:
+            losses = losses + elsewhere * log_p[:, pad_id]
+    if z_loss:
+        losses = losses + z_loss * logits.logsumexp(-1).square()
+    losses = torch.where(counts, losses, 0.0)
+    return (losses if weights is None else losses * weights).sum()
 
 
 def token_scores(
@@ -135,23 +162,8 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """Compute the negative log-likelihood of each target, and the most likely token per position.
 
-    As in `linear_cross_entropy`, the logits of one slice of the tokens are in memory at a time.
-
-    Args:
-        hidden: Hidden states (N, D).
-        weight: Output matrix (V, D).
-        bias: (V,) or None.
-        targets: (N,) int64, vocabulary indices or `IGNORE_INDEX` (-100).
-        logit_cap: Limit c of the logits z, which become c tanh(z / c). None means no limit.
-
-    Returns:
-        Tuple of two tensors (N,). The first one holds the negative log-likelihood of each target in
-        nats, and 0 where the target is `IGNORE_INDEX`. It is in fp32, or in fp64 if the inputs are
-        in fp64. The second one holds the most likely token of each position, int64.
-
-    Raises:
-        InputError: A target is negative but not `IGNORE_INDEX`, or is at least V. On CUDA, an
-            assertion of the device fails instead.
+    The arguments are those of `linear_cross_entropy`. The log-likelihoods (N,) are in nats, in fp32
+    or fp64, and 0 where the target is `IGNORE_INDEX`. The tokens (N,) are int64.
 
     Example:
         >>> hidden, weight = torch.eye(2), torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
@@ -163,7 +175,9 @@ def token_scores(
     """
     # Detached in place of `torch.no_grad`, which compiled code does not leave after an error.
     bias = None if bias is None else bias.detach()
-    return score_tokens(hidden.detach(), weight.detach(), bias, targets, logit_cap)
+    score = kernel.score_operator if torch.compiler.is_compiling() else kernel.score_tokens
+    dtype = kernel.autocast_dtype(hidden)
+    return score(hidden.detach(), weight.detach(), bias, targets, dtype, logit_cap)
 
 
 def classification_loss(
@@ -173,18 +187,11 @@ def classification_loss(
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of class logits, in fp32, or in fp64 if the logits are in fp64.
+    """Compute the cross-entropy of class logits (B, K), a scalar in fp32 or fp64.
 
-    Args:
-        logits: (B, K).
-        labels: Class indices (B,) int64, or class probabilities (B, K) such as those of MixUp and
-            CutMix.
-        label_smoothing: Probability mass that is spread evenly over all K classes (Szegedy et al.
-            2016).
-        normalizer: Divisor of the sum over the batch; None means the batch size B.
-
-    Returns:
-        A scalar.
+    `labels` are class indices (B,) int64, or class probabilities (B, K) such as those of MixUp and
+    CutMix. `label_smoothing` is the probability mass that is spread evenly over all K classes
+    (Szegedy et al. 2016). `normalizer` divides the sum over the batch; None means B.
 
     Example:
         >>> classification_loss(torch.zeros(2, 10), torch.tensor([3, 7]))  # log(10)
@@ -200,22 +207,11 @@ def classification_loss(
 def distillation_loss(
     logits: Tensor, teacher_logits: Tensor, distillation_type: str, temperature: float
 ) -> Tensor:
-    """Compute the distillation loss of a student, summed over the batch, in fp32.
+    """Compute the distillation loss of a student, summed over logits (B, K), in fp32.
 
-    Args:
-        logits: Logits of the student, (B, K).
-        teacher_logits: Logits of the teacher, (B, K).
-        distillation_type: hard or soft. The hard loss is the cross-entropy of the teacher's most
-            likely class (Touvron et al. 2020, eq. 3). The soft loss is
-            t^2 KL(softmax(teacher / t) || softmax(student / t)) (Hinton et al. 2015; Touvron et al.
-            2020, eq. 2).
-        temperature: Temperature t of the soft loss. Not used by the hard loss.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        InputError: `distillation_type` is unknown.
+    The hard loss is the cross-entropy of the teacher's most likely class (Touvron et al. 2020,
+    eq. 3). The soft loss with the temperature t is t^2 KL(softmax(teacher / t) || softmax(student /
+    t)) (Hinton et al. 2015; Touvron et al. 2020, eq. 2). Another type raises InputError.
 
     Example:
         >>> teacher = torch.tensor([[2.0, 0.0]])

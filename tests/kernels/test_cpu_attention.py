@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.core.attention import attend, attention_backend
+from fourfold.core.attention import attend, attention_backend, products_are_faster
 from fourfold.kernels import cpu_attention
-from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster
+from fourfold.kernels.cpu_attention import attend_by_products
 
 B, H, Q, K, D = 2, 3, 7, 9, 4
 

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fourfold
+from fourfold.core.feed_forward import Linear
 from fourfold.kernels import cpu_decoding as module
-from fourfold.kernels.cpu_decoding import Linear, decode_layout, linear, supports_weighted_sums
+from fourfold.kernels.cpu_decoding import decode_layout, linear, supports_weighted_sums
 from fourfold.models import CausalLM, CausalLMConfig
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}

@@ -20,8 +20,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from fourfold.core.config import require_sizes
-from fourfold.core.validation import check_nesting, check_stored, check_type, quote
+from fourfold.core.validation import check_nesting, check_stored, check_type, quote, require_sizes
 from fourfold.errors import InputError, errors_in, reading
 from fourfold.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig

@@ -1,19 +1,20 @@
-"""Scaled dot-product and multi-head attention (Vaswani et al. 2017, section 3.2); backend choice.
+"""Scaled dot-product and multi-head attention (Vaswani et al. 2017, section 3.2).
 
-`Attention.normalize` maps scores to weights and is `softmax` by default. An assignment of another
-function, such as ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation,
-decoding and attention maps alike.
+`attend` computes the attention of all models, on a kernel that it picks from the table `BACKENDS`.
+`Attention` projects its input to queries, keys and values, and calls `attend`.
 
 Shapes: B batch, S source sequences (S = B; in beam search, S = B / number of beams), H heads, K
 heads of keys and values (H, or a divisor of H), Tq queries, Tk keys, D model width, Dh head width,
 Dv value width.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache as cache_result
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +22,14 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
 
 from fourfold.core.config import QKNorm, head_width
+from fourfold.core.feed_forward import Linear, cast_once
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
 from fourfold.core.rotary import Rotation, rotate
 from fourfold.core.validation import check_choice
-from fourfold.kernels.autocast import cast_once
-from fourfold.kernels.cpu_attention import attend_by_products, products_are_faster, window_is_faster
-from fourfold.kernels.cpu_decoding import Linear
+from fourfold.kernels.cpu_attention import attend_by_products, window_is_faster
 from fourfold.kernels.cuda_attention import attend_masked
 
-BACKENDS = ("auto", "naive", "sdpa", "flex")
 # Largest number of queries for which the H / K heads that share keys are passed to the kernel as
 # H / K times as many queries of one head, so that it reads each key once. On one core of an Intel
 # Xeon (model 207), a query with 8 heads, 2 heads of keys and 512 keys then takes 29 us in place of
@@ -43,14 +42,10 @@ _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 def attention_backend(name: str) -> Iterator[None]:
     """Run all attention in this context on one backend.
 
-    Args:
-        name: auto (the fastest kernel for the device and the arguments), naive (matrix products and
-            softmax), sdpa (`torch.nn.functional.scaled_dot_product_attention`) or flex
-            (FlexAttention with a BlockMask in place of a dense mask; sdpa if no mask is needed, or
-            with bias or dropout).
-
-    Raises:
-        InputError: `name` is none of these backends.
+    auto is the fastest kernel for the device and the arguments, naive matrix products and softmax,
+    sdpa `torch.nn.functional.scaled_dot_product_attention`, and flex FlexAttention with a BlockMask
+    in place of a dense mask (sdpa if no mask is needed, or with bias or dropout). Another name
+    raises InputError.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
@@ -59,7 +54,7 @@ def attention_backend(name: str) -> Iterator[None]:
         >>> torch.allclose(attend(q, k, v), by_products, atol=1e-6)
         True
     """
-    check_choice("attention_backend", name, BACKENDS)
+    check_choice("attention_backend", name, tuple(BACKENDS))
     token = _backend.set(name)
     try:
         yield
@@ -70,18 +65,10 @@ def attention_backend(name: str) -> Iterator[None]:
 def lower_mask(
     mask: Mask, q_len: int, k_len: int, like: Tensor, *, dense: bool = False
 ) -> LoweredMask:
-    """Convert a mask to the form that the current attention backend takes.
+    """Convert a mask for `q_len` queries and `k_len` keys to the form that the backend takes.
 
-    On CUDA, the backend auto uses a BlockMask for packed documents and local windows, because
-    FlexAttention skips blocks in which all pairs of query and key are hidden. On a CPU, it leaves a
-    short window to `attend_by_products`, which reads only the keys near each query.
-
-    Args:
-        mask: The attention pattern.
-        q_len: Number of queries Tq.
-        k_len: Number of keys Tk.
-        like: A tensor on the device of the result.
-        dense: Never return a BlockMask, which supports neither bias nor dropout.
+    The result is on the device of `like`. With `dense`, it is never a BlockMask, which supports
+    neither bias nor dropout.
 
     Example:
         >>> lowered = lower_mask(Mask(causal=True), 3, 3, torch.empty(0))
@@ -91,13 +78,19 @@ def lower_mask(
         >>> lower_mask(Mask(keys=keys), 3, 3, torch.empty(0)).mask[0, 0].int().tolist()
         [[1, 1, 0]]
     """
-    sparse = mask.documents is not None or mask.window is not None
     backend = _backend.get()
-    takes_window = backend == "auto" and like.device.type == "cpu" and not mask.n_global
-    if takes_window and window_is_faster(mask.window, mask.keys, q_len, k_len):
+    # On a CPU, `attend_by_products` applies a short window itself: it reads the keys near a query.
+    takes_window = mask.window is not None and backend == "auto" and like.device.type == "cpu"
+    if (
+        takes_window
+        and not mask.n_global
+        and window_is_faster(mask.window, mask.keys, q_len, k_len)
+    ):
         rest = replace(mask, causal=False, window=None).lower(q_len, k_len, like.device)
         return LoweredMask(rest.mask, mask.causal and q_len > 1, mask.window)
-    # The search for the visible blocks takes longer than attention with a single query.
+    # FlexAttention skips blocks in which all pairs are hidden. The search for the other blocks
+    # takes longer than attention with a single query.
+    sparse = mask.documents is not None or mask.window is not None
     flex = backend == "flex" or (backend == "auto" and like.is_cuda and sparse and q_len > 1)
     return mask.lower(q_len, k_len, like.device, flex=flex and not dense)
 
@@ -105,7 +98,9 @@ def lower_mask(
 def softmax(scores: Tensor) -> Tensor:
     """Apply softmax over the keys to scores (B, H, Tq, Tk); a score of -inf gives a weight of 0.
 
-    Source: Vaswani et al. 2017, equation 1.
+    `Attention.normalize` is this function by default. An assignment of another function, such as
+    ``Attention.normalize = staticmethod(entmax15)``, changes training, evaluation, decoding and
+    attention maps alike.
 
     Example:
         >>> softmax(torch.tensor([0.0, 0.0, float("-inf")]))
@@ -123,22 +118,16 @@ def attention_weights(
     scale: float | None = None,
     normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Compute the attention weights, normalize(scale q k^T + bias) over the allowed keys.
+    """Compute the attention weights (B, H, Tq, Tk), normalize(scale q k^T + bias).
 
-    The product with the values completes Vaswani et al. 2017, equation 1, which `attend` computes.
-    The arguments have the same meaning as in `attend`, but `mask` must not be a BlockMask.
-
-    Returns:
-        Weights (B, H, Tq, Tk) in fp32, or in fp64 for a q in fp64; 0 for a query that may attend to
-        no key.
+    The arguments are those of `attend`; `mask` must not be a BlockMask. The weights are in fp32, or
+    in fp64 for a q in fp64, and 0 for a query that may attend to no key.
 
     Example:
         >>> q, k = torch.randn(2, 1, 1, 3, 8)
         >>> weights = attention_weights(q, k, mask=causal_mask(3, 3, q.device))
         >>> weights[0, 0, 0]  # the first query may attend to the first key only
         tensor([1., 0., 0.])
-        >>> weights.sum(-1).allclose(torch.ones(3))
-        True
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     k = repeat_heads(k, q.shape[-3])
@@ -164,7 +153,7 @@ def attend(
     dropout_p: float = 0.0,
     normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
-    """Compute attention on the fastest kernel that supports the arguments.
+    """Compute attention on the first kernel of the backend that suits the arguments.
 
     Args:
         q: Queries (B, H, Tq, Dh).
@@ -172,84 +161,132 @@ def attend(
             (grouped-query attention, Ainslie et al. 2023).
         v: Values (B, K, Tk, Dv).
         mask: Bool tensor, True = may attend, broadcastable to (B, H, Tq, Tk), or a BlockMask. A
-            BlockMask must already contain the causal mask, and supports neither bias nor dropout.
+            BlockMask contains the causal mask, and supports neither bias nor dropout.
         bias: Tensor added to the scores, broadcastable to (B, H, Tq, Tk).
         causal: Apply a causal mask, in which the last query may attend to every key.
         window: Hide keys that are this many columns or more away from the query. The last query has
-            the column of the last key. None means no window.
+            the column of the last key.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
         dropout_p: Dropout probability of the weights.
-        normalize: Function from scores to weights, over the last dimension. For any function but
-            `softmax` the scores are materialized, because fused kernels support only `softmax`.
+        normalize: Function from scores to weights. Any function but `softmax` is computed from all
+            scores in memory, because fused kernels support only `softmax`.
 
     Returns:
         (B, H, Tq, Dv); 0 for a query that may attend to no key.
 
     Example:
-        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-        >>> attend(q, k, v, causal=True).shape
-        torch.Size([1, 2, 5, 8])
+        >>> q, k = torch.randn(2, 1, 2, 5, 8)
+        >>> v = torch.ones(1, 2, 5, 8)  # a weighted mean of ones is one
+        >>> torch.allclose(attend(q, k, v, causal=True), v)
+        True
     """
     backend = _backend.get()
     # No fused kernel supports the transforms of torch.func, such as vmap and repeated grad.
     transformed = torch._C._are_functorch_transforms_active()
-    explicit = backend == "naive" or normalize is not softmax or transformed
-    if isinstance(mask, BlockMask) and not explicit:
-        assert bias is None, "lower the mask with dense=True"
-        assert dropout_p == 0.0, "lower the mask with dense=True"
-        assert not causal, "a BlockMask includes causality"
-        assert window is None, "a BlockMask includes the window"
-        is_grouped = k.shape[1] < q.shape[1]
-        return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale, enable_gqa=is_grouped)
-    eager_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    if window is not None and backend == "auto" and eager_cpu and not explicit:
-        assert not isinstance(mask, BlockMask)
-        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
-        return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p, window)
-    is_square = q.shape[2] == k.shape[2]
-    if explicit or mask is not None or window or bias is not None or not is_square:
-        mask, causal = dense_mask(mask, causal, window, q, k), False
-    if explicit:
-        weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale, normalize=normalize)
+    if backend == "naive" or normalize is not softmax or transformed:
+        allowed = dense_mask(mask, causal, window, q, k)
+        weights = attention_weights(q, k, mask=allowed, bias=bias, scale=scale, normalize=normalize)
         return F.dropout(weights.to(v.dtype), dropout_p) @ repeat_heads(v, q.shape[1])
-    return _attend_fused(q, k, v, mask, bias, causal, scale, dropout_p)
+    if window is None:  # a kernel applies a causal mask to a square of scores, without other masks
+        needs_mask = causal and (mask is not None or bias is not None or q.shape[2] != k.shape[2])
+    else:  # only the eager kernel for CPUs applies a window
+        needs_mask = backend != "auto" or q.device.type != "cpu" or torch.compiler.is_compiling()
+    if needs_mask and not isinstance(mask, BlockMask):
+        mask, causal, window = dense_mask(mask, causal, window, q, k), False, None
+    rows, n_heads, q_len = q.shape[:3]
+    if k.shape[1] < n_heads and bias is None and window is None and not causal:
+        q, mask = _fold_groups_into_queries(q, k.shape[1], mask)
+    for suits, kernel in BACKENDS[backend]:
+        if suits(q, k.shape[2], dropout_p, mask, window):
+            y = kernel(q, k, v, mask, bias, causal, scale, dropout_p, window)
+            break
+    return y if y.shape[1] == n_heads else y.reshape(rows, n_heads, q_len, v.shape[3])
+
+
+def _fold_groups_into_queries(q: Tensor, n_kv_heads: int, mask: Any) -> tuple[Tensor, Any]:
+    """Pass the heads that share keys as more queries of one head, if there are few queries."""
+    if torch.compiler.is_exporting() or q.shape[2] > MAX_FOLDED_QUERIES:
+        return q, mask  # an exported graph gets any number of queries
+    if isinstance(mask, BlockMask) or (mask is not None and mask.shape[-3:-2] not in ((), (1,))):
+        return q, mask  # each head has a mask of its own
+    if mask is not None and mask.shape[-2] > 1:
+        mask = torch.cat([mask] * (q.shape[1] // n_kv_heads), dim=-2)
+    size = len(q), n_kv_heads, q.shape[1] // n_kv_heads * q.shape[2], q.shape[3]
+    return q.reshape(size), mask  # (B, K, H/K Tq, Dh)
+
+
+def products_are_faster(
+    q: Tensor, k_len: int, dropout_p: float, mask: Any = None, window: int | None = None
+) -> bool:
+    """Return True if `attend_by_products` must apply a window, or is faster than torch's kernel.
+
+    Measured on two cores of a CPU: in training with bf16 or dropout, it is 5 times as fast at 16
+    tokens and twice at 512; in inference in bf16 with many scores, 1.1 to 2 times; in decoding of
+    several sequences with one query each, or with the beams of a source, 2 to 7 times.
+
+    Example:
+        >>> q = torch.empty(8, 4, 1, 64)  # eight sequences with one query each
+        >>> products_are_faster(q, 100, 0.0), products_are_faster(q[:1], 100, 0.0)
+        (True, False)
+    """
+    if window is not None:
+        return True
+    if q.device.type != "cpu" or torch.compiler.is_exporting():
+        return False  # an exported graph has operators of torch only
+    is_bf16 = q.dtype == torch.bfloat16
+    if torch.is_grad_enabled() and q.requires_grad:
+        return is_bf16 or dropout_p > 0.0
+    if q.shape[2] > 8:
+        return is_bf16 and math.prod(q.shape[:3]) * k_len >= 2**15
+    return q.shape[0] > 1 and q.shape[2] <= (8 if is_bf16 and k_len <= 32 else 1)
+
+
+def _attend_by_blocks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, causal: bool, *settings: Any
+) -> Tensor:
+    """Compute attention with a BlockMask on FlexAttention."""
+    scale, dropout_p, window = settings
+    unsupported = bias is not None or dropout_p or causal or window is not None
+    assert not unsupported, "a BlockMask has causality and window; bias and dropout need dense=True"
+    is_grouped = k.shape[1] < q.shape[1]
+    return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale, enable_gqa=is_grouped)
+
+
+@cache_result
+def _flex(compiled: bool):  # type: ignore[no-untyped-def]
+    # FlexAttention is fast only if compiled. Uncompiled, it serves the tests on a CPU.
+    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
 def _attend_fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    dropout_p: float,
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, causal: bool, *settings: Any
 ) -> Tensor:
-    """Compute attention with a dense mask, or a causal mask, on the fastest kernel."""
-    exporting = torch.compiler.is_exporting()  # an exported graph has operators of torch only
-    n_heads, groups = q.shape[1], q.shape[1] // k.shape[1]
-    has_one_mask = bias is None and (mask is None or mask.dim() < 3 or mask.shape[-3] == 1)
-    folds = groups > 1 and has_one_mask and not causal and not exporting
-    if folds and (q_len := q.shape[2]) <= MAX_FOLDED_QUERIES:
-        if mask is not None and mask.shape[-2] > 1:
-            mask = torch.cat([mask] * groups, dim=-2)
-        q = q.reshape(len(q), k.shape[1], groups * q_len, k.shape[3])  # (B, K, H/K Tq, Dh)
-        y = _attend_fused(q, k, v, mask, None, False, scale, dropout_p)
-        return y.reshape(len(y), n_heads, q_len, v.shape[3])
-    if _backend.get() == "auto" and not exporting and products_are_faster(q, k.shape[2], dropout_p):
-        k, v = (repeat_heads(x, n_heads) for x in (k, v))
-        return attend_by_products(q, k, v, mask, bias, causal, scale, dropout_p)
+    """Compute attention with a dense mask, or a causal mask, on the fused kernels of torch."""
+    scale, dropout_p, _ = settings
     allowed = mask
     if bias is not None:
         bias = bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     if q.is_cuda and mask is not None:  # torch's kernels for masks do not support grouped heads
-        k, v, groups = repeat_heads(k, n_heads), repeat_heads(v, n_heads), 1
-        if not exporting:
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        if not torch.compiler.is_exporting():
             return attend_masked(q, k, v, mask, allowed, dropout_p, scale)
-    return F.scaled_dot_product_attention(
-        *(q, k, v), mask, dropout_p, is_causal=causal, scale=scale, enable_gqa=groups > 1
-    )
+    options = {"is_causal": causal, "scale": scale, "enable_gqa": k.shape[1] < q.shape[1]}
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
+
+
+# Kernels of each backend, in the order in which `attend` asks them. A condition gets q, the number
+# of keys, dropout_p, mask and window; a kernel gets q, k, v, mask, bias, causal, scale, dropout_p
+# and window. naive is the formula of Vaswani et al. 2017 and needs no kernel.
+_BLOCKS = (lambda q, k_len, dropout_p, mask, window: isinstance(mask, BlockMask), _attend_by_blocks)
+_PRODUCTS = (products_are_faster, attend_by_products)
+_FUSED = (lambda *arguments: True, _attend_fused)
+BACKENDS: dict[str, tuple[tuple[Callable[..., bool], Callable[..., Tensor]], ...]] = {
+    "auto": (_BLOCKS, _PRODUCTS, _FUSED),
+    "naive": (),
+    "sdpa": (_BLOCKS, _FUSED),
+    "flex": (_BLOCKS, _FUSED),
+}
 
 
 def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -263,27 +300,10 @@ def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
     return x if x.shape[-3] == n_heads else x.repeat_interleave(n_heads // x.shape[-3], dim=-3)
 
 
-@cache_result
-def _flex(compiled: bool):  # type: ignore[no-untyped-def]
-    # FlexAttention is fast only if compiled. Uncompiled, it serves the tests on a CPU.
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
-
-
 def dense_mask(
     mask: Tensor | BlockMask | None, causal: bool, window: int | None, q: Tensor, k: Tensor
 ) -> Tensor | None:
-    """Combine mask, causal mask and window to a bool tensor; None allows all pairs.
-
-    Args:
-        mask: Bool tensor broadcastable to (B, H, Tq, Tk), a BlockMask, or None.
-        causal: Hide the keys after a query.
-        window: Hide keys that are this many columns or more away from the query; None means no
-            window.
-        q: Queries (B, H, Tq, Dh), of which shape and device are used.
-        k: Keys (B, K, Tk, Dh), of which the shape is used.
-
-    Returns:
-        Bool tensor broadcastable to (B, H, Tq, Tk), True = may attend, or None.
+    """Combine mask, causal mask and window of `attend` to one bool tensor; None allows all pairs.
 
     Example:
         >>> x = torch.randn(1, 1, 4, 8)
@@ -298,7 +318,7 @@ def dense_mask(
         mask = create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(q.device))
     size = q.shape[2], k.shape[2], q.device
     allowed: Tensor | None = mask
-    near = Mask(window=window).lower(*size).mask
+    near = None if window is None else Mask(window=window).lower(*size).mask
     for added in (near, causal_mask(*size) if causal else None):
         if added is not None:
             allowed = added if allowed is None else allowed & added
@@ -312,7 +332,7 @@ class Attention(nn.Module):
 
     Args:
         d_model: Model width D.
-        n_heads: Number of heads H.
+        n_heads: Number of heads H. It divides D, or InputError is raised, unless `d_head` is given.
         n_kv_heads: Number of heads K of keys and values, a divisor of H; None means H.
         d_head: Width Dh of a query and key per head; None means d_model / n_heads.
         d_value: Width Dv of a value per head; None means Dh.
@@ -325,16 +345,13 @@ class Attention(nn.Module):
         dropout: Dropout probability of the attention weights.
 
     Attributes:
-        normalize: Function from attention scores to attention weights; set it on the class or on an
+        normalize: Function from scores to weights, see `softmax`; set it on the class or on an
             instance.
 
-    Raises:
-        InputError: `d_model` is not divisible by `n_heads`, and `d_head` is not given.
-
     Example:
-        >>> attn = Attention(16, 4)
-        >>> attn(torch.randn(2, 5, 16)).shape
-        torch.Size([2, 5, 16])
+        >>> attn = Attention(16, 4, n_kv_heads=2)
+        >>> [layer.out_features for layer in (attn.q, attn.k, attn.v, attn.out)]
+        [16, 8, 8, 16]
     """
 
     normalize: Callable[[Tensor], Tensor] = staticmethod(softmax)
@@ -383,42 +400,43 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """Attend from x to itself (self-attention) or to a memory (cross-attention).
+        """Attend from the states x (B, Tq, D) to themselves, or to a memory (B or S, Tk, D).
 
-        The batch size S of the memory may be smaller than B. Each source, which is one element of
-        the memory, then serves B / S consecutive elements of x, such as the beams of the source.
+        Each of S sources serves B / S consecutive elements of x, such as the beams of the source.
         The batch size of the mask is then B or S.
 
         Args:
-            x: States (B, Tq, D) that the queries are computed from.
-            memory: States (B or S, Tk, D) that keys and values are computed from; None means x.
+            x: States that the queries are computed from.
+            memory: States that keys and values are computed from; None means x.
             mask: Mask as returned by `lower_mask`.
             bias: Tensor added to the scores, broadcastable to (B, H, Tq, Tk).
-            cache: Cache of this layer, changed in place. Without a memory, the keys and values of x
-                are appended to those of earlier tokens. With a memory, the cache keeps the keys and
-                values of the memory, which are computed at the first call only.
-            rotation: Rotary positions of x, by which queries and keys are rotated, for
-                self-attention only; None means no rotary positions. The cache holds rotated keys.
-
-        Returns:
-            (B, Tq, D).
+            cache: Cache of this layer, changed in place. The keys and values of x are appended to
+                those of earlier tokens; those of a memory are computed at the first call only.
+            rotation: Rotary positions, by which queries and keys of self-attention are rotated. The
+                cache holds rotated keys.
         """
         x = cast_once(x)
-        memory = memory if memory is None else cast_once(memory)
-        q = self._queries(x, rotation)  # (B, H, Tq, Dh)
-        k, v = self._keys_values(x, memory, cache, rotation)
-        shared = k.shape[0] < q.shape[0]  # len() would fix the batch size of an exported graph
-        allowed = dense_mask(mask.mask, False, None, q, k) if shared else mask.mask
-        if shared:
+        q = self._heads(self.q, x, self.n_heads, self.q_norm, rotation)  # (B, H, Tq, Dh)
+        if memory is not None and cache is not None and cache.memory is not None:
+            k, v = cache.memory
+        else:
+            source = x if memory is None else cast_once(memory)
+            k = self._heads(self.k, source, self.n_kv_heads, self.k_norm, rotation)
+            v = split_heads(self.v(source), self.n_kv_heads)
+            if cache is not None and memory is None:
+                k, v = cache.extend(k, v)
+            elif cache is not None:  # each step reads these keys and values head by head
+                cache.memory = k, v = k.contiguous(), v.contiguous()
+        allowed = mask.mask
+        if shared := k.shape[0] < q.shape[0]:  # len() would fix the batch size of an exported graph
             assert mask.window is None, "a window is for self-attention"
+            allowed = dense_mask(allowed, False, None, q, k)
             if allowed is not None:
                 allowed = allowed.repeat_interleave(len(q) // len(allowed), 0)  # B rows
                 allowed = fold_beams_into_queries(allowed.expand(-1, -1, q.shape[2], -1), len(k))
             q = fold_beams_into_queries(q, len(k))  # (S, H, B/S Tq, Dh)
         y = attend(
-            q,
-            k,
-            v,
+            *(q, k, v),
             mask=allowed,
             causal=mask.causal,
             window=mask.window,
@@ -442,66 +460,46 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Compute the attention weights (B, H, Tq, Tk) that `forward` applies to the values.
 
-        The arguments have the same meaning as in `forward`. Dropout is not applied.
+        The arguments are those of `forward`. Dropout is not applied.
         """
-        k, _ = self._keys_values(x, memory, None, rotation)
-        q = self._queries(x, rotation)
+        q = self._heads(self.q, x, self.n_heads, self.q_norm, rotation)
+        source = x if memory is None else memory
+        k = self._heads(self.k, source, self.n_kv_heads, self.k_norm, rotation)
         allowed = dense_mask(mask.mask, mask.causal, mask.window, q, k)
         return attention_weights(
             q, k, mask=allowed, bias=bias, scale=self.scale, normalize=self.normalize
         )
 
-    def _queries(self, x: Tensor, rotation: Rotation | None) -> Tensor:
-        q = self._normalized_heads(self.q(x), self.n_heads, self.q_norm)
-        return q if rotation is None else rotate(q, rotation)
-
-    def _keys_values(
-        self, x: Tensor, memory: Tensor | None, cache: LayerCache | None, rotation: Rotation | None
-    ) -> tuple[Tensor, Tensor]:
-        if memory is not None and cache is not None and cache.memory is not None:
-            return cache.memory
-        source = x if memory is None else memory
-        k = self._normalized_heads(self.k(source), self.n_kv_heads, self.k_norm)
-        v = split_heads(self.v(source), self.n_kv_heads)
-        if rotation is not None:
-            k = rotate(k, rotation)
-        if cache is None:
-            return k, v
-        if memory is None:
-            return cache.extend(k, v)
-        cache.memory = k.contiguous(), v.contiguous()  # each step reads them head by head
-        return cache.memory
-
-    def _normalized_heads(self, x: Tensor, n_heads: int, norm: nn.Module) -> Tensor:
-        heads = split_heads(x if self.norm_by_head else norm(x), n_heads)
-        return (norm(heads) if self.norm_by_head else heads).to(
-            x.dtype
-        )  # autocast computes norms in fp32
+    def _heads(
+        self, layer: nn.Module, x: Tensor, n_heads: int, norm: nn.Module, turns: Rotation | None
+    ) -> Tensor:
+        """Project x to queries or keys, normalize and rotate them."""
+        y = layer(x)
+        dtype = y.dtype  # autocast computes norms in fp32
+        y = split_heads(y if self.norm_by_head else norm(y), n_heads)
+        y = (norm(y) if self.norm_by_head else y).to(dtype)
+        return y if turns is None else rotate(y, turns)
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
     """Split projected states (B, T, H * Dh) into heads (B, H, T, Dh).
 
     Example:
-        >>> split_heads(torch.randn(2, 5, 16), n_heads=4).shape
-        torch.Size([2, 4, 5, 4])
+        >>> split_heads(torch.arange(4).view(1, 1, 4), n_heads=2).tolist()
+        [[[[0, 1]], [[2, 3]]]]
     """
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
 def fold_beams_into_queries(x: Tensor, sources: int) -> Tensor:
-    """Concatenate the queries of all beams of a source, which attend to the same keys.
+    """Concatenate the queries of all beams of each of S sources, which attend to the same keys.
 
-    Args:
-        x: Queries (B, H, Tq, Dh), or a mask (B, H, Tq, Tk).
-        sources: Number S of sources, each with B / S consecutive elements of the batch.
-
-    Returns:
-        (S, H, B / S * Tq, Dh) or (S, H, B / S * Tq, Tk).
+    The result for queries x (B, H, Tq, Dh) is (S, H, B / S * Tq, Dh), and correspondingly for a
+    mask (B, H, Tq, Tk).
 
     Example:
-        >>> q = torch.randn(6, 4, 1, 8)  # three beams for each of two sources
-        >>> fold_beams_into_queries(q, 2).shape
-        torch.Size([2, 4, 3, 8])
+        >>> q = torch.arange(4).view(4, 1, 1, 1)  # two beams for each of two sources
+        >>> fold_beams_into_queries(q, 2).flatten(1).tolist()
+        [[0, 1], [2, 3]]
     """
     return x.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)

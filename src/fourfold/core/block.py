@@ -32,9 +32,7 @@ from fourfold.kernels.dropout import Dropout
 def norm_from_config(config: TransformerConfig, width: int | None = None) -> nn.Module:
     """Build the LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of a config.
 
-    Args:
-        config: Config of the model.
-        width: Width of the normalized vectors; None means `config.d_model`.
+    `width` is that of the normalized vectors; None means `config.d_model`.
 
     Example:
         >>> norm_from_config(TransformerConfig(d_model=16, norm="rms"))
@@ -64,9 +62,8 @@ def _attention_from_config(config: TransformerConfig) -> Attention:
 class DropPath(nn.Module):
     """Stochastic depth: sets a sub-layer's output to 0 for random samples (Huang et al. 2016).
 
-    Args:
-        drop_prob: Probability that the output is set to 0 for a sample in training. The output for
-            the other samples is divided by 1 - `drop_prob`.
+    In training, this happens with the probability `drop_prob`. The output for the other samples is
+    divided by 1 - `drop_prob`.
 
     Example:
         >>> drop = DropPath(0.5)
@@ -82,7 +79,7 @@ class DropPath(nn.Module):
         self.keep_prob = torch.tensor(1.0 - drop_prob, dtype=torch.float64, device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero samples of x (B, T, D) at random in training; return x unchanged in evaluation."""
+        """Zero samples of x (B, T, D) at random in training; return x in evaluation."""
         if not self.training:
             return x
         drawn = torch.rand(x.shape[0], 1, 1, dtype=torch.float32, device=x.device)
@@ -95,17 +92,13 @@ class Block(nn.Module):
     Source: Vaswani et al. 2017, section 3.1 and Figure 1 (post-norm); Radford et al. 2019,
     section 2.3 (pre-norm).
 
-    Args:
-        config: Shape and components of the block.
-        cross_attention: Also attend to a memory (the output of an encoder).
-        drop_path: Probability that a sub-layer is skipped in training, drawn for each sample.
+    With `cross_attention`, it also attends to a memory. `drop_path` is the probability that a
+    sub-layer is skipped in training, drawn for each sample.
 
     Example:
-        >>> config = TransformerConfig(d_model=16, n_heads=4, d_ff=64, norm_placement="pre")
-        >>> block = Block(config, cross_attention=True)
-        >>> x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
-        >>> block(x, LoweredMask(causal=True), memory=memory).shape
-        torch.Size([2, 5, 16])
+        >>> block = Block(TransformerConfig(d_model=16, n_heads=4, d_ff=64), cross_attention=True)
+        >>> [name for name, _ in block.named_children()][:6]
+        ['attn_norm', 'attn', 'cross_attn_norm', 'cross_attn', 'ff_norm', 'ff']
     """
 
     def __init__(
@@ -149,40 +142,22 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """Transform x by self-attention, cross-attention (if any) and the feed-forward layer.
+        """Transform x (B, T, D), which is only the new tokens if there is a cache.
 
-        Args:
-            x: (B, T, D); with a cache, only the new tokens.
-            mask: Self-attention mask as returned by `lower_mask`.
-            memory: Output (B, S, D) of an encoder; None means no cross-attention.
-            memory_mask: Cross-attention mask as returned by `lower_mask`.
-            bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
-            cache: Keys and values of earlier tokens and of the memory, to which those of x are
-                appended in place. `KVCache.advance` must already have counted the tokens x (see
-                `mask_and_positions`).
-            rotation: Rotary positions of x in self-attention; None means no rotary positions.
-
-        Returns:
-            (B, T, D).
+        Both masks are results of `lower_mask`. `memory` (B, S, D) is for cross-attention, `bias`
+        and `rotation` for self-attention (see `Attention.forward`).
         """
         own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
-        cross = {"mask": memory_mask, "cache": cache}
-        if self.parallel:
-            y = x + self._branch(x, "attn", **own)
-            if memory is not None:
-                y = y + self._branch(x, "cross_attn", memory, **cross)
-            return y + self._branch(x, "ff")
-        x = self._residual(x, "attn", **own)
+        y = self._residual(x, "attn", **own)
         if memory is not None:
-            x = self._residual(x, "cross_attn", memory, **cross)
-        return self._residual(x, "ff")
+            cross = {"mask": memory_mask, "cache": cache}
+            y = self._residual(x if self.parallel else y, "cross_attn", memory, stream=y, **cross)
+        return self._residual(x if self.parallel else y, "ff", stream=y)
 
-    def _residual(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
-        y = x + self._branch(x, name, *inputs, **options)
-        return getattr(self, f"{name}_norm")(y) if self.norm_placement == "post" else y
-
-    def _branch(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
-        """Compute what the sub-layer `name` adds to the residual stream x (B, T, D)."""
+    def _residual(
+        self, x: Tensor, name: str, *inputs: Tensor, stream: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Add the output of the sub-layer `name` for x to the residual stream, by default x."""
         norm = getattr(self, f"{name}_norm")
         has_norm_first = self.norm_placement in ("pre", "sandwich")
         y = getattr(self, name)(norm(x) if has_norm_first else x, *inputs, **options)
@@ -191,7 +166,9 @@ class Block(nn.Module):
         elif self.norm_placement == "sandwich":
             y = getattr(self, f"{name}_post_norm")(y)
         y = self.dropout(y)
-        return self.drop_path(y * getattr(self, f"{name}_gamma") if self.has_layer_scale else y)
+        y = self.drop_path(y * getattr(self, f"{name}_gamma") if self.has_layer_scale else y)
+        y = (x if stream is None else stream) + y
+        return norm(y) if self.norm_placement == "post" else y
 
 
 class Stack(nn.Module):
@@ -199,32 +176,24 @@ class Stack(nn.Module):
 
     Source: Vaswani et al. 2017, section 3.1.
 
-    Args:
-        config: Shape and components of the blocks.
-        cross_attention: Also attend to a memory (the output of an encoder) in each block.
-        n_layers: Number of blocks; None means `config.n_layers`.
-
     Example:
         >>> config = TransformerConfig(d_model=16, n_layers=2, n_heads=4, d_ff=64)
-        >>> Stack(config)(torch.randn(2, 5, 16), Mask(causal=True)).shape
-        torch.Size([2, 5, 16])
+        >>> x = torch.randn(1, 5, 16)
+        >>> causal = Stack(config).eval()
+        >>> y, first = causal(x, Mask(causal=True)), causal(x[:, :1], Mask(causal=True))
+        >>> torch.allclose(y[:, :1], first, atol=1e-6)  # the first token does not see the others
+        True
     """
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        *,
-        cross_attention: bool = False,
-        n_layers: int | None = None,
-    ) -> None:
+    def __init__(self, config: TransformerConfig, *, cross_attention: bool = False) -> None:
         super().__init__()
-        depth = n_layers or config.n_layers
+        depth = config.n_layers
         rates = [config.drop_path * i / max(depth - 1, 1) for i in range(depth)]
         self.blocks = nn.ModuleList(
             Block(config, cross_attention=cross_attention, drop_path=rate) for rate in rates
         )
         self.norm = nn.Identity() if config.norm_placement == "post" else norm_from_config(config)
-        self.windows = config.windows(depth)
+        self.windows = config.windows()
         self.rotary_width = config.rotary_width
         # Base and scaling of rotary positions in layers with full attention, and with a window.
         self.rope = config.rope_theta, config.rope_scaling
@@ -244,28 +213,18 @@ class Stack(nn.Module):
         cache: KVCache | None = None,
         positions: Tensor | slice | None = None,
     ) -> Tensor:
-        """Transform x by all blocks.
-
-        There are up to two kinds of layers: with the window of the config, and with full attention.
-        This method converts the self-attention mask of each kind once, by `lower_mask`, to the form
-        that the attention backend takes, and computes the rotary positions of each kind once. All
-        blocks share the mask of the memory.
+        """Transform x (B, T, D) by all blocks.
 
         Args:
-            x: (B, T, D); with a cache, only the new tokens.
+            x: Residual stream; with a cache, only the new tokens.
             mask: Self-attention mask.
             memory: Output (B, S, D) of an encoder; None means no cross-attention.
             memory_mask: Cross-attention mask.
             bias: Tensor added to the scores of self-attention, broadcastable to (B, H, T, Tk).
             cache: Keys and values of earlier tokens and of the memory, to which those of x are
-                appended in place. `KVCache.advance` must already have counted the tokens x (see
-                `mask_and_positions`).
-            positions: Positions of the tokens x for rotary positions, a slice of length T or a
-                tensor (B, T). None counts the real tokens of each document from 0 (see
-                `count_positions`).
-
-        Returns:
-            (B, T, D).
+                appended in place. `mask_and_positions` must already have counted the tokens x.
+            positions: Rotary positions of the tokens x, a slice of length T or a tensor (B, T).
+                None counts the real tokens of each document from 0.
         """
         q_len = x.shape[1]
         # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
@@ -274,6 +233,7 @@ class Stack(nn.Module):
         if positions is None and self.rope[0] is not None:
             length = q_len if cache is None else cache.length
             positions = count_positions(mask.keys, mask.documents, q_len, length)
+        # Layers with a window, and layers with full attention: each kind has one mask and rotation.
         kinds = {}
         for window in dict.fromkeys(self.windows):
             k_len = q_len if cache is None else cache.n_keys(q_len, window)

@@ -1,4 +1,4 @@
-"""Feed-forward layer of a transformer block, optionally gated, and its activations.
+"""Linear layers, and the feed-forward layer of a transformer block with its activations.
 
 Shapes: B batch, T tokens, D model width.
 """
@@ -11,15 +11,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.validation import check_choice
-from fourfold.kernels.autocast import cast_once
-from fourfold.kernels.cpu_decoding import Linear
+from fourfold.kernels.cpu_decoding import linear, packed_weights
 from fourfold.kernels.dropout import Dropout
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` that decodes on a CPU from a faster copy of its matrix (see `decode_layout`).
+
+    Example:
+        >>> layer = Linear(2, 1, bias=False)
+        >>> layer(torch.zeros(3, 2)).flatten()
+        tensor([0., 0., 0.], grad_fn=<ViewBackward0>)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to x (..., K), and return the result (..., N)."""
+        if torch.compiler.is_compiling() or packed_weights.get() is None:
+            return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+
+def cast_once(x: Tensor) -> Tensor:
+    """Convert the input of several matrix products to their data type under autocast.
+
+    Otherwise, each product would convert it, keep a copy of its own for the backward pass, and
+    convert its gradient back.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     cast_once(torch.ones(2)).dtype
+        torch.bfloat16
+    """
+    device = x.device.type
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x  # autocast has no device "meta", and leaves fp64 as it is
+    return x.to(torch.get_autocast_dtype(device))
 
 
 def quick_gelu(x: Tensor) -> Tensor:
     """Compute x * sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016).
-
-    The tensor x may have any shape, which is also the shape of the result.
 
     Example:
         >>> x = torch.tensor([-1.0, 0.0, 1.0])
@@ -47,18 +77,15 @@ class FeedForward(nn.Module):
     Args:
         d_model: Model width D.
         d_ff: Hidden width.
-        activation: A name in `ACTIVATIONS`.
+        activation: A name in `ACTIVATIONS`; InputError for another name.
         gated: Multiply the hidden layer by the gate x Wg.
         bias: Learn a bias in each matrix.
         dropout: Dropout probability of the hidden layer, after the activation.
 
-    Raises:
-        InputError: `activation` is not a name in `ACTIVATIONS`.
-
     Example:
-        >>> ff = FeedForward(16, 64, activation="silu", gated=True)
-        >>> ff(torch.randn(2, 5, 16)).shape
-        torch.Size([2, 5, 16])
+        >>> ff = FeedForward(16, 64, activation="silu", gated=True, bias=False)
+        >>> sum(weight.numel() for weight in ff.parameters()) == 3 * 16 * 64
+        True
     """
 
     def __init__(

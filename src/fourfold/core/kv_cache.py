@@ -2,7 +2,7 @@
 
 The decoding loop owns the cache; modules hold no decoding state. A memory is the output of an
 encoder. Shapes: B batch, H heads of keys and values, T tokens so far, t new tokens, S tokens of the
-memory, Dh head width, D model width.
+memory, Dh head width.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Cache of one layer: keys and values of earlier tokens, and of the memory (B, S, D) if any.
+    """Cache of one layer: keys and values of earlier tokens, and of the memory if there is one.
 
     Attributes:
         length: Number of earlier tokens T.
@@ -34,11 +34,7 @@ class LayerCache:
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys `k` and values `v` (B, H, t, Dh) of t new tokens.
-
-        Returns:
-            The keys and values (B, H, T, Dh) of all T tokens, as views of the buffers.
-        """
+        """Append keys and values (B, H, t, Dh), and return those of all T tokens, as views."""
         start = self.length
         self.length = start + k.shape[2]
         keys, values = self.buffers or (k[:, :, :0], v[:, :, :0])
@@ -52,13 +48,9 @@ class LayerCache:
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def reorder(self, rows: Tensor, sources: Tensor | None) -> None:
-        """Select and reorder elements of the batch, in place.
+        """Select batch elements in place: `rows` of earlier tokens, `sources` of the memory.
 
-        Args:
-            rows: (R,) int64. The keys and values of earlier tokens at the old batch index `rows[i]`
-                move to the new batch index i.
-            sources: (S,) int64. The keys and values of cross-attention at the old batch index
-                `sources[i]` move to the new batch index i. None leaves these unchanged.
+        `rows` and `sources` are as in `KVCache.reorder`, but None leaves the memory unchanged.
         """
         if self.buffers is not None:
             k, v = self.buffers
@@ -76,8 +68,8 @@ class KVCache:
 
     Attributes:
         length: Number of tokens T so far.
-        keys: Padding mask of the keys, (B, T) bool, True = real token; None if all tokens are real.
-        documents: (B, T) index of the packed document of each token; None means one document.
+        keys: Padding mask (B, T) of the tokens, or None.
+        documents: (B, T) index of the packed document of each token, or None.
         layers: List with one `LayerCache` per layer.
 
     Example:
@@ -106,15 +98,9 @@ class KVCache:
         return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add new tokens to `length`, `keys` and `documents`, in place.
+        """Add new tokens (B, t) to `length`, `keys` and `documents`; None continues a document.
 
         Each layer appends the keys and values of these tokens to its own cache later.
-
-        Args:
-            ids: Ids (B, t) of the new tokens.
-            keys: (B, t) bool, True = real token; None means that all new tokens are real.
-            documents: (B, t) index of the packed document of each new token; None means that the
-                tokens continue the last document.
         """
         all_real = ids.new_ones(ids.shape[0], self.length, dtype=torch.bool)
         if keys is not None or self.keys is not None:
@@ -129,22 +115,15 @@ class KVCache:
         self.length += ids.shape[1]
 
     def n_keys(self, n_new: int, window: int | None = None) -> int:
-        """Return the number of keys that a layer gets for the last `n_new` tokens.
-
-        This cache keeps the keys of all tokens. A subclass may drop those outside of the window.
-        """
+        """Return the number of keys of a layer; a subclass may drop those outside a window."""
         return self.length
 
     def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Select elements of the batch in place, to reorder beams or drop finished sequences.
 
-        Args:
-            rows: (R,) int64. The new batch index i continues the old batch index `rows[i]`. An
-                index may repeat.
-            sources: (S,) int64, indices of the sources to keep. Pass the indices if the keys and
-                values of cross-attention are cached once per source, not once per beam. Each kept
-                source then serves R / S consecutive elements of the new batch. None means that
-                `rows` selects the keys and values of cross-attention, too.
+        The new batch index i continues the old index `rows[i]` (int64, may repeat). `sources` are
+        the sources to keep if the memory is cached once per source, not once per beam; each then
+        serves consecutive elements of the new batch. None: `rows` selects the memory, too.
         """
         memory = self.layers[0].memory if self.layers else None
         kept = rows if sources is None else sources

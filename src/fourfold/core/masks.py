@@ -1,9 +1,11 @@
 """Attention masks: causal, padding, packed documents and local windows; token positions.
 
 A `Mask` describes the pattern. `Stack` converts a `Mask` once per forward pass to a `LoweredMask`,
-the form that an attention kernel takes. Masks are bool, True = may attend. The queries are always
-the last Tq of the Tk positions (aligned at the bottom right), as in decoding with a cache.
-Shapes: B batch, H heads, Tq queries, Tk keys.
+the form that an attention kernel takes. Masks are bool, True = may attend. A padding mask `keys` is
+bool, too, True = real token; None means that all tokens are real. `documents` is the index of the
+packed document of each token; None means one document. The queries are always the last Tq of the Tk
+positions (aligned at the bottom right), as in decoding with a cache.
+Shapes: B batch, H heads, Tq queries, Tk keys, t new tokens.
 """
 
 from dataclasses import dataclass
@@ -29,10 +31,8 @@ class LoweredMask(NamedTuple):
             query and a key is the difference of their columns.
 
     Example:
-        >>> from fourfold.core.attention import Attention
-        >>> attn = Attention(16, 4)
-        >>> attn(torch.randn(2, 5, 16), mask=LoweredMask(causal=True)).shape
-        torch.Size([2, 5, 16])
+        >>> LoweredMask(causal=True)
+        LoweredMask(mask=None, causal=True, window=None)
     """
 
     mask: Any = None
@@ -42,8 +42,6 @@ class LoweredMask(NamedTuple):
 
 def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
     """Return a bool causal mask (Tq, Tk), in which the last query may attend to every key.
-
-    Source: Vaswani et al. 2017, section 3.2.3.
 
     Example:
         >>> causal_mask(2, 3, torch.device("cpu")).int().tolist()
@@ -59,9 +57,9 @@ class Mask:
 
     Args:
         causal: Hide the keys after a query.
-        keys: (B, Tk) bool, True = real token, False = padding, which is hidden.
-        documents: (B, Tk) index of the document of each key, for several documents packed into one
-            sequence; a query may attend only to the keys of its own document.
+        keys: Padding mask (B, Tk); InputError unless it is bool. Padding is hidden.
+        documents: (B, Tk) index of the document of each key. A query may attend only to the keys of
+            its own document.
         query_documents: (B, Tq) index of the document of each query; None means the last Tq columns
             of `documents`.
         window: Hide keys that are this many positions or more away from the query. Positions count
@@ -69,9 +67,6 @@ class Mask:
         n_global: The window neither hides the first `n_global` keys nor applies to the first
             `n_global` queries (global attention of Beltagy et al. 2020). There must be no padding
             on the left.
-
-    Raises:
-        InputError: `keys` is not bool.
 
     Example:
         >>> pattern = Mask(causal=True, window=2)
@@ -102,18 +97,10 @@ class Mask:
     def lower(
         self, q_len: int, k_len: int, device: torch.device, flex: bool = False
     ) -> LoweredMask:
-        """Convert the pattern to the form that attention kernels take.
+        """Convert the pattern for `q_len` queries and `k_len` keys to the form that kernels take.
 
-        Args:
-            q_len: Number of queries Tq.
-            k_len: Number of keys Tk.
-            device: Device of the result.
-            flex: Return a BlockMask in place of a dense mask.
-
-        Returns:
-            `LoweredMask(None, causal)` if the kernel needs no mask, or only a causal mask of equal
-            numbers of queries and keys. Otherwise a `LoweredMask` with a dense bool mask, or with a
-            BlockMask if `flex` is True. A window that reaches all keys is ignored.
+        The mask is None if the kernel needs none, or only a causal mask of equally many queries and
+        keys. Otherwise it is dense, or a BlockMask if `flex` is True.
         """
         # A single query is at the last position. An exported graph gets any number of queries.
         exporting = torch.compiler.is_exporting()
@@ -132,7 +119,6 @@ class Mask:
             q_documents = documents[:, k_len - q_len :]
 
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            """Return True where query q may attend to key k, for indices of any common shape."""
             ok = k >= 0  # True, in the shape of k
             if causal:
                 ok = ok & (k <= q + offset)
@@ -159,16 +145,9 @@ class Mask:
 def _is_near(
     window: int, n_global: int, positions: Tensor | None, b: Tensor, q: Tensor, k: Tensor
 ) -> Tensor:
-    """Return True where a window allows the pair of the columns q and k in row b.
+    """Return True where a window allows the columns q and k, whose distance is that of `positions`.
 
-    Args:
-        window: Smallest distance that is not allowed.
-        n_global: Number of the first columns that the window does not concern.
-        positions: Positions (B, Tk) of the columns, whose differences are the distances. None means
-            that the columns are the positions.
-        b: Row of the batch.
-        q: Column of the query, negative before the first key.
-        k: Column of the key.
+    Without positions (B, Tk), the columns are the positions. q is negative before the first key.
     """
     before, q = q.clamp(max=0), q.clamp(min=0)  # `before` is negative before the first key
     distance = before + (q - k if positions is None else positions[b, q] - positions[b, k])
@@ -178,19 +157,11 @@ def _is_near(
 def count_positions(
     keys: Tensor | None, documents: Tensor | None, q_len: int, k_len: int
 ) -> Tensor | slice:
-    """Compute the positions of the last `q_len` tokens, counted from 0 in each document.
+    """Compute the positions of the last `q_len` of `k_len` tokens, from 0 in each document.
 
     Padding is not counted, so a token has the same position in left-padded, right-padded and
-    unpadded sequences.
-
-    Args:
-        keys: (B, Tk) bool, True = real token; None means that all tokens are real.
-        documents: (B, Tk) index of the packed document of each token; None means one document.
-        q_len: Number Tq of tokens whose positions are returned.
-        k_len: Number Tk of all tokens.
-
-    Returns:
-        A slice of length Tq if there are neither `keys` nor `documents`, else (B, Tq) int64.
+    unpadded sequences. The result is a slice of length Tq if there are neither `keys` (B, Tk) nor
+    `documents` (B, Tk), else (B, Tq) int64.
 
     Example:
         >>> count_positions(torch.tensor([[False, True, True, True]]), None, 2, 4)
@@ -210,26 +181,12 @@ def count_positions(
 def mask_and_positions(
     ids: Tensor, keys: Tensor | None, documents: Tensor | None, cache: KVCache | None, causal: bool
 ) -> tuple[Mask, Tensor | slice]:
-    """Build the self-attention mask and the positions of new tokens.
+    """Build the self-attention mask of new tokens, and their positions (see `count_positions`).
 
-    If a cache is given, its length, padding mask and documents are extended by the new tokens. The
-    layers append keys and values to the cache later.
-
-    Args:
-        ids: Ids (B, t) of the new tokens.
-        keys: (B, t) bool, True = real token; None means that all new tokens are real.
-        documents: (B, t) index of the packed document of each new token. None means that the new
-            tokens continue the last document in the cache, or without a cache are one document.
-        cache: Cache of earlier tokens, changed in place; None if nothing is cached.
-        causal: Hide the keys after a query.
-
-    Returns:
-        The mask, whose queries are the new tokens and whose keys are all tokens, cached and new;
-        and the positions of the new tokens, a slice or (B, t) int64, as `count_positions` returns
-        them.
-
-    Raises:
-        InputError: `keys` has another length than `ids`, or is not bool.
+    `ids`, `keys` and `documents` (B, t) are those of the new tokens; InputError if `keys` has
+    another length, or is not bool. A cache is extended in place by their number, padding mask and
+    documents (None continues the last document); the layers append keys and values later. The
+    queries of the mask are the new tokens, its keys all tokens.
 
     Example:
         >>> ids = torch.tensor([[0, 5, 7]])
@@ -242,9 +199,8 @@ def mask_and_positions(
     """
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:
-        message = f"must have one column per token: got {keys.shape[-1]} columns for {k_len} tokens"
-        if cache is not None:
-            message += " (with a cache, pass the mask of the new tokens only)"
+        message = "must have one column per token (with a cache, per new token)"
+        message += f": got {keys.shape[-1]} columns for {k_len} tokens"
         raise InputError(message, option="mask")
     if cache is not None:
         cache.advance(ids, keys, documents)

@@ -23,10 +23,6 @@ Rotation = tuple[Tensor, Tensor]
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate each pair of channels of queries or keys x (B, H, T, Dh) by the angle of its position.
 
-    Channels after the first 2P are kept.
-
-    Source: Su et al. 2021.
-
     Example:
         >>> x = torch.tensor([[[[1.0, 0.0]]]])  # one pair of channels, at position pi
         >>> rotate(x, rotation(torch.tensor([[math.pi]]), x, width=2, theta=1e4)).round()
@@ -47,20 +43,11 @@ def rotation(
     theta: float,
     scaling: Mapping[str, Any] | None = None,
 ) -> Rotation:
-    """Compute the cosines and sines for tokens at given positions.
+    """Compute the cosines and sines at given positions, a slice of length T or a tensor (B, T).
 
-    Nothing is stored in the model, because a conversion of the model to bf16 would round the
-    frequencies. The angles are computed in fp32: in bf16, most positions above 256 are not exact.
-
-    Args:
-        positions: Positions of the tokens, a slice of length T or a tensor (B, T).
-        like: A tensor with the device and data type of the result.
-        width: Number 2P of rotated channels of a head.
-        theta: Base of the wavelengths.
-        scaling: `rope_scaling` of `TransformerConfig`.
-
-    Returns:
-        Cosines and sines, (T, P) for a slice, (B, 1, T, P) for a tensor.
+    They are (T, P) for a slice and (B, 1, T, P) for a tensor, with the device and data type of
+    `like`. `width` is 2P. `theta` and `scaling` are `rope_theta` and `rope_scaling` of
+    `TransformerConfig`.
 
     Example:
         >>> q, k = torch.randn(2, 1, 1, 6, 8)
@@ -69,6 +56,8 @@ def rotation(
         >>> torch.allclose(first, second, atol=1e-3)  # scores depend on differences of positions
         True
     """
+    # Nothing is stored in the model, because a conversion of the model to bf16 would round the
+    # frequencies. The angles are in fp32: in bf16, most positions above 256 are not exact.
     if isinstance(positions, slice):
         rows = torch.arange(positions.start, positions.stop, device=like.device)
     else:
@@ -83,15 +72,7 @@ def frequencies(
 ) -> tuple[Tensor, float]:
     """Return the angle per position of each pair, (P,) in fp32, and a factor on cos and sin.
 
-    Source: Su et al. 2021; Chen et al. 2023 (linear); Peng et al. 2023 (yarn).
-
-    The operations are those of transformers, in the same order, so that the results are equal.
-
-    Args:
-        width: Number 2P of rotated channels of a head.
-        theta: Base of the wavelengths, which grow geometrically from 2 pi to almost 2 pi theta.
-        scaling: `rope_scaling` of `TransformerConfig`.
-        device: Device of the result.
+    The wavelengths grow geometrically from 2 pi to almost 2 pi `theta`.
 
     Example:
         >>> rates, _ = frequencies(4, 10_000.0, None)
@@ -100,7 +81,8 @@ def frequencies(
         >>> frequencies(4, 10_000.0, {"rope_type": "linear", "factor": 2.0})[0]
         tensor([0.5000, 0.0050])
     """
-    # The unit is tokens per radian.
+    # The operations are those of transformers, in the same order, so that the results are equal.
+    # The unit of the wavelengths is tokens per radian.
     wavelengths = theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     rates = 1.0 / wavelengths
     if scaling is None:

@@ -63,6 +63,16 @@ def check_fields(config: Any) -> None:
         check_range(name, values.get(name, 0.0), minimum=0.0, below=1.0)
 
 
+def require_sizes(config: Any) -> None:
+    """Raise InputError if the field vocab_size or n_classes of a model config is None.
+
+    A config file may omit these fields if a command with a dataset sets them.
+    """
+    for name in ("vocab_size", "n_classes"):
+        if getattr(config, name, 0) is None:
+            raise InputError("must be given: no dataset can fill it in", option=name)
+
+
 def check_types(config: Any, *, prefix: str = "") -> None:
     """Raise InputError if a field of a dataclass has a value of another type than declared.
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
 
-from fourfold.core.config import TransformerConfig, require_sizes
-from fourfold.core.validation import check_choice
+from fourfold.core.config import TransformerConfig
+from fourfold.core.validation import check_choice, require_sizes
 from fourfold.errors import InputError
 from fourfold.hub.keymap import KeyMap
 from fourfold.layers.base_model import Model

@@ -1,10 +1,10 @@
 """CPU kernels of decoding: linear layers for few input vectors, and weighted sums of cached values.
 
 In the context `decode_layout`, weights that are too large for the cache of the processor are
-transposed to (K, N) and copied into strips of W columns. The product of a vector and a strip is a
-weighted sum of the rows of the strip. torch's `embedding_bag` computes this sum, because it reads
-memory faster (18 to 33 GB/s) than torch's matrix product (7 to 15 GB/s). In fp32, products of up to
-64 vectors are also faster with one matrix product per strip.
+transposed to (K, N) and copied into strips of W adjacent columns. The product of a vector and a
+strip is a weighted sum of the rows of the strip. torch's `embedding_bag` computes this sum, because
+it reads memory faster (18 to 33 GB/s) than torch's matrix product (7 to 15 GB/s). In fp32, products
+of up to 64 vectors are also faster with one matrix product per strip.
 
 Shapes of products: B input vectors, K inputs, N outputs, C strips, W width of a strip. Shapes of
 weighted sums: R rows of the table, S sums, M terms of each sum.
@@ -35,47 +35,24 @@ MAX_TERMS, MAX_TERM_BYTES = 64, 2**25  # results of `consecutive_terms` that are
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines  # kernels of `embedding_bag`
 
 
-class Linear(nn.Linear):
-    """`nn.Linear` that calls the function `linear`, which makes decoding on a CPU faster."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to x (..., K), and return the result (..., N)."""
-        return linear(x, self.weight, self.bias)
-
-
 def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
-    """Compute F.linear(x, weight, bias), which is x @ weight.T + bias.
+    """Compute F.linear(x, weight, bias), from x (..., K), a matrix (N, K) and a bias (N,) or None.
 
-    In the context `decode_layout`, the product is computed from a copy of the matrix in strips of
-    columns if this is faster.
-
-    Args:
-        x: Inputs (..., K).
-        weight: Matrix (N, K), which may be in int8.
-        bias: (N,) or None.
-
-    Returns:
-        Outputs (..., N).
+    The matrix may be in int8. In the context `decode_layout`, a copy of it in strips is used if
+    this is faster.
     """
     if isinstance(weight, Int8Matrix):
         return int8_linear(x, weight, bias)
     strips = None
-    if not torch.compiler.is_compiling() and (packed := _current.get()) is not None:
+    if not torch.compiler.is_compiling() and (packed := packed_weights.get()) is not None:
         strips = packed.strips(weight, x)
     return F.linear(x, weight, bias) if strips is None else strips(x, bias)
 
 
 class ColumnStrips:
-    """Copy of a weight matrix in C strips (K, W), each with W of the N outputs.
+    """Memory for a weight matrix (N, K) in C strips (K, W), each with W of the N outputs.
 
-    Products of the strips with few vectors are faster than F.linear. The constructor only allocates
-    the strips. The method `fill` copies the matrix.
-
-    Args:
-        weight: Matrix (N, K) that gives the strips their size, data type and device.
-
-    Attributes:
-        strips: Tensor (C, K, W). The columns beyond the N outputs are 0.
+    `fill` copies the matrix. The columns beyond the N outputs are 0.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -96,15 +73,7 @@ class ColumnStrips:
             self.strips[n_full, :, : n_out % self.width] = weight[n_full * self.width :].T
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute x @ weight.T + bias.
-
-        Args:
-            x: Inputs (..., K).
-            bias: (N,) or None.
-
-        Returns:
-            Outputs (..., N).
-        """
+        """Compute x @ weight.T + bias for inputs x (..., K)."""
         rows = x.reshape(-1, self.shape[1])  # (B, K)
         n_rows, n_strips = len(rows), len(self.strips)
         by_strip = rows.expand(n_strips, -1, -1)
@@ -122,12 +91,9 @@ class ColumnStrips:
 class PackedWeights:
     """Weight matrices that are copied into strips during one context `decode_layout`.
 
-    A strip is a copy of adjacent columns of the transposed matrix, in the memory order that is
-    fastest for decoding (see `ColumnStrips`). A matrix is copied at its second use in the context,
-    since a copy takes longer than one product. Each context has its own instance of this class, and
-    copies the matrix again, because the values may have changed. The memory of the strips is
-    allocated once, because allocating takes as long as copying. It is kept until the matrix is
-    deleted, or until the strips of another model need it.
+    Each context copies a matrix again, because its values may have changed, at its second use,
+    since a copy takes longer than one product. The memory of the strips is kept until the matrix is
+    deleted or another model needs it, because allocating takes as long as copying.
     """
 
     def __init__(self) -> None:
@@ -137,15 +103,7 @@ class PackedWeights:
         self._bytes = 0
 
     def strips(self, weight: Tensor, x: Tensor) -> ColumnStrips | None:
-        """Return the strips of a matrix, which is copied at its second use in the context.
-
-        Args:
-            weight: Matrix (N, K).
-            x: Inputs (..., K) of the product.
-
-        Returns:
-            The strips, or None if F.linear is faster for this product or must be used.
-        """
+        """Return the strips of a matrix, or None if F.linear is faster with x or must be used."""
         max_rows = MAX_STRIPED_ROWS.get(x.dtype) or MAX_SUMMED_ROWS.get(x.dtype, 0)
         few_rows = 0 < x.numel() <= max_rows * x.shape[-1]
         # The weight of a parametrized layer is not a parameter, and is computed for each use.
@@ -159,12 +117,7 @@ class PackedWeights:
         return strips or self._pack(weight)
 
     def _pack(self, weight: Tensor) -> ColumnStrips | None:
-        """Copy a matrix (N, K) into strips of adjacent columns, and return the strips.
-
-        The result is None if the matrix has fewer than `MIN_MATRIX_ELEMENTS` elements, or has an
-        unsupported data type. It is also None if the strips of all matrices in this context would
-        need more than `MAX_STRIP_BYTES` bytes.
-        """
+        """Copy a matrix into strips; None if it is small, unsupported or exceeds the memory."""
         n_bytes = weight.numel() * weight.element_size()
         fits = self._bytes + n_bytes <= MAX_STRIP_BYTES
         if weight.numel() < MIN_MATRIX_ELEMENTS or not supports_weighted_sums(weight) or not fits:
@@ -188,7 +141,7 @@ class PackedWeights:
                 _memory.pop(weight, None)
 
 
-_current: ContextVar[PackedWeights | None] = ContextVar("packed_weights", default=None)
+packed_weights: ContextVar[PackedWeights | None] = ContextVar("packed_weights", default=None)
 _memory = WeakTensorKeyDictionary()  # strips by their matrix
 _terms: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # the last used ones are at the end
 _lock = Lock()
@@ -196,23 +149,19 @@ _lock = Lock()
 
 @contextmanager
 def decode_layout(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Context manager in which the function `linear` uses copies of large matrices in strips.
+    """Let linear layers use copies of large matrices in strips, for inference on a CPU.
 
-    The context is for inference on a CPU. On other devices and under autocast, `linear` calls
+    `weights` are all weights that a decoding step reads. They must not change in the context. If
+    they fit in the cache of the processor, and on other devices and under autocast, the layers call
     F.linear.
-
-    Args:
-        weights: All weights that each decoding step reads. If these weights together fit in the
-            cache of the processor, `linear` calls F.linear. The weights must not change in the
-            context.
     """
     cached = sum(weight.numel() * weight.element_size() for weight in weights) <= CACHED_BYTES
     unpacked = cached or torch.is_autocast_enabled("cpu")
-    token = _current.set(None if unpacked else PackedWeights())
+    token = packed_weights.set(None if unpacked else PackedWeights())
     try:
         yield
     finally:
-        _current.reset(token)
+        packed_weights.reset(token)
 
 
 def supports_weighted_sums(table: Tensor) -> bool:
@@ -221,17 +170,10 @@ def supports_weighted_sums(table: Tensor) -> bool:
 
 
 def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) -> Tensor:
-    """Compute S weighted sums, each of M rows of a table.
+    """Compute S weighted sums (S, W), each of M rows of a table (R, W).
 
-    Args:
-        table: Matrix (R, W).
-        terms: A tuple of row indices (S * M,) and offsets (S,). The row indices name the terms of
-            all sums, one sum after the other. The offset of a sum is the index of its first term
-            among the row indices.
-        factors: Factor on each term, (S * M,).
-
-    Returns:
-        Sums (S, W).
+    `terms` are the rows (S * M,) of all sums, one sum after the other, and the index (S,) of the
+    first term of each sum. `factors` (S * M,) are the weights.
     """
     return torch.embedding_bag(table, *terms, mode=0, per_sample_weights=factors)[0]
 
@@ -241,15 +183,8 @@ def consecutive_terms(
 ) -> tuple[Tensor, Tensor]:
     """Build the argument `terms` of `weighted_sums` for sums over M consecutive rows of the table.
 
-    Args:
-        n_starts: Number of different rows at which a sum begins.
-        n_terms: Number of terms M of a sum.
-        step: Distance between two successive rows at which a sum begins.
-        copies: Number of sums that begin at the same row. The number S of sums is n_starts *
-            copies.
-
-    Returns:
-        Row indices (S * M,) and offsets (S,), both int32.
+    The sums begin at the rows 0, `step`, 2 `step` and so on, `copies` sums at each of the
+    `n_starts` rows. Each has M = `n_terms` terms.
     """
     key = n_starts, n_terms, step, copies
     with _lock:

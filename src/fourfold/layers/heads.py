@@ -12,9 +12,9 @@ from fourfold.core.block import norm_from_config
 from fourfold.core.config import TransformerConfig
 from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.kernels.cpu_decoding import linear
+from fourfold.kernels.cross_entropy import cap
 from fourfold.kernels.dropout import Dropout
 from fourfold.kernels.int8 import Int8Matrix
-from fourfold.kernels.loss_operators import cap
 from fourfold.losses import linear_cross_entropy
 
 

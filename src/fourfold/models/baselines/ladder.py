@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import attend, attention_weights, dense_mask
 from fourfold.core.block import Block, Stack
+from fourfold.core.feed_forward import Linear
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
 from fourfold.core.rotary import Rotation
 from fourfold.errors import InputError
-from fourfold.kernels.cpu_decoding import Linear
 from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
 from fourfold.models.masked_lm.classifiers import SequenceClassifier, SequenceClassifierConfig
 

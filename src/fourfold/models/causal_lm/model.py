@@ -17,7 +17,7 @@ from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
 from fourfold.core.validation import check_range
 from fourfold.generation.caches import WindowCache
-from fourfold.kernels.loss_operators import cap
+from fourfold.kernels.cross_entropy import cap
 from fourfold.layers.base_model import Model, embedding_from_config
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize

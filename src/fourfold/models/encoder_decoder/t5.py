@@ -148,13 +148,10 @@ class BiasedStack(Stack):
     Args:
         config: Config of the model.
         cross_attention: Build a decoder, with causal buckets and cross-attention to the encoder.
-        n_layers: Number of blocks. None means `config.n_layers`.
     """
 
-    def __init__(
-        self, config: T5Config, *, cross_attention: bool = False, n_layers: int | None = None
-    ) -> None:
-        super().__init__(config, cross_attention=cross_attention, n_layers=n_layers)
+    def __init__(self, config: T5Config, *, cross_attention: bool = False) -> None:
+        super().__init__(config, cross_attention=cross_attention)
         self.bias = RelativeBias(
             config.n_heads, config.n_buckets, config.max_distance, bidirectional=not cross_attention
         )

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.attention import attend
+from fourfold.core.feed_forward import Linear
 from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.errors import InputError
-from fourfold.kernels.cpu_decoding import Linear
 from fourfold.losses import upcast_fp32
 from fourfold.models.recurrent.hard_attention import log_weights
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
+from fourfold.core.feed_forward import Linear
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
-from fourfold.kernels.cpu_decoding import Linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize, vaswani

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
+from fourfold.core.feed_forward import Linear
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
-from fourfold.kernels.cpu_decoding import Linear, linear
+from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
 from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack, Reset, State

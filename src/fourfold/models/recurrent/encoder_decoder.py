@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.feed_forward import Linear
 from fourfold.errors import InputError
-from fourfold.kernels.cpu_decoding import Linear
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize
 from fourfold.layers.token_embedding import TokenEmbedding
