@@ -1,10 +1,8 @@
 """Losses for token prediction with a large vocabulary, for classification and for distillation.
 
-`linear_cross_entropy` and `classification_loss` divide the sum over all targets by a normalizer,
-which may be the number of targets on all devices. `distillation_loss` returns the sum.
 `linear_cross_entropy` and `token_scores` take hidden states and the output matrix in place of
 logits. They compute the (N, V) logits for one slice of the tokens at a time, so all logits are
-never in memory at once.
+never in memory at once. A normalizer may be the number of targets on all devices.
 Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 

@@ -25,41 +25,26 @@ class OptimizerConfig:
     """Optimizer and its hyper-parameters.
 
     Args:
-        name: adam, adamw, adadelta (Zeiler 2012; Bahdanau et al. 2015 with lr 1, eps 1e-6), sgd or
-            muon. muon updates the matrices of transformer blocks by Muon (Jordan et al. 2024), and
-            all other parameters, such as embeddings, norms, biases and heads, by AdamW.
-        lr: Peak learning rate. With the noam schedule, `lr` is a factor on that schedule's formula
-            (1 in the paper).
+        name: adam, adamw, adadelta (Zeiler 2012), sgd or muon, which updates the matrices of
+            transformer blocks by Muon (Jordan et al. 2024), and all other parameters by AdamW.
+        lr: Peak learning rate. With the noam schedule, it is a factor (1 in the paper).
         betas: Decay rates of the first and second moments (adam, adamw, AdamW's part of muon).
-        eps: Number that is added to the square root of the second moment (adam, adamw, AdamW's part
-            of muon), or to the second moments before their square roots (adadelta). Not used by
-            sgd.
+        eps: Number that is added to the square root of the second moment, or for adadelta to the
+            second moments before their square roots. Not used by sgd.
         weight_decay: Strength of the weight decay. For adamw and muon, it is decoupled from the
-            gradient and multiplied by the learning rate. For adam, adadelta and sgd, it is an L2
-            penalty. None means 0.01 if it is decoupled, and 0 if it is a penalty.
-        weight_decay_params: Parameters with weight decay. "matrices" means all parameters of two or
-            more dimensions (GPT-2, BERT). "linear" means the weights of linear layers and
-            convolutions only (ViT, DeiT). "all" means all parameters.
-        momentum: Momentum of sgd and Muon (0.95 in Jordan et al. 2024); not used by the other
-            optimizers.
+            gradient, and None means 0.01; for the others, it is an L2 penalty, and None means 0.
+        weight_decay_params: matrices (all parameters of two or more dimensions; GPT-2, BERT),
+            linear (weights of linear layers and convolutions; ViT, DeiT) or all.
+        momentum: Momentum of sgd and Muon (0.95 in Jordan et al. 2024).
         muon_lr_scale: Factor on the learning rate of the matrices that Muon updates. Their updates
-            are scaled to the usual size of AdamW's updates (Liu et al. 2025), so that 1 suits a
-            learning rate that was chosen for adamw.
-        rho: Decay rate of the second moments of adadelta; not used by the other optimizers.
-        bias_correction: Correct the bias of the first and second moments, which start at 0 (Kingma
-            and Ba 2014, section 3). False reproduces BERT's code (google-research/bert,
-            optimization.py), whose first steps are larger.
-        layer_decay: Learning rate of a layer divided by the learning rate of the next layer towards
-            the head (ELECTRA, BEiT). 1 gives all layers the same learning rate.
-
-    Raises:
-        InputError: A value is outside its range, or `bias_correction` is false for another
-            optimizer than adamw.
+            are scaled so that 1 suits a learning rate chosen for adamw (Liu et al. 2025).
+        rho: Decay rate of the second moments of adadelta.
+        bias_correction: Correct the bias of the moments, which start at 0. False reproduces the
+            larger first steps of BERT's code, and is for adamw only.
+        layer_decay: Learning rate of a layer divided by that of the next layer towards the head
+            (ELECTRA, BEiT).
 
     Example:
-        >>> config = OptimizerConfig(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.1)
-        >>> type(make_optimizer(nn.Linear(2, 2), config)).__name__
-        'AdamW'
         >>> OptimizerConfig(lr=0.0)
         Traceback (most recent call last):
             ...
@@ -98,9 +83,7 @@ class OptimizerConfig:
 
 
 def hidden_matrices(model: nn.Module) -> list[Tensor]:
-    """Return the trainable weights of the linear layers in the transformer blocks of a model.
-
-    Muon updates these parameters. Embeddings and output heads are not in blocks.
+    """Return the trainable weights of linear layers in transformer blocks, which Muon updates.
 
     Example:
         >>> from fourfold.models import CausalLM, CausalLMConfig
@@ -118,19 +101,9 @@ def parameter_groups(
 ) -> list[dict[str, object]]:
     """Group the trainable parameters of a model by learning rate and weight decay.
 
-    Source: Radford et al. 2018, section 4.1, whose decay exempts biases and the gains of norms.
-
-    Args:
-        model: The model.
-        config: Options of the optimizer. The fields `name`, `lr`, `muon_lr_scale`, `weight_decay`
-            and `weight_decay_params` are used.
-        lr_scales: Factor on the learning rate of each parameter, by name, such as those of
-            `fourfold.finetuning.layer_lr_decay.layer_lr_scales`. None means 1.
-
-    Returns:
-        Parameter groups for a torch optimizer, a list of dictionaries with the keys params,
-        weight_decay and lr. The group with the highest learning rate comes first. For muon, there
-        is also the key muon, whose value is True for parameters that Muon updates.
+    `lr_scales` are factors on the learning rate by the name of a parameter; None means 1. The group
+    with the highest learning rate comes first. The groups of muon have the additional key muon,
+    which is True for the parameters that Muon updates.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -175,20 +148,10 @@ def make_optimizer(
     *,
     fused: bool = True,
 ) -> Optimizer:
-    """Build an optimizer over the trainable parameters of a model.
+    """Build an optimizer over the trainable parameters of a model, see `parameter_groups`.
 
-    Source: Kingma and Ba 2014 (Adam); Loshchilov and Hutter 2017 (AdamW); Zeiler 2012 (Adadelta).
-
-    Args:
-        model: The model.
-        config: Optimizer and its hyper-parameters.
-        lr_scales: Factor on the learning rate of each parameter, by name. None means 1.
-        fused: Use torch's fused implementation, which is three times as fast on a CPU. Ignored for
-            adadelta, which has no fused implementation.
-
-    Raises:
-        InputError: No parameter is trainable, or the optimizer is muon and no matrix of a block is
-            trainable.
+    `fused` selects torch's fused implementation, which is three times as fast on a CPU; adadelta
+    has none. InputError if there is no trainable parameter, or for muon no matrix of a block.
 
     Example:
         >>> optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="sgd", lr=0.1))
@@ -216,15 +179,7 @@ def make_optimizer(
 
 
 def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
-    """Disable Adam's bias correction by starting the step count of every parameter at 2^24.
-
-    The correction factors 1 - beta^step are 1 from this step on.
-
-    Args:
-        optimizer: New optimizer, whose state is set in place.
-        fused: True if the optimizer is fused. The step counts of a fused optimizer are on the
-            devices of the parameters, otherwise on the CPU.
-    """
+    """Disable Adam's bias correction by starting the step count of every parameter at 2^24."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
@@ -239,19 +194,12 @@ class MuonAdamW(Optimizer):
     with A rows and B columns is multiplied by 0.2 sqrt(max(A, B)) (Liu et al. 2025). torch's two
     optimizers make the steps. They share the parameter groups and the states of this optimizer.
 
-    Args:
-        groups: Parameter groups as returned by `parameter_groups`.
-        config: Hyper-parameters.
-        fused: Use torch's fused implementation of AdamW.
-
     Example:
         >>> from fourfold.models import CausalLM, CausalLMConfig
         >>> model = CausalLM(CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=100))
         >>> optimizer = make_optimizer(model, OptimizerConfig(name="muon", lr=1e-3))
-        >>> model(torch.tensor([[5, 7, 9]])).sum().backward()
-        >>> optimizer.step()
-        >>> type(optimizer).__name__
-        'MuonAdamW'
+        >>> [type(part).__name__ for _, part in optimizer.parts]
+        ['Muon', 'AdamW']
     """
 
     def __init__(
@@ -267,12 +215,7 @@ class MuonAdamW(Optimizer):
         super().__init__(groups, {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of Muon and one of AdamW.
-
-        Args:
-            closure: Function that computes the gradients and returns the loss; None if the
-                gradients are already computed.
-        """
+        """Make one step of Muon and one of AdamW."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

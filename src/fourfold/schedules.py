@@ -18,29 +18,18 @@ class ScheduleConfig:
     """Options of a learning-rate schedule, which advances once per optimizer step.
 
     Args:
-        name: Shape of the schedule. constant keeps the peak learning rate. linear falls on a line
-            from the peak at the end of the warm-up (RoBERTa). linear_from_start falls on a line
-            from the peak at the first step (BERT's code). The warm-up replaces the beginning of
-            this line, so the learning rate is below the peak when the warm-up ends. cosine falls on
-            half a cosine wave. wsd (warm-up, stable, decay) keeps the peak, and then falls on a
-            line (Hu et al. 2024, MiniCPM; Hägele et al. 2024). halving keeps the peak, and then
-            halves the learning rate several times at equal distances (Sutskever et al. 2014, Luong
-            et al. 2015). inverse_sqrt falls with the inverse square root of the step (fairseq).
-            noam is the formula of Vaswani et al. 2017.
+        name: constant; linear (falls on a line after the warm-up; RoBERTa); linear_from_start (on a
+            line whose beginning the warm-up replaces; BERT's code); cosine; wsd (keeps the peak,
+            then falls on a line; Hu et al. 2024); halving (keeps the peak, then halves several
+            times; Sutskever et al. 2014); inverse_sqrt (fairseq) or noam (Vaswani et al. 2017).
         warmup_steps: Number of steps at the start in which the learning rate grows linearly.
         total_steps: Number of steps of a linear, cosine, wsd or halving schedule, warm-up included;
-            None means the number of optimizer steps of the run. Other schedules have no end.
+            None means the number of optimizer steps of the run.
         min_lr: Final learning rate of a linear, cosine or wsd schedule. A cosine schedule reaches
             `min_lr` at the last step, and a linear or wsd schedule would reach it one step later.
         decay_from: Fraction of `total_steps` after which wsd decays.
-        halve_from: Fraction of `total_steps` after which halving halves the learning rate for the
-            first time. It is 5 of 10 epochs in Luong et al. 2015, and 5 of 7.5 epochs in Sutskever
-            et al. 2014.
-        n_halvings: Number of halvings. The distance from the last halving to the end equals the
-            distance between two halvings.
-
-    Raises:
-        InputError: A value is outside its range, or the warm-up is longer than the schedule.
+        halve_from: Fraction of `total_steps` after which halving halves for the first time.
+        n_halvings: Number of halvings, at equal distances.
 
     Example:
         >>> config = ScheduleConfig("noam", warmup_steps=4000)
@@ -83,22 +72,10 @@ FINITE_SCHEDULES = ("linear", "linear_from_start", "cosine", "wsd", "halving")
 def learning_rate_factor(
     config: ScheduleConfig, lr: float, total_steps: int | None, d_model: int
 ) -> Callable[[int], float]:
-    """Build the function of torch's `LambdaLR` that returns the factor on the peak learning rate.
+    """Build a function for torch's `LambdaLR`: from finished steps to a factor on the peak.
 
-    Source: Vaswani et al. 2017, equation 3 (noam); Loshchilov and Hutter 2016 (cosine).
-
-    Args:
-        config: Options of the schedule.
-        lr: Peak learning rate.
-        total_steps: Number of optimizer steps of the training, used if `config.total_steps` is
-            None. None means that the number is unknown.
-        d_model: Model width, used by noam only.
-
-    Returns:
-        Function from the number of finished optimizer steps to the factor of the next step.
-
-    Raises:
-        InputError: `config.min_lr` is above `lr`.
+    `total_steps` is that of the training (None if unknown), for a config without `total_steps`.
+    `d_model` is for noam only. InputError if `config.min_lr` is above the peak `lr`.
 
     Example:
         >>> factor = learning_rate_factor(ScheduleConfig("linear", warmup_steps=2), 1e-3, 4, 512)

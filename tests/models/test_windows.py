@@ -193,10 +193,8 @@ def test_time_and_memory_do_not_depend_on_keys_outside_the_window() -> None:
         sizes.append(sum(elements))
     assert sizes[1] < 2 * sizes[0] + 1000
     inputs = [torch.randn(1, 1, 1024, 4)] * 3
-    parts = cpu_attention.Inputs(
-        *(x[0] for x in inputs), None, None, True, 1.0, 0.0, torch.Size((1, 1)), 8
-    ).slices()
-    assert max(part.keys.stop - part.keys.start for part in parts) == 32 + 7
+    parts = cpu_attention.Inputs(*(x[0] for x in inputs), None, None, True, 0.0, 1, 8).slices()
+    assert max(keys.stop - keys.start for _, keys in parts) == 32 + 7
 
 
 def test_class_token_sees_all_patches_and_patches_see_their_neighbours() -> None:

@@ -43,9 +43,8 @@ def attention_backend(name: str) -> Iterator[None]:
     """Run all attention in this context on one backend.
 
     auto is the fastest kernel for the device and the arguments, naive matrix products and softmax,
-    sdpa `torch.nn.functional.scaled_dot_product_attention`, and flex FlexAttention with a BlockMask
-    in place of a dense mask (sdpa if no mask is needed, or with bias or dropout). Another name
-    raises InputError.
+    sdpa `F.scaled_dot_product_attention`, and flex FlexAttention with a BlockMask in place of a
+    dense mask (sdpa if no mask is needed, or with bias or dropout).
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
@@ -67,16 +66,11 @@ def lower_mask(
 ) -> LoweredMask:
     """Convert a mask for `q_len` queries and `k_len` keys to the form that the backend takes.
 
-    The result is on the device of `like`. With `dense`, it is never a BlockMask, which supports
-    neither bias nor dropout.
+    The result is on the device of `like`. With `dense`, it is never a BlockMask.
 
     Example:
-        >>> lowered = lower_mask(Mask(causal=True), 3, 3, torch.empty(0))
-        >>> lowered.causal, lowered.mask  # the kernel applies the causal mask itself
-        (True, None)
-        >>> keys = torch.tensor([[True, True, False]])  # the last token is padding
-        >>> lower_mask(Mask(keys=keys), 3, 3, torch.empty(0)).mask[0, 0].int().tolist()
-        [[1, 1, 0]]
+        >>> lower_mask(Mask(causal=True), 3, 3, torch.empty(0))  # the kernel applies it itself
+        LoweredMask(mask=None, causal=True, window=None)
     """
     backend = _backend.get()
     # On a CPU, `attend_by_products` applies a short window itself: it reads the keys near a query.
@@ -157,8 +151,8 @@ def attend(
 
     Args:
         q: Queries (B, H, Tq, Dh).
-        k: Keys (B, K, Tk, Dh). Head i serves the heads from i H/K to (i + 1) H/K - 1 of the queries
-            (grouped-query attention, Ainslie et al. 2023).
+        k: Keys (B, K, Tk, Dh). Head i serves the heads from i H/K to (i + 1) H/K - 1 of the
+            queries.
         v: Values (B, K, Tk, Dv).
         mask: Bool tensor, True = may attend, broadcastable to (B, H, Tq, Tk), or a BlockMask. A
             BlockMask contains the causal mask, and supports neither bias nor dropout.
@@ -168,8 +162,7 @@ def attend(
             the column of the last key.
         scale: Factor on the scores; None means 1 / sqrt(Dh).
         dropout_p: Dropout probability of the weights.
-        normalize: Function from scores to weights. Any function but `softmax` is computed from all
-            scores in memory, because fused kernels support only `softmax`.
+        normalize: Function from scores to weights; fused kernels support only `softmax`.
 
     Returns:
         (B, H, Tq, Dv); 0 for a query that may attend to no key.
@@ -328,25 +321,9 @@ def dense_mask(
 class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention if `forward` gets a memory (encoder output).
 
-    Source: Vaswani et al. 2017, section 3.2.2.
-
-    Args:
-        d_model: Model width D.
-        n_heads: Number of heads H. It divides D, or InputError is raised, unless `d_head` is given.
-        n_kv_heads: Number of heads K of keys and values, a divisor of H; None means H.
-        d_head: Width Dh of a query and key per head; None means d_model / n_heads.
-        d_value: Width Dv of a value per head; None means Dh.
-        bias: Learn a bias in each projection.
-        qkv_bias: Learn a bias in the projections to queries, keys and values; None means `bias`.
-        qk_norm: Normalize queries and keys, before the rotation: none, head (each head by
-            itself) or all (all heads together).
-        norm: Function that builds a norm of queries or keys from its width.
-        scale: Factor on the scores; None means 1 / sqrt(Dh).
-        dropout: Dropout probability of the attention weights.
-
-    Attributes:
-        normalize: Function from scores to weights, see `softmax`; set it on the class or on an
-            instance.
+    The arguments are fields of `TransformerConfig`: `scale` is `attn_scale`, `dropout` is
+    `attn_dropout`, and `norm` builds a norm of queries or keys from its width. `normalize` is the
+    function from scores to weights, see `softmax`; set it on the class or on an instance.
 
     Example:
         >>> attn = Attention(16, 4, n_kv_heads=2)
@@ -405,15 +382,10 @@ class Attention(nn.Module):
         Each of S sources serves B / S consecutive elements of x, such as the beams of the source.
         The batch size of the mask is then B or S.
 
-        Args:
-            x: States that the queries are computed from.
-            memory: States that keys and values are computed from; None means x.
-            mask: Mask as returned by `lower_mask`.
-            bias: Tensor added to the scores, broadcastable to (B, H, Tq, Tk).
-            cache: Cache of this layer, changed in place. The keys and values of x are appended to
-                those of earlier tokens; those of a memory are computed at the first call only.
-            rotation: Rotary positions, by which queries and keys of self-attention are rotated. The
-                cache holds rotated keys.
+        `mask` is a result of `lower_mask`, and `bias` a tensor (B, H, Tq, Tk) that is added to the
+        scores. The keys and values of x are appended to those of earlier tokens in `cache`; those
+        of a memory are computed at the first call only. `rotation` rotates queries and keys of
+        self-attention; the cache holds rotated keys.
         """
         x = cast_once(x)
         q = self._heads(self.q, x, self.n_heads, self.q_norm, rotation)  # (B, H, Tq, Dh)

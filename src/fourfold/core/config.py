@@ -61,49 +61,40 @@ class TransformerConfig(ModelConfig):
         d_model: Width D of the residual stream.
         n_layers: Number of blocks N.
         n_heads: Number of attention heads H.
-        n_kv_heads: Number of heads of keys and values, a divisor of H. Each of them serves
-            H / n_kv_heads heads of queries (grouped-query attention, Ainslie et al. 2023; 1 is
-            multi-query attention, Shazeer 2019). None means H.
+        n_kv_heads: Number of heads of keys and values, a divisor of H (grouped-query attention,
+            Ainslie et al. 2023; 1 is multi-query attention, Shazeer 2019). None means H.
         d_head: Width of a query and key per head; None means d_model / n_heads.
-        d_value: Width of a value per head; None means d_head (the two widths differ in Table 3,
-            rows B, of Vaswani et al. 2017).
+        d_value: Width of a value per head; None means d_head.
         d_ff: Hidden width of the feed-forward layer.
-        activation: relu, gelu (exact), gelu_tanh (approximation in GPT-2 and the original BERT),
-            quick_gelu (approximation in CLIP) or silu.
+        activation: relu, gelu, gelu_tanh (GPT-2, the original BERT), quick_gelu (CLIP) or silu.
         feed_forward: mlp (two matrices) or glu (gated, three matrices; Shazeer 2020).
         norm: layer (LayerNorm) or rms (RMSNorm).
         norm_placement: post (Vaswani, BERT, GPT-1), pre (GPT-2, ViT, Llama), sandwich (before and
             after each sub-layer, inside the residual connection; Gemma 2) or inside (only after
             each sub-layer, inside the residual connection; OLMo 2).
-        norm_eps: Number that a norm adds to the variance: 1e-12 in BERT, 1e-5 in GPT-2, 1e-6 in
-            tensor2tensor and ViT.
+        norm_eps: Number that a norm adds to the variance (1e-12 in BERT, 1e-5 in GPT-2).
         bias: Learn a bias in matrices and norms.
         qkv_bias: Learn a bias in the projections to queries, keys and values. None means `bias`.
         qk_norm: Normalize queries and keys before rotary positions: none, head (each head by
             itself; Qwen3, Gemma 3) or all (all heads together; OLMo 2). The norm is that of `norm`.
         attn_scale: Factor on the attention scores; None means 1 / sqrt(d_head).
         window: Self-attention of each token is restricted to the tokens that are less than `window`
-            positions away: `window` tokens in a decoder, 2 * window - 1 in an encoder, including
-            the token itself. Class and distillation tokens of an image see all tokens, and all
-            tokens see them. None means full attention.
-        window_pattern: Layers to which the window applies, as letters that are repeated over the
-            layers: S for a layer with the window, L for a layer with full attention. None means
-            that the window applies to all layers.
-        rope_theta: Base of the wavelengths of rotary positions (Su et al. 2021), 10000 in the
-            paper. None means no rotary positions.
+            positions away. Class and distillation tokens of an image see all tokens, and all tokens
+            see them. None means full attention.
+        window_pattern: Letters that are repeated over the layers: S for a layer with the window, L
+            for a layer with full attention. None means S.
+        rope_theta: Base of the wavelengths of rotary positions in self-attention (Su et al. 2021),
+            10000 in the paper. None means no rotary positions.
         rope_local_theta: Base in layers with a window, where `rope_scaling` then does not apply.
             None means that all layers have the same rotary positions.
         rope_scaling: Change of the wavelengths for longer texts, a dictionary with the key names of
-            transformers. Its `rope_type` is linear, llama3 or yarn (see `ROPE_SCALING`). None means
-            no change.
-        partial_rotary_factor: Share of the channels of a head that are rotated by rotary positions.
-            They are the first channels of the head (GPT-NeoX, Phi).
-        parallel: Add the outputs of all sub-layers of a block to the block's input (GPT-J, PaLM).
-            Otherwise, the input of each sub-layer contains the output of the one before it.
+            transformers. Its `rope_type` is linear, llama3 or yarn. None means no change.
+        partial_rotary_factor: Share of the channels of a head, the first ones, that are rotated
+            (GPT-NeoX, Phi).
+        parallel: All sub-layers of a block read the block's input (GPT-J, PaLM).
         layer_scale: Initial value of a learned factor on each channel of the output of each
             sub-layer (Touvron et al. 2021, CaiT). None means no factor.
-        dropout: Dropout probability of embeddings and of the output of each sub-layer (Vaswani et
-            al. 2017, section 5.4).
+        dropout: Dropout probability of embeddings and of the output of each sub-layer.
         attn_dropout: Dropout probability of attention weights (BERT, GPT).
         ff_dropout: Dropout probability inside the feed-forward layer (tensor2tensor, ViT).
         drop_path: Probability of skipping a sub-layer in training. It grows linearly from 0 in the

@@ -19,13 +19,12 @@ class Linear(nn.Linear):
     """`nn.Linear` that decodes on a CPU from a faster copy of its matrix (see `decode_layout`).
 
     Example:
-        >>> layer = Linear(2, 1, bias=False)
-        >>> layer(torch.zeros(3, 2)).flatten()
-        tensor([0., 0., 0.], grad_fn=<ViewBackward0>)
+        >>> Linear(2, 1)(torch.zeros(3, 2)).shape
+        torch.Size([3, 1])
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to x (..., K), and return the result (..., N)."""
+        """Apply the layer to x (..., K)."""
         if torch.compiler.is_compiling() or packed_weights.get() is None:
             return F.linear(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
@@ -34,8 +33,7 @@ class Linear(nn.Linear):
 def cast_once(x: Tensor) -> Tensor:
     """Convert the input of several matrix products to their data type under autocast.
 
-    Otherwise, each product would convert it, keep a copy of its own for the backward pass, and
-    convert its gradient back.
+    Otherwise, each product would convert it, keep a copy of it, and convert its gradient back.
 
     Example:
         >>> with torch.autocast("cpu", torch.bfloat16):
@@ -74,13 +72,8 @@ class FeedForward(nn.Module):
     ``act(x W1 + b1) W2 + b2`` (Vaswani et al. 2017, eq. 2), or with a gate
     ``(act(x W1) * x Wg) W2`` (Shazeer 2020).
 
-    Args:
-        d_model: Model width D.
-        d_ff: Hidden width.
-        activation: A name in `ACTIVATIONS`; InputError for another name.
-        gated: Multiply the hidden layer by the gate x Wg.
-        bias: Learn a bias in each matrix.
-        dropout: Dropout probability of the hidden layer, after the activation.
+    `activation` is a name in `ACTIVATIONS`. `dropout` is that of the hidden layer, after the
+    activation.
 
     Example:
         >>> ff = FeedForward(16, 64, activation="silu", gated=True, bias=False)

@@ -11,26 +11,18 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Cache of one layer: keys and values of earlier tokens, and of the memory if there is one.
-
-    Attributes:
-        length: Number of earlier tokens T.
-        memory: Keys and values (B, H, S, Dh) of cross-attention; None before the first call.
-        buffers: Keys and values (B, H, capacity, Dh) of self-attention, of which the first T
-            positions are used; None before the first call. The capacity doubles when it is used up.
+    """Cache of one layer: keys and values of T earlier tokens, and of the memory if there is one.
 
     Example:
-        >>> cache = LayerCache()
-        >>> k = v = torch.randn(1, 4, 3, 8)  # three tokens
-        >>> keys, values = cache.extend(k, v)
-        >>> keys, values = cache.extend(k[:, :, :1], v[:, :, :1])  # one more
-        >>> keys.shape, cache.length
-        (torch.Size([1, 4, 4, 8]), 4)
+        >>> cache, k = LayerCache(), torch.randn(1, 4, 3, 8)  # three tokens
+        >>> cache.extend(k, k)[0].shape, cache.extend(k[:, :, :1], k[:, :, :1])[0].shape
+        (torch.Size([1, 4, 3, 8]), torch.Size([1, 4, 4, 8]))
     """
 
     def __init__(self) -> None:
-        self.length = 0
-        self.memory: tuple[Tensor, Tensor] | None = None
+        self.length = 0  # T
+        self.memory: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, S, Dh)
+        # Keys and values (B, H, capacity, Dh); the capacity doubles when T exceeds it.
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,12 +58,6 @@ class KVCache:
     Do not reuse a cache after a forward call that raised an error, because the cache may already
     have counted the tokens of that call.
 
-    Attributes:
-        length: Number of tokens T so far.
-        keys: Padding mask (B, T) of the tokens, or None.
-        documents: (B, T) index of the packed document of each token, or None.
-        layers: List with one `LayerCache` per layer.
-
     Example:
         >>> from fourfold.models import CausalLM, CausalLMConfig
         >>> model = CausalLM(CausalLMConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2, d_ff=8))
@@ -86,9 +72,9 @@ class KVCache:
     layer_class = LayerCache
 
     def __init__(self) -> None:
-        self.length = 0
-        self.keys: Tensor | None = None
-        self.documents: Tensor | None = None
+        self.length = 0  # T
+        self.keys: Tensor | None = None  # padding mask (B, T); None if all tokens are real
+        self.documents: Tensor | None = None  # (B, T); None if there is one document
         self.layers: list[LayerCache] = []
 
     def layer(self, index: int) -> LayerCache:
@@ -98,10 +84,7 @@ class KVCache:
         return self.layers[index]
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add new tokens (B, t) to `length`, `keys` and `documents`; None continues a document.
-
-        Each layer appends the keys and values of these tokens to its own cache later.
-        """
+        """Add new tokens (B, t) to `length`, `keys` and `documents`; None continues a document."""
         all_real = ids.new_ones(ids.shape[0], self.length, dtype=torch.bool)
         if keys is not None or self.keys is not None:
             old = all_real if self.keys is None else self.keys

@@ -23,21 +23,17 @@ from fourfold.errors import InputError
 class LoweredMask(NamedTuple):
     """Mask in the form that `attend` takes.
 
-    Attributes:
-        mask: None, a bool tensor broadcastable to (B, H, Tq, Tk), or a FlexAttention BlockMask.
-        causal: True if the kernel applies a causal mask itself. Without a window, `mask` is then
-            None and Tq == Tk.
-        window: Window that the kernel applies itself, in addition to `mask`. The distance of a
-            query and a key is the difference of their columns.
+    The kernel applies `causal` and `window` itself, in addition to `mask`. If it applies a causal
+    mask without a window, `mask` is None and Tq == Tk.
 
     Example:
         >>> LoweredMask(causal=True)
         LoweredMask(mask=None, causal=True, window=None)
     """
 
-    mask: Any = None
+    mask: Any = None  # a bool tensor broadcastable to (B, H, Tq, Tk), or a BlockMask
     causal: bool = False
-    window: int | None = None
+    window: int | None = None  # distances are differences of columns
 
 
 def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
@@ -75,11 +71,6 @@ class Mask:
                 [1, 1, 0, 0],
                 [0, 1, 1, 0],
                 [0, 0, 1, 1]], dtype=torch.int32)
-        >>> packed = Mask(documents=torch.tensor([[0, 0, 1]]))  # two documents in one sequence
-        >>> packed.lower(3, 3, torch.device("cpu")).mask[0, 0].int()
-        tensor([[1, 1, 0],
-                [1, 1, 0],
-                [0, 0, 1]], dtype=torch.int32)
     """
 
     causal: bool = False
@@ -189,13 +180,9 @@ def mask_and_positions(
     queries of the mask are the new tokens, its keys all tokens.
 
     Example:
-        >>> ids = torch.tensor([[0, 5, 7]])
-        >>> keys = ids != 0  # the first token is padding
-        >>> mask, positions = mask_and_positions(ids, keys, None, None, causal=True)
-        >>> positions
+        >>> ids = torch.tensor([[0, 5, 7]])  # the first token is padding
+        >>> mask_and_positions(ids, ids != 0, None, None, causal=True)[1]
         tensor([[0, 0, 1]])
-        >>> mask.causal, mask.keys is keys
-        (True, True)
     """
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:

@@ -78,8 +78,6 @@ def frequencies(
         >>> rates, _ = frequencies(4, 10_000.0, None)
         >>> rates
         tensor([1.0000, 0.0100])
-        >>> frequencies(4, 10_000.0, {"rope_type": "linear", "factor": 2.0})[0]
-        tensor([0.5000, 0.0050])
     """
     # The operations are those of transformers, in the same order, so that the results are equal.
     # The unit of the wavelengths is tokens per radian.

@@ -42,16 +42,10 @@ FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "
 
 
 def check_fields(config: Any) -> None:
-    """Check the type of every field of a model config, and the range of some.
+    """Raise InputError if a field of a model config is outside its type or range.
 
-    The fields with a range are those whose names are in one of the constants `POSITIVE` (from 1)
-    and `NOT_NEGATIVE` (from 0), both with their largest values, and `FRACTIONS` (from 0, below 1).
-
-    Args:
-        config: A dataclass instance.
-
-    Raises:
-        InputError: A field has a value outside its type or range.
+    The ranges are those of `POSITIVE` (from 1), `NOT_NEGATIVE` (from 0), both up to their largest
+    values, and `FRACTIONS` (from 0, below 1), by the name of the field.
     """
     check_types(config)
     values = vars(config)
@@ -76,12 +70,8 @@ def require_sizes(config: Any) -> None:
 def check_types(config: Any, *, prefix: str = "") -> None:
     """Raise InputError if a field of a dataclass has a value of another type than declared.
 
-    jsonargparse checks types on the command line, but not the values of a checkpoint or of a
-    config.json.
-
-    Args:
-        config: A dataclass instance.
-        prefix: Text before the name of a field in the error message, such as "optimizer.".
+    jsonargparse checks types on the command line, but not those of a checkpoint or a config.json.
+    The message shows `prefix`, such as "optimizer.", before the name of the field.
     """
     for field in fields(config):
         check_type(prefix + field.name, getattr(config, field.name), field.type)
@@ -90,14 +80,9 @@ def check_types(config: Any, *, prefix: str = "") -> None:
 def check_type(name: str, value: object, declared: Any) -> None:
     """Raise InputError unless `value` has the type `declared`, such as `int | None`.
 
-    A list is accepted for a tuple, and an int for a float. A bool is not accepted for an int or a
-    float. If the type declares one type for all items, such as `list[int]` and `dict[str, int]`,
-    the items are checked, too.
-
-    Args:
-        name: Name of the option that has this value, for the error message.
-        value: The value.
-        declared: Type annotation of the option.
+    A list is accepted for a tuple, and an int for a float, but no bool for a number. Items are
+    checked if the type declares one type for all of them, such as `dict[str, int]`. `name` is the
+    option in the error message.
     """
     members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     choices = [c for member in members if get_origin(member) is Literal for c in get_args(member)]
@@ -118,7 +103,7 @@ def check_type(name: str, value: object, declared: Any) -> None:
 
 
 def _check_items(name: str, value: object, declared: Any) -> None:
-    """Check the items of a list, or the values of a dict, if all of them have one declared type."""
+    """Check the items of a list, or the values of a dict, if all have one declared type."""
     inner = {x for x in get_args(declared)[get_origin(declared) is dict :] if x is not ...}
     if len(inner) == 1 and Any not in inner and isinstance(value, list | tuple | dict):
         for item in value.values() if isinstance(value, dict) else value:
@@ -128,8 +113,7 @@ def _check_items(name: str, value: object, declared: Any) -> None:
 def quote(value: object) -> str:
     """Return the first 80 characters of a value as text, for an error message.
 
-    A number with too many digits, and a nested value that is large once it is written out, are
-    abbreviated, because the whole text could need minutes or more memory than the machine has.
+    Long numbers and nested values are abbreviated: writing them out could exhaust the memory.
     """
     if isinstance(value, str):
         return value[:80]
@@ -142,20 +126,10 @@ def quote(value: object) -> str:
 def check_nesting(
     root: Any, children: Callable[[Any], Iterable[Any]], maximum: int, file: Any
 ) -> None:
-    """Check the depth and the size of nested values, in which parts may occur several times.
+    """Raise InputError if nested values have too many parts or more than `MAX_DEPTH` levels.
 
-    A few lines of YAML with aliases, or a small pickle, can describe a value that has more than
-    10^12 parts once it is written out.
-
-    Args:
-        root: The outermost value.
-        children: Function that returns the parts of a value.
-        maximum: Largest number of parts. A part that occurs several times counts several times.
-        file: Path of the file that holds the value, for error messages; None if there is none.
-
-    Raises:
-        InputError: The value has more parts, or is nested more than `MAX_DEPTH` levels deep, for
-            example because it contains itself.
+    A part that occurs several times counts several times: a few lines of YAML with aliases, or a
+    small pickle, can describe more than 10^12 parts. `children` returns the parts of a value.
     """
     known: dict[int, tuple[int, int]] = {}  # number of parts and of levels of each value
 
@@ -175,17 +149,10 @@ def check_nesting(
 
 
 def check_stored(tensors: Mapping[str, Any]) -> None:
-    """Check that the storages of tensors that were read from a file hold all of their elements.
+    """Raise InputError if a tensor that was read from a file has more elements than its storage.
 
-    A file of a few bytes can describe a tensor of any size: a tensor on the meta device has no
-    elements at all, a sparse tensor has only some of them, and a tensor with stride 0 has only one.
-    A copy of this tensor would exhaust the memory, or have arbitrary values.
-
-    Args:
-        tensors: Tensors by name. Other values are ignored.
-
-    Raises:
-        InputError: A tensor has more elements than its storage.
+    A file of a few bytes can describe a tensor of any size, on the meta device, sparse or with
+    stride 0. A copy would exhaust the memory, or have arbitrary values. Other values are ignored.
     """
     for name, x in tensors.items():
         if hasattr(x, "layout") and x.numel() * x.itemsize > _n_bytes(x):
@@ -206,16 +173,10 @@ def count_stored(tensors: Iterable[Any]) -> int:
 
 
 def check_kinds(tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Check that tensors with integers or complex numbers do not replace floating-point weights.
+    """Raise InputError if tensors of a file replace floating-point weights by other numbers.
 
-    `load_state_dict` would convert such tensors without an error.
-
-    Args:
-        tensors: Tensors by name, as they were read from a file.
-        expected: Tensors of the module by name. A name that one of the two lacks is not checked.
-
-    Raises:
-        InputError: One tensor has floating-point numbers, and the other one has not.
+    `load_state_dict` would convert integers and complex numbers without an error. A name that one
+    of the two lacks is not checked.
     """
     for name in tensors.keys() & expected.keys():
         if tensors[name].is_floating_point() != expected[name].is_floating_point():
@@ -224,13 +185,7 @@ def check_kinds(tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> None
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise InputError unless `value` is one of `choices`; the message suggests the closest.
-
-    Args:
-        name: Name of the option that has this value, for the error message.
-        value: The value.
-        choices: Allowed values.
-    """
+    """Raise InputError unless `value` is one of `choices`; the message suggests the closest."""
     if value not in choices:
         names = [str(choice) for choice in choices]
         hint = suggestion(quote(value), names)
@@ -267,16 +222,7 @@ def check_range(
     maximum: float = math.inf,
     below: float = math.inf,
 ) -> None:
-    """Raise InputError unless `value` is finite and within the given bounds.
-
-    Args:
-        name: Name of the option that has this value, for the error message.
-        value: The value.
-        minimum: Smallest allowed value; None means no such bound.
-        above: Number that the value must exceed; None means no such bound.
-        maximum: Largest allowed value.
-        below: Number that the value must be less than.
-    """
+    """Raise InputError unless `value` is finite and within the bounds; above and below exclude."""
     in_range = value <= maximum and value < below and (minimum is None or value >= minimum)
     in_range = in_range and abs(value) <= sys.float_info.max  # an int may be larger
     if not in_range or (above is not None and not value > above):

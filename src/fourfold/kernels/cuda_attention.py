@@ -24,20 +24,10 @@ def attend_masked(
     dropout_p: float,
     scale: float | None,
 ) -> Tensor:
-    """Compute attention with a dense mask.
+    """Compute attention with a dense mask; 0 for a query that may attend to no key.
 
-    Args:
-        q: Queries (B, H, Tq, Dh).
-        k: Keys (B, H, Tk, Dh).
-        v: Values (B, H, Tk, Dv).
-        mask: Bool tensor, True = may attend, or terms that are added to the scores; broadcastable
-            to (B, H, Tq, Tk).
-        allowed: The bool tensor that `mask` contains; None if all pairs are allowed.
-        dropout_p: Dropout probability of the weights.
-        scale: Factor on the scores; None means 1 / sqrt(Dh).
-
-    Returns:
-        (B, H, Tq, Dv); 0 for a query that may attend to no key.
+    `mask` is bool, True = may attend, or terms that are added to the scores. `allowed` is the bool
+    tensor that it contains; None if all pairs are allowed.
     """
     if q.shape[2] <= MAX_SHORT_QUERIES:
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):

@@ -12,40 +12,20 @@ from torch import Tensor
 
 
 class Int8Matrix(NamedTuple):
-    """Quantized matrix (N, K), equal to `values` * `scales`.
+    """Quantized matrix (N, K), equal to `values` * `scales`."""
 
-    Attributes:
-        values: Integers from -127 to 127, (N, K) int8.
-        scales: Factor on each row, (N, 1) in fp32.
-    """
-
-    values: Tensor
-    scales: Tensor
+    values: Tensor  # (N, K) int8, from -127 to 127
+    scales: Tensor  # (N, 1) in fp32
 
 
 def quantize_rows(x: Tensor) -> Int8Matrix:
-    """Quantize a matrix to int8, with one scale for each row.
-
-    The largest absolute value of a row becomes 127 or -127.
-
-    Args:
-        x: Matrix (N, K) in fp32.
-    """
+    """Quantize a matrix (N, K) in fp32 to int8, with one scale for each row."""
     scales = x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
     return Int8Matrix((x / scales).round().to(torch.int8), scales)
 
 
 def int8_linear(x: Tensor, weight: Int8Matrix, bias: Tensor | None) -> Tensor:
-    """Compute x @ weight.T + bias, with the vectors of x quantized to int8.
-
-    Args:
-        x: Floating-point inputs (..., K).
-        weight: Quantized matrix (N, K).
-        bias: (N,) or None.
-
-    Returns:
-        Outputs (..., N) in the data type of x.
-    """
+    """Compute x @ weight.T + bias in the data type of x (..., K), with x quantized to int8."""
     rows = quantize_rows(x.reshape(-1, x.shape[-1]).float())
     y = torch._int_mm(rows.values, weight.values.T).float()  # (B, N)
     y.mul_(rows.scales).mul_(weight.scales.T)

@@ -29,12 +29,10 @@ class EncoderDecoderConfig(TransformerConfig):
             replaced by the size of the tokenizer. The constructor of the model needs a number.
         max_len: Longest source and longest target in tokens. None means no limit, and is allowed
             with positions="none" only.
-        positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
-            sines before all cosines).
-        n_decoder_layers: Number of layers of the decoder. None means n_layers, the number of layers
-            of the encoder.
-        n_decoder_heads: Number of attention heads of the decoder. None means n_heads, the number of
-            heads of the encoder.
+        positions: none (also for rotary positions alone, see `rope_theta`), learned, sinusoidal
+            (sines and cosines alternate) or sinusoidal_halves (all sines before all cosines).
+        n_decoder_layers: Number of layers of the decoder; None means n_layers.
+        n_decoder_heads: Number of attention heads of the decoder; None means n_heads.
         tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
             output, as in the paper), decoder (target embedding and output), embeddings (source and
             target embedding, T5 v1.1) or none.
@@ -44,9 +42,6 @@ class EncoderDecoderConfig(TransformerConfig):
         decoder_start_token_id: Token that is put before a target text as input of the decoder
             (BART); None if target texts already begin with the start token.
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
 
     Example:
         >>> from fourfold.layers.base_model import on_meta
@@ -92,9 +87,12 @@ class EncoderDecoderConfig(TransformerConfig):
 class Seq2Seq(Model):
     """Base class of encoder-decoders.
 
-    A subclass builds the modules `src_embed`, `tgt_embed`, `encoder`, `decoder` and `head`. A call
-    of the model takes the arguments of `hidden` and returns the logits (B, T, V) of the next token
-    at each position of the target.
+    A subclass builds the modules `src_embed`, `tgt_embed`, `encoder`, `decoder` and `head`. Source
+    ids `src` are (B, S) int64, and target ids `tgt` (B, T), which begin with the start token.
+    `src_mask` and `tgt_mask` are padding masks of these shapes, True = real token; None means that
+    all tokens are real. `src_documents` and `tgt_documents` are the index of the pair that each
+    token belongs to, if several pairs are packed into one element of the batch. A sequence that is
+    longer than `max_len` raises InputError.
     """
 
     can_generate = True
@@ -113,16 +111,7 @@ class Seq2Seq(Model):
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits (B, T, V) of the next token at each position of the target.
-
-        Args:
-            src: Source token ids (B, S) int64.
-            tgt: Target token ids (B, T) int64, beginning with the start token.
-            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
-            tgt_mask: (B, T) bool, True = real token. None means that all tokens are real.
-            src_documents: (B, S) index of the packed pair of each source token, or None.
-            tgt_documents: (B, T) index of the packed pair of each target token, or None.
-        """
+        """Compute the logits (B, T, V) of the next token at each position of the target."""
         return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
 
     def hidden(
@@ -134,37 +123,14 @@ class Seq2Seq(Model):
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the final hidden states (B, T, D) of the decoder, the input of the head.
-
-        Args:
-            src: Source token ids (B, S) int64.
-            tgt: Target token ids (B, T) int64, beginning with the start token.
-            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
-            tgt_mask: (B, T) bool, True = real token. None means that all tokens are real.
-            src_documents: (B, S) index of the pair that each source token belongs to, if several
-                pairs are packed into one element of the batch. None means one pair in each element.
-            tgt_documents: (B, T) index of the pair that each target token belongs to, or None.
-
-        Raises:
-            InputError: A sequence is longer than `max_len`.
-        """
+        """Compute the final hidden states (B, T, D) of the decoder, the input of the head."""
         memory = self.encode(src, src_mask, src_documents)
         return self.decode(tgt, memory, src_mask, tgt_mask, None, src_documents, tgt_documents)
 
     def encode(
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the final hidden states (B, S, D) of the encoder.
-
-        Args:
-            src: Source token ids (B, S) int64.
-            src_mask: (B, S) bool, True = real token. None means that all tokens are real.
-            src_documents: (B, S) index of the packed pair of each source token. None means one pair
-                in each element of the batch.
-
-        Raises:
-            InputError: The source is longer than `max_len`.
-        """
+        """Compute the final hidden states (B, S, D) of the encoder."""
         mask, positions = mask_and_positions(src, src_mask, src_documents, None, causal=False)
         return self.encoder(self.src_embed(src, positions), mask)
 
@@ -180,19 +146,9 @@ class Seq2Seq(Model):
     ) -> Tensor:
         """Compute the final hidden states (B, T, D) of the decoder.
 
-        Args:
-            tgt: Target token ids (B, T) int64. With a cache, `tgt`, `tgt_mask` and `tgt_documents`
-                hold the new tokens only.
-            memory: Hidden states (B, S, D) of the encoder.
-            src_mask: (B, S) bool, True = real source token. None means that all tokens are real.
-            tgt_mask: (B, T) bool, True = real target token. None means that all tokens are real.
-            cache: Keys and values of earlier target tokens and of `memory`, extended in place. None
-                means no cache.
-            src_documents: (B, S) index of the packed pair of each source token, or None.
-            tgt_documents: (B, T) index of the packed pair of each target token, or None.
-
-        Raises:
-            InputError: The sequence is longer than `max_len`.
+        `memory` (B, S, D) is the result of `encode`. A cache holds keys and values of earlier
+        target tokens and of the memory, and is extended in place; `tgt`, `tgt_mask` and
+        `tgt_documents` are then those of the new tokens only.
         """
         mask, positions = mask_and_positions(tgt, tgt_mask, tgt_documents, cache, causal=True)
         memory_mask = Mask(keys=src_mask)
@@ -208,23 +164,17 @@ class EncoderDecoder(Seq2Seq):
 
     Source: Vaswani et al. 2017, section 3.1 and Figure 1.
 
-    Attributes:
-        stack_class: Class of the modules `encoder` and `decoder`, built from the config.
-        inits: Dictionary from names to functions that initialize the weights of a model in place.
-            `config.init` is one of the names.
-
     Example:
         >>> import fourfold, torch
         >>> model = EncoderDecoder(EncoderDecoderConfig(n_layers=1, vocab_size=100)).eval()
-        >>> ids, scores = fourfold.beam_search(
-        ...     model, torch.tensor([[5, 6, 2]]), bos_id=1, eos_id=2, pad_id=0, max_len=4
-        ... )
-        >>> ids.shape[0]
-        1
+        >>> source = torch.tensor([[5, 6, 2]])
+        >>> ids, scores = fourfold.beam_search(model, source, bos_id=1, eos_id=2, max_len=4)
+        >>> ids[0, 0]  # a target begins with the start token
+        tensor(1)
     """
 
-    stack_class: ClassVar[type[Stack]] = Stack
-    inits: ClassVar[Mapping[str, Callable[[nn.Module], None]]] = INITS
+    stack_class: ClassVar[type[Stack]] = Stack  # of encoder and decoder
+    inits: ClassVar[Mapping[str, Callable[[nn.Module], None]]] = INITS  # by `config.init`
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()

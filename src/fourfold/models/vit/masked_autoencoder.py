@@ -74,9 +74,10 @@ class MaskedAutoencoderConfig(TransformerConfig):
         super().__post_init__()
         if self.rope_theta is not None:
             message = (
-                "must be None for a masked autoencoder, whose encoder does not see all patches"
+                "must be None for a masked autoencoder, whose encoder sees some patches only, got"
             )
-            raise InputError(f"{message}, got {self.rope_theta}", option="rope_theta")
+            message += f" {self.rope_theta}; every other family takes it"
+            raise InputError(message, option="rope_theta")
         assert self.decoder_blocks  # the constructor checks the divisibility of decoder_d_model
 
     @property
