@@ -154,10 +154,9 @@ class Block(nn.Module):
             y = self._residual(x if self.parallel else y, "cross_attn", memory, stream=y, **cross)
         return self._residual(x if self.parallel else y, "ff", stream=y)
 
-    def _residual(
-        self, x: Tensor, name: str, *inputs: Tensor, stream: Tensor | None = None, **options: Any
-    ) -> Tensor:
-        """Add the output of the sub-layer `name` for x to the residual stream, by default x."""
+    def _residual(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
+        """Add the output of the sub-layer `name` for x to the option `stream`, by default x."""
+        stream = options.pop("stream", x)
         norm = getattr(self, f"{name}_norm")
         has_norm_first = self.norm_placement in ("pre", "sandwich")
         y = getattr(self, name)(norm(x) if has_norm_first else x, *inputs, **options)
@@ -167,7 +166,7 @@ class Block(nn.Module):
             y = getattr(self, f"{name}_post_norm")(y)
         y = self.dropout(y)
         y = self.drop_path(y * getattr(self, f"{name}_gamma") if self.has_layer_scale else y)
-        y = (x if stream is None else stream) + y
+        y = stream + y
         return norm(y) if self.norm_placement == "post" else y
 
 

@@ -186,8 +186,9 @@ def mask_and_positions(
     """
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:
-        message = "must have one column per token (with a cache, per new token)"
-        message += f": got {keys.shape[-1]} columns for {k_len} tokens"
+        message = f"must have one column per token: got {keys.shape[-1]} columns for {k_len} tokens"
+        if cache is not None:
+            message += " (with a cache, pass the mask of the new tokens only)"
         raise InputError(message, option="mask")
     if cache is not None:
         cache.advance(ids, keys, documents)
