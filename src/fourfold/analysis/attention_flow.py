@@ -83,15 +83,7 @@ def flow(weights: Array, query: int) -> Array:
 
 @contextmanager
 def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Store the attention weights of a module in each of its calls, with their graph for autograd.
-
-    Within the context, the module computes attention without a fused kernel.
-
-    Args:
-        module: An `Attention`.
-        path: Path of the module in the model, the key of its weights.
-        weights: Dictionary to which the weights (B, H, T, T) are added.
-    """
+    """Store the attention weights of a module in each of its calls, with their graph for autograd."""
     assert isinstance(module, Attention)
     before = vars(module).get("normalize")
     normalize = module.normalize
@@ -120,7 +112,6 @@ def relevance(
     parameters are not changed.
 
     Args:
-        model: A model whose self-attention is `Attention`, in eval mode.
         forward: Function without arguments that runs the model and returns the output y (B,) of
             each sequence, such as the logit of one class.
         paths: Paths of the attention modules in order; None means all modules named attn. The last

@@ -93,7 +93,6 @@ def visit_attention(
     applied to the weights.
 
     Args:
-        model: A model of any family. The model is not changed.
         forward: Function without arguments that runs `model` once on a batch, without a cache.
         visit: Function that gets a `LayerAttention`. The result of the function is ignored.
         paths: Paths of the attention modules whose weights are computed, as returned by
@@ -134,17 +133,7 @@ def visit_attention(
 def _weights(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Compute the attention weights of one call of an attention module.
-
-    Args:
-        module: An `Attention`, a `SingleHead` or a `Pooling`.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-
-    Returns:
-        A tuple of the weights (B, H, T, S), and bool (B or 1, 1, T, S) that is True where a query
-        may attend to a key.
-    """
+    """Compute the attention weights of one call of an attention module."""
     if isinstance(module, Pooling):
         weights, allowed = module.weights(*args)[:, None, None], args[1][:, None, None]
         return weights, allowed
@@ -162,13 +151,7 @@ def _weights(
 
 @contextmanager
 def _recording(module: RecurrentAttention) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
-    """Record the attention weights of each call of a recurrent attention module.
-
-    Yields:
-        A list, to which each call within the context appends a tuple of three tensors. The first is
-        the weights (B, T, S). The second is bool (B, T, S), True where a query may attend to a key.
-        The third is the predicted centres (B, T) of the windows of local_p, otherwise None.
-    """
+    """Record the attention weights of each call of a recurrent attention module."""
     calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
     def hook(attn: RecurrentAttention, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -206,7 +189,6 @@ def attention(
     They equal the weights during decoding with a cache.
 
     Args:
-        model: A model of any family with attention. The model runs in eval mode, without gradients.
         *inputs: Positional arguments of the model, such as token ids (B, T) int64, images (B, C,
             side, side), or source ids and target ids.
         dtype: Data type of the arrays: float16, float32 or uint8. With uint8, a weight a is stored
@@ -258,7 +240,6 @@ def select_layers(
     Layers are counted for each kind of attention separately (see `LayerAttention.name`).
 
     Args:
-        model: The model.
         layers: Indices of the layers. A negative index counts from the last layer of each kind.
             None means all layers.
         option: Name of the option that has the value `layers`, for error messages.
@@ -321,7 +302,6 @@ def attention_maps(
     """Compute the attention weights of each layer, averaged over heads, for the first sample.
 
     Args:
-        model: A model of any family. The model is not changed.
         module_name: attn for self-attention, cross_attn for the attention of a decoder to the
             output of the encoder.
         forward: Function without arguments that runs `model` once on a batch.

@@ -99,9 +99,6 @@ def induction_targets(ids: Tensor) -> Tensor:
 
     For a query at token i, these keys are the tokens after earlier occurrences of token i.
 
-    Args:
-        ids: Token ids (..., T) int64.
-
     Returns:
         Bool (..., T, T) for queries and keys, True at (i, j + 1) if j < i and token j equals token
         i.
@@ -145,8 +142,6 @@ def head_statistics(
     Args:
         weights: Attention weights (B, H, T, S).
         allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
-        ids: Token ids (B, S) int64 of the keys, for the statistic induction. None leaves out
-            induction.
         distances: Distances (T, S) of queries and keys, such as those of `patch_distances`. None
             means `token_distances`.
         separators: Bool (B, S), True at separators such as [SEP]. None leaves out the statistic

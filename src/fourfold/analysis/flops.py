@@ -63,9 +63,6 @@ def parameters(model: nn.Module) -> CostBreakdown:
     """Count the parameters of the embeddings, the blocks and the head of a model.
 
     A matrix that embeddings and head share counts once, in the embeddings.
-
-    Args:
-        model: The model, on any device, such as the meta device.
     """
     counts = {"embeddings": 0, "blocks": 0, "head": 0}
     for name, parameter in model.named_parameters():
@@ -87,7 +84,6 @@ def forward_flops(
     it.
 
     Args:
-        model: The model, on any device.
         length: Number of tokens of the sequence, or of the target for an encoder-decoder. None
             means `max_len` of the config. Ignored for a model without text.
         source: Number of source tokens of an encoder-decoder of text. None means `length`, but at
@@ -138,16 +134,7 @@ def forward_flops(
 
 
 def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
-    """Count the FLOPs of a naive stack for pairs of query and key that its windows hide.
-
-    Args:
-        stack: A `Stack`.
-        x: Input (B, T, D) of the stack.
-        mask: Self-attention mask.
-
-    Returns:
-        FLOPs of all attention modules of the stack; 0 without a window.
-    """
+    """Count the FLOPs of a naive stack for pairs of query and key that its windows hide."""
     length = x.shape[1]
     modules = stack.named_modules()
     layers = [module for name, module in modules if name.rpartition(".")[2] == "attn"]
@@ -164,23 +151,13 @@ def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
     """Return the number of tokens of an image: its patches and its prefix tokens.
 
     Prefix tokens are the class token and the distillation token, as far as the model has them.
-
-    Args:
-        config: Config of a ViT, a CLIP or an image-to-text model.
     """
     encoder = config.encoder if isinstance(config, ImageToTextConfig) else config
     return (encoder.image_size // encoder.patch_size) ** 2 + encoder.n_prefix
 
 
 def _section(child: nn.Module | nn.Parameter) -> str:
-    """Return the name of the field of `CostBreakdown` that counts a part of a model.
-
-    Args:
-        child: Direct submodule or direct parameter of the model.
-
-    Returns:
-        "embeddings", "blocks" or "head".
-    """
+    """Return the name of the field of `CostBreakdown` that counts a part of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
     blocks = (
@@ -190,17 +167,7 @@ def _section(child: nn.Module | nn.Parameter) -> str:
 
 
 def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
-    """Build the arguments of `model.forward` for a batch of one, on the meta device.
-
-    Args:
-        model: The model.
-        length: Number of tokens, or of target tokens of an encoder-decoder. None means `max_len`.
-        source: Number of source tokens of an encoder-decoder of text. None means `length`.
-
-    Raises:
-        InputError: No length is given and the model has no `max_len`, or a length exceeds
-            `max_len`.
-    """
+    """Build the arguments of `model.forward` for a batch of one, on the meta device."""
     config = model.config
     max_len = getattr(config, "max_len", None)
     encoder = getattr(config, "encoder", config)

@@ -32,7 +32,6 @@ def input_gradient_norms(
     Args:
         layers: Function from inputs (N, T, D) to outputs (N, T, S) for any number N of sequences.
             The function treats the sequences independently, and applies no dropout.
-        x: Input of one sequence, (T, D), such as the embeddings of its tokens.
         distances: Distances k in tokens, each below T. The Jacobian for k is that of the output of
             the last token with respect to the input k tokens before the last token.
 
@@ -53,7 +52,6 @@ def state_gradient_norms(layer: nn.RNNBase, x: Tensor, distances: Sequence[int])
 
     Args:
         layer: Recurrent module of torch with `batch_first`, in one direction.
-        x: Input of one sequence, (T, D).
         distances: Distances k in tokens, each below T. The Jacobian for k is that of the state
             after the last token with respect to the state k tokens earlier.
 
@@ -75,18 +73,7 @@ def state_gradient_norms(layer: nn.RNNBase, x: Tensor, distances: Sequence[int])
 
 
 def _spectral_norms(last: Tensor, earlier: Sequence[Tensor], dim: int = 0) -> list[float]:
-    """Compute the spectral norms of the Jacobians of a vector with respect to several tensors.
-
-    All tensors hold S copies of one sequence. Row i of a Jacobian is the gradient in copy i.
-
-    Args:
-        last: Vector (S,) of each of S copies, (S, S), with the copies in the first dimension.
-        earlier: Tensors to differentiate `last` with respect to.
-        dim: Dimension of the copies in the tensors `earlier`.
-
-    Returns:
-        List of one norm for each tensor in `earlier`.
-    """
+    """Compute the spectral norms of the Jacobians of a vector with respect to several tensors."""
     gradients = torch.autograd.grad(last.diagonal().sum(), earlier)
     jacobians = (gradient.movedim(dim, 0).flatten(1) for gradient in gradients)
     return [float(torch.linalg.matrix_norm(jacobian, ord=2)) for jacobian in jacobians]
@@ -114,7 +101,6 @@ def initial_gradient_norms(
         forget_bias: Number that is added to torch's initial bias of an LSTM's forget gate.
         orthogonal: Factor of the orthogonal recurrent matrix that replaces torch's initial matrix.
             None keeps torch's matrix.
-        config: Config of the blocks of the transformer, which uses a causal mask and no positions.
         width: Width of the inputs, and number of units of the recurrent layer.
         n_seeds: Number of random initializations, each with a random input. Norms are averaged over
             them.
@@ -154,8 +140,6 @@ def trained_gradient_norms(model: CausalLM, ids: Tensor, distances: Sequence[int
     copy computes in float64, without dropout.
 
     Args:
-        model: Language model with a transformer or recurrent layers.
-        ids: Token ids (B, T) int64, without padding.
         distances: Distances in tokens between the last output and the embedding, each below T.
 
     Returns:

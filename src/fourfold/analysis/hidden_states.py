@@ -53,7 +53,6 @@ def logit_lens(model: Any, forward: Callable[[], object], tokens: Tensor) -> Ten
     block are those of the model.
 
     Args:
-        model: A causal LM, masked LM or encoder-decoder with transformer blocks.
         forward: Function without arguments that runs the model once.
         tokens: Token ids (B, T) int64 whose ranks are computed, one for each position. For an
             encoder-decoder, the positions are those of the target.

@@ -71,7 +71,6 @@ def training_memory(
     """Estimate the memory of a training step on one device.
 
     Args:
-        config: Config of the model.
         n_parameters: Number of parameters of the whole model.
         tokens: Number of tokens of a micro-batch with its padding. This is the number of target
             tokens for an encoder-decoder, of text tokens for a CLIP, and of patches and prefix
@@ -114,7 +113,6 @@ def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
     The result is a lower bound of the memory of training, without activations and loss.
 
     Args:
-        model: The model, which may be on the meta device.
         precision: Lightning's name of the precision, such as bf16-mixed.
         optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
 
@@ -173,7 +171,6 @@ def activation_bytes(
     """Estimate the bytes that all blocks store for the backward pass of a micro-batch.
 
     Args:
-        config: Config of the model.
         tokens: Number of tokens of the micro-batch with its padding. The argument `tokens` of
             `training_memory` tells which tokens of each model count.
         source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP or an
@@ -199,18 +196,7 @@ def activation_bytes(
 def _stack_bytes(
     config: TransformerConfig, tokens: int, source: int, wide: int, narrow: int
 ) -> int:
-    """Count the bytes that autograd stores for the blocks of an encoder or a decoder.
-
-    The result includes the final norm, and the encoder output that the blocks of a decoder share.
-
-    Args:
-        config: Config of the blocks.
-        tokens: Number of tokens.
-        source: Number of tokens of the encoder output that a decoder attends to; 0 for blocks
-            without cross-attention.
-        wide: Bytes of a value of the residual stream.
-        narrow: Bytes of a value in an input of a matrix product.
-    """
+    """Count the bytes that autograd stores for the blocks of an encoder or a decoder."""
     width = config.d_model
     is_mixed = narrow != wide  # autocast copies the input of a matrix product
     dropout_mask = width if config.dropout else 0  # one byte for each element
@@ -256,20 +242,7 @@ def _stack_bytes(
 def _loss_bytes(
     config: TransformerConfig | RecurrentLMConfig, tokens: int, source: int, compute: int
 ) -> int:
-    """Estimate the bytes that the loss stores.
-
-    On a GPU, the cross-entropy of tokens stores a slice of the logits, two fp32 buffers of its
-    size, and the gradients of hidden states and output matrix; on a CPU, the slice and the buffers
-    are smaller. The contrastive loss of a CLIP stores the logits of all images with all texts, in
-    both directions.
-
-    Args:
-        config: Config of the model.
-        tokens: Number of tokens of the micro-batch with its padding. The argument `tokens` of
-            `training_memory` tells which tokens of each model count.
-        source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP.
-        compute: Bytes of a value in an input of a matrix product.
-    """
+    """Estimate the bytes that the loss stores."""
     if isinstance(config, CLIPConfig):
         return 2 * 3 * 4 * (source // image_tokens(config)) ** 2
     rows = getattr(config, "vocab_size", None)

@@ -52,7 +52,6 @@ def layer_lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
     (Clark et al. 2020, ELECTRA; Bao et al. 2021, BEiT).
 
     Args:
-        model: The model.
         layer_decay: Learning rate of a layer divided by that of the next layer towards the head.
 
     Returns:

@@ -49,7 +49,6 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
     """Replace linear layers of a model by `LoRALinear` in place.
 
     Args:
-        model: The model.
         tuning: Rank, scale and dropout of the updates. A linear layer is replaced if the last
             component of its name is in `tuning.lora_targets`. The function freezes no parameter.
 

@@ -158,24 +158,7 @@ def _convert(
     tokens: tuple[Tensor, Tensor] | None,
     interpolation: str,
 ) -> tuple[Tensor | None, str]:
-    """Convert a tensor of the source to the shape of the tensor of the target.
-
-    Args:
-        name: Name of the tensor in the target.
-        old: Tensor of the source.
-        new: Tensor of the target.
-        is_grid: Both tensors are position embeddings of image patches.
-        tokens: Pair of tensors (n,) int64 with the ids of n common tokens: first the ids in the
-            source's vocabulary, then those in the target's. None means that equal ids are equal
-            tokens.
-        interpolation: Interpolation of position embeddings, a name in
-            `vit_positions.INTERPOLATIONS`.
-
-    Returns:
-        A tuple of the converted tensor and a description of the change for the report. The tensor
-        is None if the tensor of the target keeps its initial value. The description is "" if the
-        tensor was not changed.
-    """
+    """Convert a tensor of the source to the shape of the tensor of the target."""
     has_token_rows = name.endswith(VOCABULARY)
     value = new.clone()
     if has_token_rows and tokens is not None:
@@ -196,15 +179,7 @@ def _convert(
 
 
 def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> set[str]:
-    """Add the vector of segment 0 to the position vectors if the target has no segments.
-
-    Args:
-        available: Tensors of the source by their names in the target, changed in place.
-        wanted: State dict of the target.
-
-    Returns:
-        The names of the position tables in `available` that were changed.
-    """
+    """Add the vector of segment 0 to the position vectors if the target has no segments."""
     tables = {
         name.replace("segments", "positions"): tensor
         for name, tensor in available.items()
@@ -226,16 +201,7 @@ def _grids(model: nn.Module) -> set[str]:
 
 
 def _check_same_layers(old: Any, new: Any, role: str) -> None:
-    """Raise InputError if the transformer blocks of source and target are not of the same kind.
-
-    The compared fields of the configs are those in `LAYER_FIELDS`, such as width, number of heads,
-    norm and activation.
-
-    Args:
-        old: Config of the source.
-        new: Config of the target.
-        role: Part of the target that receives the weights: model, encoder or decoder.
-    """
+    """Raise InputError if the transformer blocks of source and target are not of the same kind."""
     # Attributes of configs that describe a stack; without them, the config itself describes it.
     stacks = ("", "encoder", "decoder", "image_tower") if role == "model" else (role,)
     for stack, name in product(stacks, LAYER_FIELDS):
@@ -249,13 +215,7 @@ def _check_same_layers(old: Any, new: Any, role: str) -> None:
 
 
 def _rename(name: str, prefixes: Mapping[str, str]) -> str:
-    """Convert the name of a tensor of the source to its name in the target; "" if it has none.
-
-    Args:
-        name: Name of the tensor in the source.
-        prefixes: Dictionary from old to new prefixes. The function uses the first entry whose old
-            or new prefix is a prefix of `name`.
-    """
+    """Convert the name of a tensor of the source to its name in the target; "" if it has none."""
     for old, new in prefixes.items():
         if name.startswith((old, new)):
             return new + name.removeprefix(new).removeprefix(old)

@@ -50,19 +50,6 @@ class Model(nn.Module):
             causal LM of this kind supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
-
-    Example:
-        >>> class Bigram(Model):
-        ...     def __init__(self, vocab_size):
-        ...         super().__init__()
-        ...         self.table = nn.Embedding(vocab_size, vocab_size)
-        ...     def hidden(self, ids):
-        ...         return ids
-        ...     def logits(self, h):
-        ...         return self.table(h)
-        >>> import torch
-        >>> Bigram(100)(torch.tensor([[1, 2, 3]])).shape
-        torch.Size([1, 3, 100])
     """
 
     config: Any
@@ -100,9 +87,6 @@ def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedd
     """Build the token embedding of a text model, with positions and segments.
 
     Args:
-        config: Config of a text model. Positions are learned if the config has no field
-            `positions`. There are no segments if it has no field `n_segments`. Token vectors are
-            not scaled if it has no field `embed_scale`.
         has_norm: Normalize the sum of the embeddings.
     """
     assert config.vocab_size is not None, "vocab_size must be known when a model is built"

@@ -83,9 +83,6 @@ class VocabularyHead(nn.Module):
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return input, weight and bias of the linear map that computes the logits.
 
-        Args:
-            h: Hidden states (..., D).
-
         Returns:
             A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
             the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``, which
@@ -131,14 +128,6 @@ class VocabularyHead(nn.Module):
 
         Returns:
             A scalar in fp32, or in fp64 if the inputs are in fp64.
-
-        Example:
-            >>> import torch
-            >>> from fourfold.models import CausalLM, CausalLMConfig
-            >>> config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, vocab_size=50)
-            >>> model, ids = CausalLM(config), torch.tensor([[3, 1, 4, 1, 5]])
-            >>> model.head.loss(model.hidden(ids[:, :-1]), ids[:, 1:]).shape
-            torch.Size([])
         """
         return linear_cross_entropy(
             *self.output(hidden.flatten(0, -2)),
@@ -165,8 +154,6 @@ class PooledClassifier(nn.Module):
         d_model: Model width D.
         n_classes: Number of classes K.
         dropout: Dropout probability of the pooler's output.
-        config: Config with the activation and the norm that replace tanh, and with the option
-            `bias` of the dense layer; None means tanh and a bias.
     """
 
     def __init__(

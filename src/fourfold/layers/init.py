@@ -72,7 +72,6 @@ def fill_weights(model: nn.Module, fill: Callable[[Tensor], object]) -> None:
     """Fill matrices, learned positions and prefix tokens by a function, and set biases to 0.
 
     Args:
-        model: The model.
         fill: Function that overwrites a tensor in place, such as one of `torch.nn.init`.
 
     Example:
@@ -111,8 +110,6 @@ def initialize(
     """Initialize the weights of a model in place; norms keep their weights 1 and biases 0.
 
     Args:
-        model: The model.
-        name: A name in `inits`.
         inits: Functions by name. A family with an initialization of its own passes
             ``{**INITS, "name": function}``.
 

@@ -51,11 +51,6 @@ class PatchEmbedding(nn.Module):
     Raises:
         InputError: `image_size` is not divisible by `patch_size`, or the name of the positions is
             unknown.
-
-    Example:
-        >>> embed = PatchEmbedding(32, 8, 3, 16)
-        >>> embed(torch.randn(2, 3, 32, 32)).shape
-        torch.Size([2, 17, 16])
     """
 
     def __init__(
@@ -131,10 +126,6 @@ def convolutional_stem(patch_size: int, n_channels: int, d_model: int) -> nn.Seq
     Raises:
         InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by
             `patch_size` / 2.
-
-    Example:
-        >>> convolutional_stem(8, 3, 16)(torch.randn(2, 3, 32, 32)).shape
-        torch.Size([2, 16, 4, 4])
     """
     n_layers = patch_size.bit_length() - 1
     if n_layers < 1 or patch_size != 2**n_layers or d_model % 2 ** (n_layers - 1):

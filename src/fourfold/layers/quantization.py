@@ -78,8 +78,6 @@ def quantize(model: nn.Module, name: str | None, option: str = "quantize") -> No
     Other weights, such as those of norms, positions and convolutions, keep their data type.
 
     Args:
-        model: A model on the CPU. It can no longer be trained or saved.
-        name: int8, or None for no change.
         option: Name of the option that has the value `name`, for error messages.
 
     Raises:
@@ -102,12 +100,7 @@ def quantize(model: nn.Module, name: str | None, option: str = "quantize") -> No
 
 
 def _replace(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
-    """Replace submodules of a model in place, also in modules that share a token embedding.
-
-    Args:
-        model: The model.
-        replaced: Dictionary from each old module to the new module.
-    """
+    """Replace submodules of a model in place, also in modules that share a token embedding."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if child in replaced:

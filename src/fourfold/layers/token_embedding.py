@@ -29,11 +29,6 @@ class TokenEmbedding(nn.Module):
 
     Raises:
         InputError: `positions` is not a name in `POSITIONS`.
-
-    Example:
-        >>> embed = TokenEmbedding(100, 16, max_len=32, positions="sinusoidal")
-        >>> embed(torch.tensor([[1, 2, 3]]), slice(0, 3)).shape
-        torch.Size([1, 3, 16])
     """
 
     def __init__(
@@ -63,11 +58,8 @@ class TokenEmbedding(nn.Module):
         """Embed tokens.
 
         Args:
-            ids: Token ids (B, T) int64.
             positions: Positions of the tokens, a slice of length T or a tensor (B, T); ignored by
                 an embedding without positions.
-            segments: (B, T) int64, None means segment 0 for all tokens; ignored by an embedding
-                without segments.
 
         Returns:
             (B, T, D).
@@ -92,11 +84,6 @@ class TokenEmbedding(nn.Module):
 
 
 def round_to(value: float, dtype: torch.dtype) -> float:
-    """Round a positive number to the nearest number of a floating-point data type.
-
-    Example:
-        >>> round_to(33.94, torch.bfloat16)
-        34.0
-    """
+    """Round a positive number to the nearest number of a floating-point data type."""
     unit = torch.finfo(dtype).eps * 2.0 ** (math.frexp(value)[1] - 1)
     return round(value / unit) * unit

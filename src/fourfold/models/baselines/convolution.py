@@ -44,14 +44,6 @@ class ConvolutionalLMConfig(ModelConfig):
             `CausalLMConfig`).
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.layers.init.INITS`.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
-    Example:
-        >>> config = ConvolutionalLMConfig(n_layers=5, block="bytenet", dilations=(1, 2, 4, 8, 16))
-        >>> config.reach  # tokens
-        62
     """
 
     d_model: int = 256
@@ -97,7 +89,6 @@ class ConvolutionalBlock(nn.Module):
     The kernel of a ByteNet block keeps torch's initialization.
 
     Args:
-        config: Config of the model.
         dilation: Distance in tokens between neighbouring taps of the kernel.
     """
 
@@ -124,7 +115,6 @@ class ConvolutionalBlock(nn.Module):
         """Apply the convolution and the residual connection.
 
         Args:
-            x: Input (B, T, D).
             real: (B, T, 1) bool, True = real token. None means that all tokens are real.
 
         Returns:
@@ -138,24 +128,13 @@ class ConvolutionalBlock(nn.Module):
         return x + self.dropout(self.expand(self.norms[2](h).relu()))
 
     def _convolve(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Convolve the sequences x (B, T, C) causally.
-
-        The vectors at padding, and before the first token, are replaced by zeros.
-
-        Args:
-            x: Input with C channels, the input width of the kernel.
-            real: (B, T, 1) bool, True = real token. None means that all tokens are real.
-        """
+        """Convolve the sequences x (B, T, C) causally."""
         x = x if real is None else x * real
         return self.conv(F.pad(x.mT, (self.n_padded, 0))).mT
 
 
 class ConvolutionalStack(nn.Module):
-    """Sequence of convolutional blocks, with the interface of the transformer's `Stack`.
-
-    Args:
-        config: Config of the model.
-    """
+    """Sequence of convolutional blocks, with the interface of the transformer's `Stack`."""
 
     def __init__(self, config: ConvolutionalLMConfig) -> None:
         super().__init__()
@@ -165,12 +144,6 @@ class ConvolutionalStack(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None) -> Tensor:
         """Run the blocks over x (B, T, D).
-
-        Args:
-            x: Embedded tokens.
-            mask: Only the padding mask `mask.keys` is used, because the blocks are causal. The mask
-                must not separate packed documents.
-            cache: Must be None.
 
         Returns:
             Hidden states (B, T, D).
@@ -195,12 +168,6 @@ class ConvolutionalLM(CausalLM):
     """Causal language model with convolutions, without a cache and without packed documents.
 
     Source: Gehring et al. 2017 (ConvS2S); Kalchbrenner et al. 2016 (ByteNet).
-
-    Example:
-        >>> import fourfold, torch
-        >>> model = ConvolutionalLM(ConvolutionalLMConfig(n_layers=1, vocab_size=100)).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
-        torch.Size([1, 8])
     """
 
     is_recurrent = True

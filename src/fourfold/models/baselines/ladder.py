@@ -53,11 +53,6 @@ class LadderLMConfig(CausalLMConfig):
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`. The
             rungs parameter_free, projections and scaled have one attention head. Its queries and
             keys have the width `d_head`, or D if `d_head` is None. Its values have the width D.
-
-    Example:
-        >>> model = LadderLM(LadderLMConfig(n_layers=2, vocab_size=100, rung="parameter_free"))
-        >>> sum(weight.numel() for weight in model.stack.parameters())
-        0
     """
 
     rung: Rung = "full"
@@ -71,12 +66,6 @@ class LadderClassifierConfig(SequenceClassifierConfig):
 
     Args:
         rung: Name of the set of components, as listed in `fourfold.models.baselines.ladder`.
-
-    Example:
-        >>> import torch
-        >>> config = LadderClassifierConfig(n_layers=1, vocab_size=100, n_classes=2, rung="norm")
-        >>> LadderClassifier(config)(torch.tensor([[5, 7, 9]])).shape
-        torch.Size([1, 2])
     """
 
     rung: Rung = "full"
@@ -87,9 +76,6 @@ LadderConfig = LadderLMConfig | LadderClassifierConfig
 
 class SingleHead(nn.Module):
     """Attention head without output matrix, for the rungs parameter_free, projections and scaled.
-
-    Args:
-        config: Config of the model.
 
     Raises:
         InputError: The config has rotary positions.
@@ -114,11 +100,6 @@ class SingleHead(nn.Module):
 
     def forward(self, x: Tensor, mask: LoweredMask, cache: LayerCache | None = None) -> Tensor:
         """Compute self-attention.
-
-        Args:
-            x: Input (B, T, D); with a cache, only the new tokens.
-            mask: Mask, as returned by `fourfold.core.attention.lower_mask`.
-            cache: Keys and values of earlier tokens, extended in place. None means no cache.
 
         Returns:
             Output (B, T, D).
@@ -146,7 +127,6 @@ class LadderBlock(Block):
     scores. `fourfold.models.baselines.ladder` lists all rungs. The rung full uses `Block` itself.
 
     Args:
-        config: Config of the model.
         drop_path: Probability that a layer with a residual connection is skipped in training.
     """
 
@@ -177,13 +157,9 @@ class LadderBlock(Block):
         """Compute the output (B, T, D) of the block.
 
         Args:
-            x: Input (B, T, D); with a cache, only the new tokens.
-            mask: Mask, as returned by `fourfold.core.attention.lower_mask`.
             bias: Tensor added to the attention scores, or None. The rungs with a single head
                 ignore it.
-            cache: Keys and values of earlier tokens, extended in place. None means no cache.
             rotation: Rotation of queries and keys, or None. The rungs with a single head ignore it.
-            memory: Arguments of cross-attention, which are ignored.
         """
         if self.rung == "none":
             return x
@@ -198,11 +174,7 @@ class LadderBlock(Block):
 
 
 class LadderStack(Stack):
-    """Stack whose blocks have only the components that `config.rung` selects (see `LadderBlock`).
-
-    Args:
-        config: Config of the model.
-    """
+    """Stack whose blocks have only the components that `config.rung` selects (see `LadderBlock`)."""
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
@@ -221,13 +193,6 @@ class LadderLM(CausalLM):
 
     The field `config.rung` selects the components (see `LadderLMConfig`). Arguments and result of a
     call are those of `CausalLM`.
-
-    Example:
-        >>> import fourfold, torch
-        >>> config = LadderLMConfig(rung="parameter_free", n_layers=1, vocab_size=100)
-        >>> model = LadderLM(config).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
-        torch.Size([1, 8])
     """
 
     stack_class = LadderStack
@@ -242,13 +207,6 @@ class LadderClassifier(SequenceClassifier):
     ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the
     mean of the token embeddings. With post-norm, the embeddings are normalized on every rung, as in
     BERT.
-
-    Example:
-        >>> import torch
-        >>> sizes = {"n_layers": 1, "vocab_size": 8000, "n_classes": 6}
-        >>> config = LadderClassifierConfig(rung="none", pool="mean", **sizes)
-        >>> LadderClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
-        torch.Size([1, 6])
     """
 
     stack_class = LadderStack

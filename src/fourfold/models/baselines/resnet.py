@@ -30,9 +30,6 @@ class ResNetConfig(ModelConfig):
         n_classes: Number of classes K. None in a config file is replaced by the number of classes
             of the data. The constructor of the model needs a number.
 
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
     Example:
         >>> ResNetConfig(depth=50, n_classes=10).d_model
         2048
@@ -60,12 +57,6 @@ class ResNet(Model):
     Source: He et al. 2015.
 
     A call of the model takes images (B, C, side, side) and returns the logits (B, K).
-
-    Example:
-        >>> import fourfold, torch
-        >>> model = fourfold.create("resnet18", stem="cifar", image_size=32, n_classes=10).eval()
-        >>> model(torch.zeros(2, 3, 32, 32)).argmax(-1).shape
-        torch.Size([2])
     """
 
     accepts_images = True

@@ -44,16 +44,6 @@ class CausalLMConfig(TransformerConfig):
             None means no limit.
         logit_cap: The same limit of the logits (30 in Gemma 2), or None.
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
-    Example:
-        >>> from fourfold.layers.base_model import on_meta
-        >>> with on_meta():  # without memory for the weights
-        ...     gpt2 = CausalLM(CausalLMConfig())
-        >>> sum(weight.numel() for weight in gpt2.parameters())
-        124439808
     """
 
     d_model: int = 768
@@ -91,12 +81,6 @@ class CausalLM(Model):
 
     Attributes:
         stack_class: Class of the module between embedding and head, built from the config.
-
-    Example:
-        >>> import fourfold, torch
-        >>> model = CausalLM(CausalLMConfig(n_layers=1, vocab_size=100)).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
-        torch.Size([1, 8])
     """
 
     can_generate = True
@@ -129,15 +113,7 @@ class CausalLM(Model):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits (B, T, V) of the next token at each position.
-
-        Args:
-            ids: Token ids (B, T) int64. With a cache, `ids`, `mask` and `documents` hold the new
-                tokens only.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-            cache: Keys and values of earlier tokens, extended in place. None means no cache.
-            documents: (B, T) index of the packed document of each token. None means one document.
-        """
+        """Compute the logits (B, T, V) of the next token at each position."""
         return self.logits(self.hidden(ids, mask, cache, documents))
 
     def hidden(
@@ -148,14 +124,6 @@ class CausalLM(Model):
         documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the final hidden states (B, T, D), which are the input of the head.
-
-        Args:
-            ids: Token ids (B, T) int64. With a cache, `ids`, `mask` and `documents` hold the new
-                tokens only.
-            mask: (B, T) bool, True = real token; padding may be on either side. None means that all
-                tokens are real.
-            cache: Keys and values of earlier tokens, extended in place. None means no cache.
-            documents: (B, T) index of the packed document of each token. None means one document.
 
         Raises:
             InputError: The sequence is longer than `max_len`.

@@ -46,9 +46,6 @@ class CLIPConfig(TransformerConfig):
         n_channels: Number of image channels C.
         d_embed: Width E of the shared embedding space.
 
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
     Example:
         >>> config = CLIPConfig(n_layers=2, image_n_layers=1)
         >>> config.n_layers, config.image_tower.n_layers, config.image_tower.d_model
@@ -101,13 +98,6 @@ class CLIP(Model):
 
     A call of the model takes images (B, C, side, side) and token ids (S, T), and returns the scaled
     cosine similarities (B, S).
-
-    Example:
-        >>> import fourfold
-        >>> model = fourfold.create("clip-vit-base-patch32", n_layers=1, image_n_layers=1).eval()
-        >>> images, texts = torch.zeros(2, 3, 224, 224), torch.tensor([[49406, 320, 49407]])
-        >>> model(images, texts).softmax(-1).shape
-        torch.Size([2, 1])
     """
 
     accepts_images = True
@@ -137,11 +127,6 @@ class CLIP(Model):
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the scaled cosine similarities (B, S) of B images and S texts.
 
-        Args:
-            images: Images (B, C, side, side).
-            ids: Token ids (S, T) int64. Each text contains the end-of-text token.
-            mask: (S, T) bool, True = real token. None means that all tokens are real.
-
         Raises:
             InputError: The images do not have the size of the config, or a text is longer than
                 `max_len`.
@@ -154,14 +139,7 @@ class CLIP(Model):
         return self.image_projection(x[:, 0])  # (B, E)
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute the embeddings (S, E) of texts, not normalized.
-
-        Args:
-            ids: Token ids (S, T) int64. Each text contains the end-of-text token.
-            mask: (S, T) bool, True = real token. None means that all tokens are real. Padding on
-                the right needs no mask, unless the config's `eos_id` is None and the id of the
-                padding token is higher than that of the end-of-text token.
-        """
+        """Compute the embeddings (S, E) of texts, not normalized."""
         attn_mask, positions = mask_and_positions(ids, mask, None, None, causal=True)
         x = self.text_stack(self.text_embed(ids, positions), attn_mask)  # (S, T, D)
         real = ids if mask is None else ids.masked_fill(~mask, -1)
@@ -173,7 +151,6 @@ class CLIP(Model):
         """Compute scaled cosine similarities (B, S) of embeddings, in at least fp32.
 
         Args:
-            images: Embeddings (B, E) of images.
             texts: Embeddings (S, E) of texts.
         """
         device_type = "cpu" if images.is_meta else images.device.type  # autocast has no "meta"
@@ -193,12 +170,7 @@ class CLIP(Model):
         return self.log_scale.to(exact).exp()
 
     def _initialize(self) -> None:
-        """Draw matrices from normal distributions with mean 0, and set biases to 0.
-
-        The standard deviation depends on the width and depth of the encoder that has the matrix.
-        OpenAI's code leaves the blocks of the image encoder to torch's initialization. Here both
-        encoders are initialized alike.
-        """
+        """Draw matrices from normal distributions with mean 0, and set biases to 0."""
         for name, parameter in self.named_parameters():
             side = "image_" if name.startswith("image_") else ""
             std = getattr(self.config, side + "d_model") ** -0.5

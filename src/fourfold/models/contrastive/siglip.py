@@ -32,13 +32,6 @@ class SigLIPConfig(CLIPConfig):
     Args:
         pad_id: Token that fills each text up to `max_len` tokens. The text encoder attends to it.
         d_embed: Width E of the shared embedding space, which is the width of the image encoder.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
-    Example:
-        >>> SigLIPConfig(image_size=256, d_model=512, n_heads=8, d_ff=2048).max_len
-        64
     """
 
     d_model: int = 768
@@ -75,13 +68,6 @@ class SigLIP(CLIP):
 
     Attributes:
         logit_bias: Learned number that is added to the scaled cosine similarities.
-
-    Example:
-        >>> import fourfold
-        >>> sizes = {"n_layers": 1, "image_n_layers": 1}
-        >>> model = fourfold.create("siglip-base-patch16-224", **sizes).eval()
-        >>> model(torch.zeros(2, 3, 224, 224), torch.tensor([[320, 1125, 1]])).sigmoid().shape
-        torch.Size([2, 1])
     """
 
     config: SigLIPConfig
@@ -114,11 +100,6 @@ class SigLIP(CLIP):
 
         The embedding of a text is that of its last position. Each text is first padded to `max_len`
         tokens, so the number of columns of `ids` does not change the result.
-
-        Args:
-            ids: Token ids (S, T) int64, with padding on the right.
-            mask: (S, T) bool, True = real token. All other tokens are replaced by `pad_id`. None
-                means that the padding of `ids` is `pad_id`.
         """
         if mask is not None:
             ids = ids.masked_fill(~mask, self.config.pad_id)
@@ -140,7 +121,6 @@ class SigLIP(CLIP):
         """Compute the logits (B, S) of pairs of embeddings, in at least fp32.
 
         Args:
-            images: Embeddings (B, E) of images.
             texts: Embeddings (S, E) of texts.
         """
         return super().similarity(images, texts) + self.logit_bias
@@ -150,14 +130,6 @@ class AttentionPool(nn.Module):
     """Pooling by attention of one learned query, followed by a feed-forward layer.
 
     Source: Lee et al. 2019, "Set Transformer"; Zhai et al. 2021.
-
-    Args:
-        config: Config of the encoder whose output is pooled.
-
-    Example:
-        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16)
-        >>> AttentionPool(config)(torch.randn(3, 5, 8)).shape
-        torch.Size([3, 8])
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -34,12 +34,6 @@ class TextToTextConfig(CausalLMConfig):
     Args:
         encoder: Config of the encoder, which is built without heads. If its `vocab_size` is None,
             the encoder has the vocabulary of the decoder.
-
-    Example:
-        >>> encoder = MaskedLMConfig(n_layers=2, vocab_size=None)  # the vocabulary of the decoder
-        >>> config = TextToTextConfig(n_layers=1, vocab_size=100, encoder=encoder)
-        >>> CompositeEncoderDecoder(config).src_embed.tokens
-        Embedding(100, 768)
     """
 
     encoder: MaskedLMConfig = MaskedLMConfig(vocab_size=None)
@@ -73,14 +67,6 @@ class CompositeEncoderDecoder(Seq2Seq):
 
     A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch
     (B, C, side, side), and `src_mask` and `src_documents` are ignored.
-
-    Example:
-        >>> import torch
-        >>> encoder = MaskedLMConfig(n_layers=1, vocab_size=100)
-        >>> config = TextToTextConfig(n_layers=1, vocab_size=100, encoder=encoder)
-        >>> model = CompositeEncoderDecoder(config)
-        >>> model(torch.tensor([[5, 6, 2]]), torch.tensor([[1, 7]])).shape
-        torch.Size([1, 2, 100])
     """
 
     def __init__(self, config: TextToTextConfig | ImageToTextConfig) -> None:
@@ -106,11 +92,6 @@ class CompositeEncoderDecoder(Seq2Seq):
     ) -> Tensor:
         """Compute the encoder output (B, S, D), mapped to the width D of the decoder.
 
-        Args:
-            src: Token ids (B, S) of texts, or images (B, C, side, side).
-            src_mask: (B, S) bool, True = real token. Ignored for images.
-            src_documents: (B, S) index of the packed text of each token. Ignored for images.
-
         Raises:
             InputError: The images do not have the size of the encoder's config, or a text is longer
                 than the encoder's `max_len`.
@@ -124,10 +105,7 @@ class CompositeEncoderDecoder(Seq2Seq):
 
 
 def _build_encoder(config: TextToTextConfig | ImageToTextConfig) -> MaskedLM | ViT:
-    """Build the encoder of a composite model: a `MaskedLM` for text, or a `ViT` for images.
-
-    The `MaskedLM` has no heads. The classifier of the `ViT` is not used, and has one class only.
-    """
+    """Build the encoder of a composite model: a `MaskedLM` for text, or a `ViT` for images."""
     if isinstance(config, ImageToTextConfig):
         return ViT(replace(config.encoder, n_classes=1, representation_size=None))
     vocab_size = config.encoder.vocab_size or config.vocab_size

@@ -40,16 +40,6 @@ class T5Config(EncoderDecoderConfig):
         max_distance: Distance from which on all distances are in the last bucket.
         scale_output: Divide hidden states by sqrt(d_model) before the output matrix (v1.0, whose
             tied token embedding has entries of variance 1).
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
-    Example:
-        >>> from fourfold.layers.base_model import on_meta
-        >>> with on_meta():  # without memory for the weights
-        ...     model = T5(T5Config())
-        >>> sum(weight.numel() for weight in model.parameters())
-        60506624
     """
 
     d_head: int | None = 64
@@ -146,7 +136,6 @@ class BiasedStack(Stack):
     stores the attention weights of all pairs of query and key.
 
     Args:
-        config: Config of the model.
         cross_attention: Build a decoder, with causal buckets and cross-attention to the encoder.
     """
 
@@ -162,12 +151,6 @@ class BiasedStack(Stack):
         self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None, **memory: Any
     ) -> Tensor:
         """Run `Stack.forward` with the relative bias on the scores of self-attention.
-
-        Args:
-            x: (B, T, D); with a cache, only the new tokens.
-            mask: Self-attention mask.
-            cache: Keys and values of earlier tokens and of the encoder output; extended in place.
-            memory: Arguments `memory` and `memory_mask` of `Stack.forward`.
 
         Returns:
             (B, T, D).
@@ -205,13 +188,6 @@ class T5(EncoderDecoder):
 
     With the released weights, decoding starts with the padding token: `bos_id=0, eos_id=1`. Padding
     may be on either side of a text, because only the distances between its tokens matter.
-
-    Example:
-        >>> import fourfold, torch
-        >>> model = fourfold.create("t5-small", n_layers=1).eval()
-        >>> ids = torch.tensor([[13959, 1566, 1]])
-        >>> fourfold.generate(model, ids, max_new_tokens=3, bos_id=0, eos_id=1, pad_id=0).shape[0]
-        1
     """
 
     stack_class = BiasedStack

@@ -44,13 +44,6 @@ class SequenceClassifierConfig(ClassifierConfig):
             token, for a causal encoder) or mean (mean of all real tokens, as in sentence encoders).
         head_norm: Apply the activation and a norm, instead of tanh, after the dense layer of the
             classifier, which has a bias only if the blocks have biases (ModernBERT).
-
-    Example:
-        >>> config = SequenceClassifierConfig(vocab_size=100, n_layers=1, n_classes=1, pool="mean")
-        >>> model = SequenceClassifier(config)  # predicts a number
-        >>> ids = torch.tensor([[1, 75, 2, 0]])
-        >>> model(ids, mask=ids != 0).shape
-        torch.Size([1, 1])
     """
 
     pool: Literal["first", "last", "mean"] = "first"
@@ -63,11 +56,6 @@ class SequenceClassifier(EncoderWithHead):
     The hidden states of the tokens are pooled into one vector (see `config.pool`). A dense layer
     with tanh (or see `config.head_norm`), dropout and a linear layer map this vector to the logits
     (B, K).
-
-    Example:
-        >>> config = SequenceClassifierConfig(n_layers=1, vocab_size=8000, n_classes=3)
-        >>> SequenceClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
-        torch.Size([1, 3])
     """
 
     config: SequenceClassifierConfig
@@ -80,12 +68,7 @@ class SequenceClassifier(EncoderWithHead):
         initialize(self.classifier, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pool hidden states (B, T, D), and map the pooled vectors to logits (B, K).
-
-        Args:
-            h: Hidden states.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-        """
+        """Pool hidden states (B, T, D), and map the pooled vectors to logits (B, K)."""
         return self.classifier(pool_tokens(h, mask, self.config.pool))
 
 
@@ -94,23 +77,11 @@ class TokenClassifierConfig(ClassifierConfig):
     """Config of an encoder that classifies each token.
 
     Source: Devlin et al. 2018, section 5.3.
-
-    Example:
-        >>> tags = ["O", "B-PER", "I-PER"]
-        >>> config = TokenClassifierConfig(vocab_size=100, n_layers=1, n_classes=len(tags))
-        >>> TokenClassifier(config).classifier
-        Linear(in_features=768, out_features=3, bias=True)
     """
 
 
 class TokenClassifier(EncoderWithHead):
-    """Token classifier: a linear layer on each hidden state (Devlin et al. 2018, section 5.3).
-
-    Example:
-        >>> config = TokenClassifierConfig(n_layers=1, vocab_size=8000, n_classes=9)
-        >>> TokenClassifier(config)(torch.tensor([[101, 7592, 102]])).shape
-        torch.Size([1, 3, 9])
-    """
+    """Token classifier: a linear layer on each hidden state (Devlin et al. 2018, section 5.3)."""
 
     config: TokenClassifierConfig
 
@@ -142,14 +113,7 @@ class SpanExtractorConfig(EncoderConfig):
 
 
 class SpanExtractor(EncoderWithHead):
-    """Extractive question answering: start and end logits of each token (Devlin et al. 2018, 4.2).
-
-    Example:
-        >>> config = SpanExtractorConfig(n_layers=1, vocab_size=8000)
-        >>> start, end = SpanExtractor(config)(torch.tensor([[101, 7592, 102]])).unbind(-1)
-        >>> start.shape
-        torch.Size([1, 3])
-    """
+    """Extractive question answering: start and end logits of each token (Devlin et al. 2018, 4.2)."""
 
     def __init__(self, config: SpanExtractorConfig) -> None:
         super().__init__(config)
@@ -172,13 +136,6 @@ class CausalClassifierConfig(CausalLMConfig):
         n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
             is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
-
-    Example:
-        >>> from dataclasses import asdict
-        >>> trained = CausalLMConfig(n_layers=2, vocab_size=100)  # config of a causal LM
-        >>> config = CausalClassifierConfig(**asdict(trained), n_classes=2)
-        >>> config.n_layers, config.n_classes
-        (2, 2)
     """
 
     n_classes: int | None = None
@@ -190,13 +147,6 @@ class CausalClassifier(CausalLM):
 
     A call of the model returns the vocabulary logits (B, T, V), as in `CausalLM`, because GPT-1 is
     fine-tuned with an auxiliary language-model loss. `classify` returns the class logits.
-
-    Example:
-        >>> config = CausalClassifierConfig(n_layers=1, vocab_size=100, n_classes=2)
-        >>> model = CausalClassifier(config)
-        >>> h = model.hidden(torch.tensor([[5, 7, 9]]))
-        >>> model.classify(h).shape, model.logits(h).shape
-        (torch.Size([1, 2]), torch.Size([1, 3, 100]))
     """
 
     def __init__(self, config: CausalClassifierConfig) -> None:
@@ -207,12 +157,7 @@ class CausalClassifier(CausalLM):
         initialize(self.classifier, config.init)
 
     def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, K), from the last real token of each sequence.
-
-        Args:
-            h: Hidden states.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-        """
+        """Map hidden states (B, T, D) to logits (B, K), from the last real token of each sequence."""
         return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
 
 
@@ -220,8 +165,6 @@ def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
     """Pool the hidden states (B, T, D) of each sequence into one vector (B, 1, D).
 
     Args:
-        h: Hidden states.
-        mask: (B, T) bool, True = real token. None means that all tokens are real.
         pool: first (first token), last (last real token, with padding on either side) or mean
             (mean of all real tokens).
     """

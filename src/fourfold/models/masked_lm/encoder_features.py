@@ -37,9 +37,6 @@ class EncoderConfig(MaskedLMConfig):
         lstm_width: Number of units in each direction of a BiLSTM between encoder and head; 0 for no
             BiLSTM.
         lstm_layers: Number of layers of the BiLSTM.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
     """
 
     head: bool = False
@@ -91,14 +88,7 @@ class EncoderWithHead(MaskedLM):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits of the task head, whose shape depends on the subclass.
-
-        Args:
-            ids: Token ids (B, T) int64.
-            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-            documents: (B, T) index of the packed document of each token. None means one document.
-        """
+        """Compute the logits of the task head, whose shape depends on the subclass."""
         return self.logits(self.hidden(ids, segments, mask, documents), mask)
 
     def hidden(
@@ -109,12 +99,6 @@ class EncoderWithHead(MaskedLM):
         documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the input of the task head.
-
-        Args:
-            ids: Token ids (B, T) int64.
-            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-            documents: (B, T) index of the packed document of each token. None means one document.
 
         Returns:
             Tensor (B, T, `self.width`): the hidden states of the layers in `feature_layers`, summed
@@ -134,12 +118,7 @@ class EncoderWithHead(MaskedLM):
         return h if self.lstm is None else self.lstm(h, mask)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states to logits, whose shape depends on the subclass.
-
-        Args:
-            h: Hidden states (B, T, `self.width`), as `hidden` returns them.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-        """
+        """Map hidden states to logits, whose shape depends on the subclass."""
         raise NotImplementedError
 
 
@@ -186,11 +165,6 @@ class BiLSTM(nn.Module):
 
     def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
         """Run the LSTM over hidden states.
-
-        Args:
-            h: Hidden states (B, T, I). Padding must be on the right, where every DataModule of this
-                package puts it.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
 
         Returns:
             Output of the last layer (B, T, 2 H), 0 at padding.

@@ -39,16 +39,6 @@ class MaskedLMConfig(TransformerConfig):
             model raises an error.
         next_sentence: Build BERT's next-sentence head.
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
-    Example:
-        >>> from fourfold.layers.base_model import on_meta
-        >>> with on_meta():  # without memory for the weights
-        ...     bert = MaskedLM(MaskedLMConfig())
-        >>> sum(weight.numel() for weight in bert.parameters())
-        109514298
     """
 
     d_model: int = 768
@@ -84,12 +74,6 @@ class MaskedLM(Model):
 
     Attributes:
         stack_class: Class of the stack between embedding and head, built from the config.
-
-    Example:
-        >>> import torch
-        >>> model = MaskedLM(MaskedLMConfig(n_layers=1, vocab_size=1000)).eval()
-        >>> model(torch.tensor([[101, 103, 102]])).argmax(-1).shape
-        torch.Size([1, 3])
     """
 
     causal = False
@@ -123,14 +107,7 @@ class MaskedLM(Model):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits (B, T, V) of the token at each position.
-
-        Args:
-            ids: Token ids (B, T) int64.
-            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-            documents: (B, T) index of the packed document of each token. None means one document.
-        """
+        """Compute the logits (B, T, V) of the token at each position."""
         return self.logits(self.hidden(ids, segments, mask, documents))
 
     def encode(
@@ -141,12 +118,6 @@ class MaskedLM(Model):
         documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the final hidden states (B, T, D).
-
-        Args:
-            ids: Token ids (B, T) int64.
-            segments: (B, T) int64, 0 = first sentence, 1 = second. None means all 0.
-            mask: (B, T) bool, True = real token. None means that all tokens are real.
-            documents: (B, T) index of the packed document of each token. None means one document.
 
         Raises:
             InputError: The sequence is longer than `max_len`.
@@ -171,7 +142,6 @@ class MaskedLM(Model):
         compute.
 
         Args:
-            h: Hidden states (B, T, D).
             positions: Indices (N,) of the positions in the flattened batch of B * T tokens.
 
         Returns:

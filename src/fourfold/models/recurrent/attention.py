@@ -78,14 +78,6 @@ class RecurrentAttention(nn.Module):
     Raises:
         InputError: A name is unknown; a number is out of range; Q and M differ for dot or scaled;
             or `max_source_len` is not given for location.
-
-    Example:
-        >>> attention = RecurrentAttention(4, 6, score="additive")
-        >>> memory = torch.randn(2, 5, 6)
-        >>> projected = attention.project(memory)
-        >>> context, weights = attention(torch.randn(2, 3, 4), memory, None, projected=projected)
-        >>> context.shape, weights.shape
-        (torch.Size([2, 3, 6]), torch.Size([2, 3, 5]))
     """
 
     def __init__(
@@ -166,9 +158,6 @@ class RecurrentAttention(nn.Module):
 
         The result is computed once per source, and is the argument `projected` of `forward`.
 
-        Args:
-            memory: Encoder states (N, S, M).
-
         Returns:
             (N, S, Q) for the score general, (N, S, A) for the scores additive and concat, and
             `memory` itself for other scores.
@@ -192,9 +181,6 @@ class RecurrentAttention(nn.Module):
         Args:
             query: Queries (B, Tq, Q). Each source has B / N consecutive rows, such as its
                 hypotheses in beam search.
-            memory: Encoder states (N, S, M).
-            mask: (N, S) bool, True = real token, or (B, S) with equal rows for the beams of a
-                source; None means that all positions are real.
             projected: Result of `project(memory)`.
             step: Position of the first query in the target, from 0, for all rows or by row (B,).
                 Only local_m and the noise of `recording` need it.
@@ -240,7 +226,6 @@ class RecurrentAttention(nn.Module):
 
         Args:
             query: Queries (B, Tq, Q).
-            mask: (N, S) or (B, S) bool, True = real token. None means that all positions are real.
             projected: Result of `project` for the memory of N sources.
             step: Position of the first query in the target, from 0, for all rows or by row (B,).
 
@@ -332,20 +317,7 @@ class RecurrentAttention(nn.Module):
         return chosen.masked_fill(impossible, 0.0)
 
     def _scores(self, q: Tensor, projected: Tensor, positions: Tensor) -> Tensor:
-        """Compute the score of each query and source position.
-
-        Args:
-            q: Queries (N, Tq, Q), with the rows of a source joined.
-            projected: Result of `project`.
-            positions: Positions (N or 1, 1, S) in the source from 1, without counting padding. Only
-                the score location needs them.
-
-        Returns:
-            Scores (N, Tq, S).
-
-        Raises:
-            InputError: A source is longer than the location score was trained for.
-        """
+        """Compute the score of each query and source position."""
         if self.score in _PRODUCTS:
             return q @ projected.mT * self.scale
         if self.score == "location":
@@ -367,10 +339,5 @@ _PRODUCTS = ("dot", "general", "scaled")  # scores that are products of query an
 
 
 def _by_source(mask: Tensor, n_sources: int) -> Tensor:
-    """Return a source mask (N, 1, S) with one row per source.
-
-    Args:
-        mask: (N, S), or (B, S) with equal rows for the beams of a source.
-        n_sources: Number N of sources.
-    """
+    """Return a source mask (N, 1, S) with one row per source."""
     return mask[:: len(mask) // n_sources, None]

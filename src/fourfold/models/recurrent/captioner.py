@@ -63,16 +63,6 @@ class RecurrentCaptionerConfig(ModelConfig):
             recurrent matrices, biases 0), as in the released code; or vaswani (see
             `fourfold.layers.init`; the LSTM keeps torch's uniform distribution), with which small
             models begin to learn much earlier.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
-    Example:
-        >>> from fourfold.layers.base_model import on_meta
-        >>> with on_meta():  # without memory for the weights
-        ...     model = RecurrentCaptioner(RecurrentCaptionerConfig(attention="hard_sample"))
-        >>> sum(weight.numel() for weight in model.parameters())
-        35076969
     """
 
     vocab_size: int | None = 10000
@@ -113,7 +103,6 @@ class CaptionDecoder(nn.Module):
     computed from the mean vector of all locations by a common tanh layer and one tanh layer each.
 
     Args:
-        config: Config of the model.
         memory_size: Width M of a location's vector.
 
     Attributes:
@@ -170,14 +159,7 @@ class CaptionDecoder(nn.Module):
     def forward(
         self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
     ) -> Tensor:
-        """Compute the deep output (N, T, D), the input of the output matrix.
-
-        Args:
-            x: Embedded previous tokens (N, T, D); with a cache, only the new tokens.
-            memory: Result of the method `memory` for B images. Each image has N / B consecutive
-                rows, such as its hypotheses in beam search.
-            cache: State after the earlier tokens, changed in place; None means no earlier tokens.
-        """
+        """Compute the deep output (N, T, D), the input of the output matrix."""
         state, start = memory.start(x, cache)
         contexts = None
         if self.cross_attn is None:
@@ -216,15 +198,6 @@ class RecurrentCaptioner(Seq2Seq):
     layer instead of two, and no biases. The deep output has one bias instead of two. The gates of
     the LSTM have two biases instead of one, as in torch. Captions of different lengths share a
     batch.
-
-    Example:
-        >>> import fourfold, torch
-        >>> config = RecurrentCaptionerConfig(
-        ...     vocab_size=100, d_model=8, hidden_size=8, n_channels=6
-        ... )
-        >>> model = RecurrentCaptioner(config).eval()
-        >>> fourfold.generate(model, torch.zeros(1, 6, 4, 4), 5, bos_id=1).shape
-        torch.Size([1, 6])
     """
 
     is_recurrent = True
@@ -254,11 +227,6 @@ class RecurrentCaptioner(Seq2Seq):
     ) -> RecurrentMemory:
         """Compute the memory of the decoder: the vectors (B, S, M) of the locations of each image.
 
-        Args:
-            src: Images (B, C, side, side), or feature maps (B, M, height, width).
-            src_mask: Ignored.
-            src_documents: Ignored.
-
         Raises:
             InputError: The images or feature maps do not have the size or channels of the config.
         """
@@ -284,17 +252,7 @@ class RecurrentCaptioner(Seq2Seq):
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the input (N, T, D) of the head; N is a multiple of B.
-
-        Args:
-            tgt: Target token ids (N, T) int64. With a cache, the new tokens only.
-            memory: Output of `encode` for B images.
-            src_mask: Ignored.
-            tgt_mask: Not used, since padding on the right follows all real tokens.
-            cache: State after the earlier tokens, changed in place. None means no earlier tokens.
-            src_documents: Ignored.
-            tgt_documents: Ignored.
-        """
+        """Compute the input (N, T, D) of the head; N is a multiple of B."""
         x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
         if self.config.image == "attention" and (cache is None or cache.length == 0):
             x = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], dim=1)

@@ -246,7 +246,6 @@ class RecurrentStack(nn.Module):
         """Run all layers over the real tokens of the input.
 
         Args:
-            x: Input (B, T, D), with padding on the right.
             lengths: Number of real tokens of each row (B,), at least 1. None means that all tokens
                 are real.
             state: Initial state, a tuple of hidden states (L R, B, H), and for an LSTM also cells
@@ -270,18 +269,7 @@ class RecurrentStack(nn.Module):
         return y, final if self.has_cell else (final,)
 
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Compute the result of `forward` with one call of `step_cell` per layer and token.
-
-        This method is for a `ResetBeforeGRU`, for which torch has no kernel.
-
-        Args:
-            x: Input (B, T, D), with padding on the right.
-            lengths: Number of real tokens of each row (B,). None means that all tokens are real.
-            state: Initial state, a tuple of one tensor (L R, B, H). None means zeros.
-
-        Returns:
-            Outputs (B, T, R H) of the last layer, and the final state (see `forward`).
-        """
+        """Compute the result of `forward` with one call of `step_cell` per layer and token."""
         finals: list[Tensor] = []
         for layer in range(self.rnn.num_layers):
             x = self.dropout(x) if layer else x
@@ -351,9 +339,7 @@ class RecurrentCache:
         """Add new tokens to `length`, in place.
 
         Args:
-            ids: Ids (B, t) of the new tokens.
             keys: Padding mask, which must be None, because padding would change the state.
-            documents: Must be None, because the state cannot separate packed documents.
 
         Raises:
             InputError: `keys` or `documents` is not None.
@@ -392,7 +378,6 @@ def flip(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Reverse the tokens of each row of x (B, T, ...) within the length of the row.
 
     Args:
-        x: Rows with padding on the right. The padding is not moved.
         lengths: Number of real tokens of each row (B,). None means that all tokens are real.
 
     Example:

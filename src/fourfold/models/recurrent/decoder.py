@@ -67,10 +67,6 @@ class RecurrentDecoderConfig(ModelConfig):
             one matrix of full rank.
         dropout: Dropout probability of the input of each layer and of the output matrix.
         output_bias: Learn a bias for each token of the vocabulary.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range, or two fields do not fit
-            together.
     """
 
     vocab_size: int | None = 50000
@@ -179,11 +175,6 @@ class RecurrentMemory:
     def start(self, x: Tensor, cache: RecurrentCache | None) -> tuple[State, int]:
         """Return the state of the recurrent layers before new tokens, and their position.
 
-        Args:
-            x: Embedded new tokens (N, T, D).
-            cache: State after the earlier tokens. None or an empty cache means the initial state of
-                the memory.
-
         Returns:
             A tuple of the state, with tensors (L, N, H), and the target position of the first token
             of `x`, from 0.
@@ -202,7 +193,6 @@ class RecurrentDecoder(nn.Module):
     without input feeding. Otherwise the steps run one after another.
 
     Args:
-        config: Config of the decoder.
         memory_size: Width M of the memory.
 
     Attributes:
@@ -263,15 +253,7 @@ class RecurrentDecoder(nn.Module):
     def forward(
         self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
     ) -> Tensor:
-        """Compute the input (N, T, output width) of the output matrix.
-
-        Args:
-            x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
-            memory: Output of the encoder for B sources. Each source has N / B consecutive rows,
-                such as its hypotheses in beam search.
-            cache: State after the earlier tokens, changed in place. None starts from the initial
-                state of the memory.
-        """
+        """Compute the input (N, T, output width) of the output matrix."""
         state, start = memory.start(x, cache)
         feed = None
         if self.config.decoder == "bahdanau":
@@ -292,12 +274,6 @@ class RecurrentDecoder(nn.Module):
         """Compute one output for each vector of the memory, for attention to this vector only.
 
         The model must have `decoder` luong, `context` attention and no input feeding.
-
-        Args:
-            x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
-            memory: Output of the encoder for B sources.
-            cache: State after the earlier tokens, changed in place. None starts from the initial
-                state of the memory.
 
         Returns:
             A tuple of the attention weights (N, T, S), and the input (N, T, S, output width) of the
@@ -326,7 +302,6 @@ class RecurrentDecoder(nn.Module):
 
         Args:
             queries: Queries (N, T, H).
-            memory: Output of the encoder. Without attention, its only vector is the context.
             start: Target position of the first query, from 0.
 
         Returns:
@@ -350,7 +325,6 @@ class RecurrentDecoder(nn.Module):
 
         Args:
             context: Contexts (N, T, M).
-            h: Hidden states (N, T, H).
 
         Returns:
             Outputs (N, T, H).
@@ -361,17 +335,7 @@ class RecurrentDecoder(nn.Module):
     def _read_after_step(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int
     ) -> tuple[Tensor, State]:
-        """Run a model with `decoder` luong and without input feeding, on all tokens at once.
-
-        Args:
-            x: Embedded new tokens (N, T, D).
-            memory: Output of the encoder.
-            state: State before the new tokens, with tensors (L, N, H).
-            start: Target position of the first new token, from 0.
-
-        Returns:
-            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
-        """
+        """Run a model with `decoder` luong and without input feeding, on all tokens at once."""
         if self.config.context == "every_step":
             x = torch.cat([x, self.context(x, memory, start)], dim=2)
         h, state = self.stack(x, None, state)
@@ -382,18 +346,7 @@ class RecurrentDecoder(nn.Module):
     def _feed_outputs(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int, feed: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Run a model with `decoder` luong and with input feeding, one step after another.
-
-        Args:
-            x: Embedded new tokens (N, T, D).
-            memory: Output of the encoder.
-            state: State before the new tokens, with tensors (L, N, H).
-            start: Target position of the first new token, from 0.
-            feed: Output (N, H) for the last token before `x`. None if there is no such token.
-
-        Returns:
-            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
-        """
+        """Run a model with `decoder` luong and with input feeding, one step after another."""
         loop = Loop(self.stack, x, state)
         feed = x.new_zeros(len(x), self.config.hidden_size) if feed is None else feed
         outputs = []
@@ -406,17 +359,7 @@ class RecurrentDecoder(nn.Module):
     def _read_before_step(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int
     ) -> tuple[Tensor, State]:
-        """Run a model with `decoder` bahdanau, on all tokens at once if it has no attention.
-
-        Args:
-            x: Embedded new tokens (N, T, D).
-            memory: Output of the encoder.
-            state: State before the new tokens, with tensors (L, N, H).
-            start: Target position of the first new token, from 0.
-
-        Returns:
-            A tuple of the outputs (N, T, readout width), and the state after the new tokens.
-        """
+        """Run a model with `decoder` bahdanau, on all tokens at once if it has no attention."""
         assert self.readout is not None
         first = state[0][-1]
         if self.cross_attn is None:
@@ -467,7 +410,6 @@ class Loop:
 
         Args:
             products: Element of the attribute `products` for this step.
-            x: Vector (N, width) that follows the embedded token in the input of the step.
         """
         products = products + linear(x, self._matrix)
         self._layers = self._stack.step(products, self._layers, self._weights)
@@ -486,7 +428,6 @@ class MaxoutReadout(nn.Module):
     of two values.
 
     Args:
-        config: Config of the decoder.
         memory_size: Width M of the context; 0 for a decoder without a context.
     """
 

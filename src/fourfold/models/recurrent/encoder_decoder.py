@@ -50,17 +50,6 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
         init: Initialization of all parameters: luong (uniform between -0.1 and 0.1), sutskever
             (uniform between -0.08 and 0.08) or bahdanau (orthogonal recurrent matrices, standard
             deviation 0.001 in the attention and 0.01 elsewhere, biases 0).
-
-    Raises:
-        InputError: A field has a value outside its choices or its range, or two fields do not fit
-            together.
-
-    Example:
-        >>> from fourfold.layers.base_model import on_meta
-        >>> with on_meta():  # without memory for the weights
-        ...     model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig())
-        >>> sum(weight.numel() for weight in model.parameters())
-        221000000
     """
 
     bidirectional: bool = False
@@ -93,11 +82,7 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
 
 
 class Bridge(nn.Module):
-    """Map from the final state of the encoder to the initial state of the decoder.
-
-    Args:
-        config: Config of the model.
-    """
+    """Map from the final state of the encoder to the initial state of the decoder."""
 
     def __init__(self, config: RecurrentEncoderDecoderConfig) -> None:
         super().__init__()
@@ -155,14 +140,6 @@ class RecurrentEncoderDecoder(Seq2Seq):
 
     Padding of a source may be on either side and does not change any state. Padding of a target
     must be on the right. Packed pairs are not supported.
-
-    Example:
-        >>> import fourfold, torch
-        >>> config = RecurrentEncoderDecoderConfig(vocab_size=100, d_model=8, hidden_size=8)
-        >>> model = RecurrentEncoderDecoder(config).eval()
-        >>> ids = fourfold.generate(model, torch.tensor([[5, 6, 2]]), 4, bos_id=1)
-        >>> ids.shape
-        torch.Size([1, 5])
     """
 
     is_recurrent = True
@@ -203,12 +180,6 @@ class RecurrentEncoderDecoder(Seq2Seq):
         self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> RecurrentMemory:
         """Run the encoder over the real tokens of each source.
-
-        Args:
-            src: Source token ids (B, S) int64.
-            src_mask: (B, S) bool, True = real token; None means that all tokens are real. Each row
-                needs a real token.
-            src_documents: Must be None.
 
         Returns:
             Memory of the decoder, with B sources. Its vectors are in the order of the source
@@ -251,15 +222,6 @@ class RecurrentEncoderDecoder(Seq2Seq):
         A model with `mix_outputs` and `attn_weights` softmax returns log-probabilities (N, T, V)
         instead, which are also its logits.
 
-        Args:
-            tgt: Target token ids (N, T) int64. With a cache, the new tokens only.
-            memory: Output of `encode` for B sources.
-            src_mask: Not used, since the memory holds the mask.
-            tgt_mask: Not used, since padding on the right follows all real tokens.
-            cache: State after the earlier tokens, changed in place. None means no earlier tokens.
-            src_documents: Must be None.
-            tgt_documents: Must be None.
-
         Raises:
             InputError: `src_documents` or `tgt_documents` is not None.
         """
@@ -273,11 +235,6 @@ class RecurrentEncoderDecoder(Seq2Seq):
         self, tgt: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Run the decoder for the losses of `fourfold.models.recurrent.hard_attention`.
-
-        Args:
-            tgt: Target token ids (N, T) int64. With a cache, the new tokens only.
-            memory: Output of `encode` for B sources.
-            cache: State after the earlier tokens, changed in place. None means no earlier tokens.
 
         Returns:
             A tuple of four values, which are arguments of `marginal_cross_entropy`: logarithms
@@ -317,11 +274,7 @@ def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
 
 
 def _check_no_documents(**documents: Tensor | None) -> None:
-    """Raise InputError if one of the keyword arguments is not None.
-
-    Args:
-        documents: Values by the name of the argument for the error message, such as src_documents.
-    """
+    """Raise InputError if one of the keyword arguments is not None."""
     for name, value in documents.items():
         if value is not None:
             message = "must be None for a recurrent model, which cannot separate packed pairs"

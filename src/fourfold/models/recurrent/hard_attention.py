@@ -158,28 +158,7 @@ def mixed_log_probabilities(
 def _score_positions(
     log_alpha: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the joint log-probability of each target and each source position.
-
-    Pairs of target and position are skipped if the weight of the position is 0 or the target is
-    `IGNORE_INDEX`.
-
-    Args:
-        log_alpha: Logarithms (N, S) of the attention weights; -inf marks positions that are not
-            allowed.
-        hidden: Input (N, S, D) of the output layer for attention to each position.
-        weight: Output matrix (V, D).
-        bias: (V,) or None.
-        targets: (N,) int64; targets equal to `IGNORE_INDEX` (-100) are ignored.
-
-    Returns:
-        A tuple of five tensors:
-
-        - log(alpha_j p(y | j)), (N, S), with a gradient with respect to `log_alpha` only.
-        - Most likely token of each pair, (N, S) int64.
-        - Mask (N, S) bool of the n pairs that are not skipped.
-        - Hidden states (n, D) of these pairs.
-        - Targets (n,) of these pairs.
-    """
+    """Compute the joint log-probability of each target and each source position."""
     used = log_alpha.isfinite() & (targets != IGNORE_INDEX)[:, None]
     rows, labels = hidden[used], targets[:, None].expand_as(used)[used]
     nll, predicted = torch.zeros_like(log_alpha), torch.zeros_like(used, dtype=torch.long)
@@ -189,13 +168,5 @@ def _score_positions(
 
 
 def _summed_out(joint: Tensor, targets: Tensor) -> Tensor:
-    """Compute the marginal loss -log sum_j exp(joint_j) of each target.
-
-    Args:
-        joint: Log-probabilities (N, S) of each target together with each source position.
-        targets: (N,) int64. The loss is 0 where the target is `IGNORE_INDEX`.
-
-    Returns:
-        Losses (N,).
-    """
+    """Compute the marginal loss -log sum_j exp(joint_j) of each target."""
     return torch.where(targets != IGNORE_INDEX, -joint.logsumexp(-1), 0.0)

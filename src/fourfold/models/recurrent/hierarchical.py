@@ -60,16 +60,6 @@ class HierarchicalClassifierConfig(TransformerConfig):
         positions: Positions of blocks in each sequence; see `MaskedLMConfig`. A GRU has none.
         init: Initialization of embedding and linear layers, a name in `fourfold.layers.init.INITS`.
             A GRU keeps torch's initialization, U(-1/sqrt(D/2), 1/sqrt(D/2)).
-
-    Raises:
-        InputError: A field has a value outside its choices or its range, or `d_model` is odd for a
-            GRU.
-
-    Example:
-        >>> config = HierarchicalClassifierConfig(vocab_size=100, n_classes=5, pool="mean")
-        >>> model = HierarchicalClassifier(config)
-        >>> sum(weight.numel() for weight in model.parameters())
-        141705
     """
 
     encoder: Literal["gru", "block"] = "gru"
@@ -119,7 +109,6 @@ class Pooling(nn.Module):
         """Pool the annotations of each sequence into one vector.
 
         Args:
-            h: Annotations (N, T, D).
             real: (N, T) bool, True = real element, False = padding.
 
         Returns:
@@ -136,7 +125,6 @@ class Pooling(nn.Module):
         channels whose maximum is at this element.
 
         Args:
-            h: Annotations (N, T, D).
             real: (N, T) bool, True = real element, False = padding.
         """
         if self.pool == "max":
@@ -155,7 +143,6 @@ class Level(nn.Module):
     The elements of a sequence are the words of a sentence, or the sentences of a document.
 
     Args:
-        config: Config of the model.
         d_in: Width of the input vectors.
         max_len: Largest number of elements of a sequence, for the positions of blocks.
     """
@@ -183,7 +170,6 @@ class Level(nn.Module):
         """Encode sequences of vectors, without pooling.
 
         Args:
-            x: Sequences (N, T, `d_in`) with padding on the right.
             lengths: Number of real elements of each of the N sequences, at least 1.
 
         Returns:
@@ -203,7 +189,6 @@ class Level(nn.Module):
         """Encode sequences of vectors, and pool each sequence into one vector.
 
         Args:
-            x: Sequences (N, T, `d_in`) with padding on the right.
             lengths: Number of real elements of each of the N sequences, at least 1.
 
         Returns:
@@ -217,14 +202,6 @@ class HierarchicalClassifier(Model):
 
     With `config.levels` = 1 the classifier is flat: one encoder reads all words of a document. A
     call of the model takes the arguments of `hidden` and returns the logits (B, K).
-
-    Example:
-        Two documents, of two sentences and of one sentence:
-
-        >>> config = HierarchicalClassifierConfig(vocab_size=9, n_classes=3)
-        >>> ids = torch.tensor([[5, 6, 7], [8, 5, 0], [6, 0, 0]])
-        >>> HierarchicalClassifier(config)(ids, [3, 2, 1], [2, 1]).shape
-        torch.Size([2, 3])
     """
 
     config: HierarchicalClassifierConfig
@@ -249,8 +226,6 @@ class HierarchicalClassifier(Model):
         """Compute the document vectors (B, D).
 
         Args:
-            ids: Word ids (N, T) int64 of the sentences of all documents, one document after the
-                other, with padding on the right.
             n_words: Number of words of each of the N sentences, at least 1.
             n_sentences: Number of sentences of each of the B documents, at least 1.
 
@@ -275,8 +250,6 @@ class HierarchicalClassifier(Model):
         the word and p_s is the weight of its sentence.
 
         Args:
-            ids: Word ids (N, T) int64 of the sentences of all documents, one document after the
-                other, with padding on the right.
             n_words: Number of words of each of the N sentences, at least 1.
             n_sentences: Number of sentences of each of the B documents, at least 1.
 
@@ -300,33 +273,14 @@ class HierarchicalClassifier(Model):
 
 
 def _divide(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Divide the rows of x (N, ...) into groups of consecutive rows, one for each document.
-
-    Args:
-        x: Rows of all groups.
-        sizes: Number of rows of each of the B groups, whose sum is N.
-
-    Returns:
-        Groups (B, S, ...), padded on the right with 0 to the size S of the largest group.
-    """
+    """Divide the rows of x (N, ...) into groups of consecutive rows, one for each document."""
     return pad_sequence(list(x.split(list(sizes))), batch_first=True)
 
 
 def _join_sentences(
     ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]
 ) -> tuple[Tensor, list[int], Tensor]:
-    """Join the sentences of each document to one sequence of words.
-
-    Args:
-        ids: Word ids (N, T) int64 of the sentences of all documents, one document after the other.
-        n_words: Number of words of each of the N sentences.
-        n_sentences: Number of sentences of each of the B documents.
-
-    Returns:
-        A tuple of three values. The first is the word ids (B, W) of the documents, where W is the
-        number of words of the longest document. The second is the number of words of each document.
-        The third is the index (B, W) of each word in the flattened `ids`, and 0 at padding.
-    """
+    """Join the sentences of each document to one sequence of words."""
     sizes = torch.tensor(n_words)
     real = torch.arange(ids.shape[1]) < sizes.unsqueeze(1)  # (N, T)
     totals = [int(part.sum()) for part in sizes.split(list(n_sentences))]
@@ -335,13 +289,7 @@ def _join_sentences(
 
 
 def _check_sizes(ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> None:
-    """Raise InputError if a document or sentence is empty, or if sizes and `ids` do not agree.
-
-    Args:
-        ids: Word ids (N, T) of all sentences.
-        n_words: Number of words of each of the N sentences.
-        n_sentences: Number of sentences of each document.
-    """
+    """Raise InputError if a document or sentence is empty, or if sizes and `ids` do not agree."""
     for name, sizes in (("n_words", n_words), ("n_sentences", n_sentences)):
         if min(sizes, default=0) < 1:
             raise InputError(f"must be at least 1 everywhere, got {list(sizes)[:20]}", option=name)

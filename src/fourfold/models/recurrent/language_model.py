@@ -38,10 +38,6 @@ class RecurrentLMConfig(ModelConfig):
         cell: rnn (tanh), gru or lstm.
         forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
 
-    Raises:
-        InputError: A field has a value outside its choices or its range, or `forget_bias` is not 0
-            and the cell has no forget gate.
-
     Example:
         >>> config = RecurrentLMConfig(cell="gru", hidden_size=256, vocab_size=100)
         >>> RecurrentLM(config).stack.layers
@@ -81,9 +77,6 @@ class RecurrentLayers(nn.Module):
     The module has the interface of the transformer's `Stack`.
     The layers are an attribute with the name of the cell, such as `lstm`. Their weights keep
     torch's initialization, U(-1/sqrt(H), 1/sqrt(H)), apart from `forget_bias`.
-
-    Args:
-        config: Config of the model.
     """
 
     def __init__(self, config: RecurrentLMConfig) -> None:
@@ -114,13 +107,6 @@ class RecurrentLayers(nn.Module):
     ) -> Tensor:
         """Run the layers over x (B, T, D), whose padding is on the right.
 
-        Args:
-            x: Embedded tokens; with a cache, the new tokens only.
-            mask: Ignored, because the layers are causal and padding on the right follows all real
-                tokens. It must not separate packed documents.
-            cache: State after the earlier tokens. The call replaces it by the state after the last
-                token, in place. None means no earlier tokens.
-
         Returns:
             Hidden states (B, T, D).
 
@@ -147,12 +133,6 @@ class RecurrentLM(CausalLM):
 
     The state takes the place of a key-value cache and has the same size at every position. Padding
     must be on the right, and is not supported with a cache.
-
-    Example:
-        >>> import fourfold, torch
-        >>> model = RecurrentLM(RecurrentLMConfig(vocab_size=100)).eval()
-        >>> fourfold.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
-        torch.Size([1, 8])
     """
 
     is_recurrent = True
@@ -176,11 +156,6 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
         n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
             is replaced by the number of classes of the data.
         head_dropout: Dropout probability before the classifier.
-
-    Example:
-        >>> config = RecurrentClassifierConfig(cell="gru", vocab_size=100, n_classes=2)
-        >>> RecurrentClassifier(config).classifier
-        Linear(in_features=768, out_features=2, bias=True)
     """
 
     n_classes: int | None = None
@@ -193,13 +168,6 @@ class RecurrentClassifier(CausalClassifier):
     Source: Radford et al. 2018, Table 5.
 
     A call of the model returns vocabulary logits (B, T, V). `classify` returns class logits (B, K).
-
-    Example:
-        >>> import torch
-        >>> config = RecurrentClassifierConfig(hidden_size=16, vocab_size=100, n_classes=2)
-        >>> model = RecurrentClassifier(config)
-        >>> model.classify(model.hidden(torch.tensor([[5, 7, 9]]))).shape
-        torch.Size([1, 2])
     """
 
     is_recurrent = True

@@ -44,14 +44,6 @@ class MaskedAutoencoderConfig(TransformerConfig):
         n_decoder_layers: Number of blocks of the decoder.
         decoder_n_heads: Number of attention heads of the decoder, each E / decoder_n_heads wide.
         decoder_d_ff: Hidden width of the feed-forward layers of the decoder.
-
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
-    Example:
-        >>> config = MaskedAutoencoderConfig(n_layers=2, n_decoder_layers=1)
-        >>> config.decoder_blocks.n_layers, config.decoder_blocks.d_model
-        (1, 512)
     """
 
     d_model: int = 768
@@ -99,13 +91,6 @@ class MaskedAutoencoder(Model):
     A call of the model takes the images and the indices of the visible patches, and returns the
     predicted pixels of all patches. The parameters of the encoder have the same names as in `ViT`,
     so the option `init_from` can initialize a `ViT` with them.
-
-    Example:
-        >>> config = MaskedAutoencoderConfig(n_layers=1, n_decoder_layers=1, image_size=64)
-        >>> model = MaskedAutoencoder(config).eval()
-        >>> images, visible = torch.zeros(2, 3, 64, 64), torch.tensor([[0, 5, 7, 9], [1, 2, 8, 15]])
-        >>> model(images, visible).shape
-        torch.Size([2, 16, 768])
     """
 
     accepts_images = True
@@ -137,7 +122,6 @@ class MaskedAutoencoder(Model):
         The predictions for visible patches are not trained.
 
         Args:
-            images: (B, C, side, side).
             visible: (B, V) long, indices of the patches that the encoder sees. None means all
                 patches.
         """
@@ -147,7 +131,6 @@ class MaskedAutoencoder(Model):
         """Compute the final hidden states of the class token and the visible patches.
 
         Args:
-            images: (B, C, side, side).
             visible: (B, V) long, indices of the patches that the encoder sees, without repetitions.
                 Patches are numbered row by row. None means all patches.
 
@@ -167,7 +150,6 @@ class MaskedAutoencoder(Model):
         """Predict the pixels (B, N, P) of all patches from the output of the encoder.
 
         Args:
-            h: Hidden states (B, 1 + V, D) of the class token and the visible patches.
             visible: (B, V) long, indices of the visible patches. None means all patches.
         """
         assert self.decoder_positions is not None
@@ -197,12 +179,7 @@ class MaskedAutoencoder(Model):
         return grid.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
     def _initialize(self) -> None:
-        """Initialize the weights like the authors' code.
-
-        Matrices are drawn by Glorot's rule, also the patch projection, as a matrix (D, P). Class
-        and mask token are drawn from N(0, 0.02), where 0.02 is the standard deviation. Biases are
-        0.
-        """
+        """Initialize the weights like the authors' code."""
         vaswani(self)
         nn.init.xavier_uniform_(self.embed.patches.weight.flatten(1))
         assert self.embed.prefix is not None

@@ -66,9 +66,6 @@ class ViTConfig(TransformerConfig):
             Dosovitskiy et al. 2020; None for no such layer.
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
 
-    Raises:
-        InputError: A field has a value outside its choices or its range.
-
     Example:
         >>> config = ViTConfig(image_size=32, patch_size=4, n_classes=10, pool="mean")
         >>> config.n_prefix  # no class token
@@ -141,15 +138,8 @@ class ViT(Model):
     A call of the model takes images (B, C, side, side) and returns the logits (B, K).
 
     Args:
-        config: Config of the model.
         n_heads: Number of classification heads (not attention heads) to build. None means one head,
             or two with distillation. An imported checkpoint may have fewer heads.
-
-    Example:
-        >>> import fourfold, torch
-        >>> model = fourfold.create("vit_tiny_patch16_224", n_layers=1, n_classes=10).eval()
-        >>> model(torch.zeros(2, 3, 224, 224)).argmax(-1).shape
-        torch.Size([2])
     """
 
     accepts_images = True

@@ -60,13 +60,6 @@ class AxialPositions(PositionTable):
 
     Raises:
         InputError: `width` is odd.
-
-    Example:
-        >>> positions = AxialPositions(1 + 4 * 4, 8)  # a class token and 16 patches
-        >>> positions.weight.shape
-        torch.Size([17, 8])
-        >>> sum(p.numel() for p in positions.parameters())  # 8 + 2 * 4 * 4, in place of 17 * 8
-        40
     """
 
     def __init__(self, n_rows: int, width: int) -> None:
@@ -102,11 +95,6 @@ class RelativePositionBias(nn.Module):
     Args:
         n_heads: Number of heads H.
         length: Number of tokens T.
-
-    Example:
-        >>> bias = RelativePositionBias(n_heads=2, length=5)
-        >>> bias().shape, bias.table.shape
-        (torch.Size([1, 2, 5, 5]), torch.Size([2, 9]))
     """
 
     index: Tensor
@@ -131,15 +119,6 @@ class BlockWithPositions(nn.Module):
         positions: Table of the position vectors (T, D).
         is_owner: Register the table as a submodule. If several blocks share a table, this must be
             True for exactly one of them, so that the state dict contains the table once.
-
-    Example:
-        >>> from fourfold.core.block import Block
-        >>> from fourfold.core.masks import LoweredMask
-        >>> from fourfold.layers.positions import learned
-        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16)
-        >>> block = BlockWithPositions(Block(config), learned(5, 8), is_owner=True)
-        >>> block(torch.randn(2, 5, 8), LoweredMask()).shape
-        torch.Size([2, 5, 8])
     """
 
     positions: PositionTable
@@ -169,18 +148,11 @@ class PositionedStack(Stack):
     Source: Dosovitskiy et al. 2020, appendix D.4.
 
     Args:
-        config: Config of the transformer blocks.
         positions: Kind of positions. relative is a `RelativePositionBias` that all blocks share.
             learned and learned2d are position vectors that each block adds to its input.
         length: Number of tokens T.
         shared: Add the vectors of one table in all blocks. False gives each block a table of its
             own. Ignored for relative.
-
-    Example:
-        >>> config = TransformerConfig(d_model=8, n_layers=2, n_heads=2, d_ff=16)
-        >>> stack = PositionedStack(config, "relative", length=5, shared=True)
-        >>> stack(torch.randn(2, 5, 8)).shape
-        torch.Size([2, 5, 8])
     """
 
     def __init__(
@@ -201,11 +173,6 @@ class PositionedStack(Stack):
 
     def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
         """Run all blocks on x (B, T, D), with the relative position bias, if any, on the scores.
-
-        Args:
-            x: Embedded tokens (B, T, D).
-            mask: Self-attention mask.
-            kwargs: Further arguments of `Stack.forward`.
 
         Returns:
             Hidden states (B, T, D) after the last block and the final norm.
@@ -233,14 +200,8 @@ class AxialRotaryStack(Stack):
     the column. Tokens before the patches are not rotated.
 
     Args:
-        config: Config of the transformer blocks.
         side: Number of rows, and of columns, of patches.
         n_prefix: Number of tokens before the patches.
-
-    Example:
-        >>> config = TransformerConfig(d_model=8, n_heads=2, d_ff=16, rope_theta=100.0)
-        >>> AxialRotaryStack(config, side=2, n_prefix=1)(torch.randn(2, 5, 8)).shape
-        torch.Size([2, 5, 8])
     """
 
     def __init__(self, config: TransformerConfig, side: int, n_prefix: int) -> None:
@@ -279,12 +240,6 @@ def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tenso
 
     Returns:
         A new table in the shape of `new`.
-
-    Example:
-        >>> import torch
-        >>> table = torch.zeros(1 + 24 * 24, 8)
-        >>> interpolate_positions(torch.randn(1 + 14 * 14, 8), table, "bicubic").shape
-        torch.Size([577, 8])
     """
     old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
     old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
