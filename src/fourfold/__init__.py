@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fourfold.analysis.attention_maps import attention
+    from fourfold.analysis.attention_maps import attention_maps
     from fourfold.checkpoints.load import load
     from fourfold.checkpoints.save import save
     from fourfold.commands.infer.caption import caption
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "__version__",
-    "attention",
+    "attention_maps",
     "beam_search",
     "caption",
     "classify",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "attention": "fourfold.analysis.attention_maps",
+    "attention_maps": "fourfold.analysis.attention_maps",
     "beam_search": "fourfold.generation",
     "caption": "fourfold.commands.infer.caption",
     "classify": "fourfold.commands.infer.classify",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor
 
-from fourfold.analysis.attention_maps import attention_maps
+from fourfold.analysis.attention_maps import mean_maps
 from fourfold.core.attention import (
     BACKENDS,
     Attention,
@@ -568,7 +568,7 @@ def test_replaced_softmax_changes_training_maps_and_decoding(
         assert_same(model(ids), after)
     first = model.stack.blocks[0]
     x = first.attn_norm(model.embed(ids, slice(0, 6)))
-    (maps, _) = attention_maps(model, "attn", lambda: model(ids))
+    (maps, _) = mean_maps(model, "attn", lambda: model(ids))
     lowered = lower_mask(Mask(causal=True), 6, 6, x)
     torch.testing.assert_close(maps, first.attn.weights(x, mask=lowered)[0].mean(0).float())
 

@@ -149,7 +149,8 @@ def test_maps_of_the_document_are_the_weights_of_the_model(loaded: Any, family: 
         inputs = model_inputs(model, view.complete(example))
         if family == "causal_classes":
             inputs = inputs[:1]
-        weights = fourfold.attention(model, *inputs, dtype="float32")
+        maps_of_model = fourfold.attention_maps(model, *inputs)
+        weights = {name: x.float().numpy() for name, x in maps_of_model.items()}
         weights = {name.replace("cross", "alpha"): x for name, x in weights.items()} | weights
         for kind, shown_name in PAGE_NAMES.get(family, {}).items():
             weights = {name.replace(kind, shown_name): x for name, x in weights.items()}

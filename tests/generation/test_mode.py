@@ -170,12 +170,12 @@ def test_copies_share_tensors_hooks_and_later_changes(model: Any) -> None:
 def test_attention_maps_do_not_change_the_mode() -> None:
     model = MODELS["encoder-decoder"]().train()
     ids = torch.randint(3, V, (2, 5))
-    expected = fourfold.attention(model.eval(), ids, ids)
+    expected = fourfold.attention_maps(model.eval(), ids, ids)
     model.train()
     first = lambda module, *_: seen.append(module.training)  # noqa: E731
     seen: list[bool] = []
     model.encoder.register_forward_pre_hook(first)
-    found = fourfold.attention(model, ids, ids)
+    found = fourfold.attention_maps(model, ids, ids)
     assert seen == [False]
     assert all(x.training for x in model.modules())
     assert all((found[name] == expected[name]).all() for name in expected)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import fourfold
-from fourfold.analysis.attention_maps import attention_maps
+from fourfold.analysis.attention_maps import mean_maps
 from fourfold.core.attention import attention_backend
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
@@ -93,7 +93,7 @@ def test_defaults_add_no_tensor_to_the_state_dict() -> None:
 @modern
 def test_attention_maps_are_those_of_the_forward_pass(variant: str) -> None:
     model, ids = build("causal", **VARIANTS[variant]), tokens(1, 6)
-    maps = attention_maps(model, "attn", lambda: model(ids))
+    maps = mean_maps(model, "attn", lambda: model(ids))
     for weights, window in zip(maps, model.config.windows(), strict=True):
         torch.testing.assert_close(weights.sum(-1), torch.ones(6))
         distance = torch.arange(6)[:, None] - torch.arange(6)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fourfold
-from fourfold.analysis.attention_maps import attention_maps
+from fourfold.analysis.attention_maps import mean_maps
 from fourfold.analysis.flops import forward_flops
 from fourfold.cli import main
 from fourfold.core.attention import attend, attention_backend, lower_mask
@@ -200,7 +200,7 @@ def test_time_and_memory_do_not_depend_on_keys_outside_the_window() -> None:
 def test_class_token_sees_all_patches_and_patches_see_their_neighbours() -> None:
     model = build("vit", window=2, n_layers=1)
     images = torch.randn(1, 2, 8, 8, dtype=torch.float64)
-    weights = attention_maps(model, "attn", lambda: model(images))[0] > 0  # (17, 17)
+    weights = mean_maps(model, "attn", lambda: model(images))[0] > 0  # (17, 17)
     places = torch.arange(17)
     near = (places[:, None] - places).abs() < 2
     near[0], near[:, 0] = True, True
@@ -210,7 +210,7 @@ def test_class_token_sees_all_patches_and_patches_see_their_neighbours() -> None
 def test_attention_maps_show_the_window_of_the_sliced_kernel() -> None:
     config = CausalLMConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=V, window=3)
     model, ids = CausalLM(config).eval(), tokens(1, 300)
-    weights = attention_maps(model, "attn", lambda: model(ids))[0]
+    weights = mean_maps(model, "attn", lambda: model(ids))[0]
     distance = torch.arange(300)[:, None] - torch.arange(300)
     assert torch.equal(weights > 0, (distance >= 0) & (distance < 3))
 

@@ -18,20 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fourfold.core.attention import attention_backend
 from fourfold.core.block import Stack
 from fourfold.core.masks import Mask
-from fourfold.core.validation import check_positive
-from fourfold.errors import InputError
-from fourfold.layers.base_model import Model, on_meta
+from fourfold.layers.base_model import Layers, Model
 from fourfold.layers.patch_embedding import PatchEmbedding
 from fourfold.layers.token_embedding import TokenEmbedding
-from fourfold.models.baselines.convolution import ConvolutionalStack
-from fourfold.models.contrastive.clip import CLIPConfig
-from fourfold.models.encoder_decoder.composite import ImageToTextConfig
-from fourfold.models.encoder_decoder.model import Seq2Seq
-from fourfold.models.recurrent.cells import RecurrentStack
-from fourfold.models.recurrent.decoder import RecurrentDecoder
-from fourfold.models.recurrent.hierarchical import Level
-from fourfold.models.recurrent.language_model import RecurrentLayers
-from fourfold.models.vit.model import ViTConfig
 
 # FLOPs of a training step in units of the forward pass: the backward pass costs two of them, one
 # for the activations and one for the weights.
@@ -84,19 +73,13 @@ def forward_flops(
     it.
 
     Args:
-        length: Number of tokens of the sequence, or of the target for an encoder-decoder. None
-            means `max_len` of the config. Ignored for a model without text.
-        source: Number of source tokens of an encoder-decoder of text. None means `length`, but at
-            most `max_len` of the encoder.
+        length: Number of tokens, as in `Model.example_inputs`.
+        source: Number of source tokens.
         head_fraction: Fraction of the positions that the head is applied to, less than 1 for the
             training of a masked LM, which predicts the masked tokens only.
 
-    Returns:
-        FLOPs of the forward pass, two for each multiply-add (MAC).
-
     Raises:
-        InputError: No length is given and the model has no `max_len`, or a length exceeds
-            `max_len`.
+        InputError: As in `Model.example_inputs`.
 
     Example:
         >>> from fourfold.models.registry import create
@@ -105,11 +88,9 @@ def forward_flops(
         >>> f"{forward_flops(model).total / 2e9:.1f} GMACs"  # one MAC is two FLOPs
         '17.6 GMACs'
     """
-    inputs = _inputs(model, length, source)
-    on_meta = {
-        name: tensor.detach().to("meta")
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
+    inputs = tuple(x.to("meta") for x in model.example_inputs(length, source))
+    tensors = *model.named_parameters(), *model.named_buffers()
+    on_meta = {name: tensor.detach().to("meta") for name, tensor in tensors}
     hidden: list[int] = []
 
     def count_hidden(stack: nn.Module, args: tuple[Any, ...]) -> None:
@@ -147,44 +128,14 @@ def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
     return hidden
 
 
-def image_tokens(config: ViTConfig | CLIPConfig | ImageToTextConfig) -> int:
-    """Return the number of tokens of an image: its patches and its prefix tokens.
-
-    Prefix tokens are the class token and the distillation token, as far as the model has them.
-    """
-    encoder = config.encoder if isinstance(config, ImageToTextConfig) else config
+def image_tokens(config: Any) -> int:
+    """Return the number of patches and prefix tokens of an image, for a model with a ViT."""
+    encoder = getattr(config, "encoder", config)
     return (encoder.image_size // encoder.patch_size) ** 2 + encoder.n_prefix
 
 
 def _section(child: nn.Module | nn.Parameter) -> str:
-    """Return the name of the field of `CostBreakdown` that counts a part of a model."""
+    """Return the field of `CostBreakdown` that counts a direct submodule or parameter of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
-    blocks = (
-        Stack | ConvolutionalStack | Level | RecurrentLayers | RecurrentStack | RecurrentDecoder
-    )
-    return "blocks" if isinstance(child, blocks) else "head"
-
-
-def _inputs(model: Model, length: int | None, source: int | None) -> tuple[Tensor, ...]:
-    """Build the arguments of `model.forward` for a batch of one, on the meta device."""
-    config = model.config
-    max_len = getattr(config, "max_len", None)
-    encoder = getattr(config, "encoder", config)
-    check_positive("length", length)
-    if length and max_len and length > max_len:
-        raise InputError(f"must be at most max_len ({max_len}), got {length}", option="length")
-    inputs: list[Tensor] = []
-    with on_meta():
-        if model.accepts_images:
-            shape = (1, encoder.n_channels, encoder.image_size, encoder.image_size)
-            inputs.append(torch.empty(shape, dtype=next(model.parameters()).dtype))
-        if hasattr(config, "vocab_size"):
-            length = length or max_len
-            if length is None:
-                raise InputError("must be given, because the model has no max_len", option="length")
-            if isinstance(model, Seq2Seq) and not model.accepts_images:
-                source = source or min(length, encoder.max_len or length)
-                inputs.append(torch.zeros(1, source, dtype=torch.long))
-            inputs.append(torch.zeros(1, length, dtype=torch.long))
-    return tuple(inputs)
+    return "blocks" if isinstance(child, Stack | Layers) else "head"

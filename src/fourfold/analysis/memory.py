@@ -1,31 +1,37 @@
 """Estimated memory of a training step, and division of a batch into micro-batches that fit.
 
-Activations are the tensors that autograd stores for the backward pass of a block with a fused
-attention kernel. Such a kernel stores no attention weights (T, T), so the memory of activations is
-proportional to the number of tokens T.
+The forward pass runs on tensors without data (torch's FakeTensorMode), and the tensors that autograd
+would store for the backward pass are added. The device of these tensors is a GPU, and the attention
+kernel is a fused one, which stores no attention weights (T, T).
 """
 
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
-from fourfold.analysis.flops import image_tokens
-from fourfold.core.config import TransformerConfig
+from fourfold.core.attention import attention_backend
 from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.kernels.cross_entropy import DEVICE_FACTOR, MAX_SLICE_LOGITS
-from fourfold.models.contrastive.clip import CLIPConfig
-from fourfold.models.recurrent.language_model import RecurrentLMConfig
+from fourfold.layers.base_model import Model
+from fourfold.layers.heads import VocabularyHead
 from fourfold.optim import hidden_matrices
 
 # Number of values that an optimizer stores for each weight. For muon, this is the number of AdamW;
 # Muon stores one value for each weight of a hidden matrix.
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adadelta": 2, "sgd": 1, "muon": 2}
-# Number of values that an LSTM stores for each unit and token, measured on a CPU (not with cuDNN).
-LSTM_VALUES_PER_UNIT = 17.4
+RECURRENT_LENGTH = 8  # tokens of a traced recurrent model, whose activations are linear in tokens
 
 
 @dataclass(frozen=True)
@@ -57,53 +63,50 @@ class Memory:
 
 
 def training_memory(
-    config: TransformerConfig | RecurrentLMConfig,
-    n_parameters: int,
-    tokens: int,
-    source: int = 0,
+    model: Model,
+    rows: float,
     *,
-    n_trained: int | None = None,
+    length: int | None = None,
+    source: int | None = None,
     precision: str = "32-true",
     optimizer: str = "adamw",
-    n_hidden: int = 0,
     replicated: bool = False,
 ) -> Memory:
     """Estimate the memory of a training step on one device.
 
     Args:
-        n_parameters: Number of parameters of the whole model.
-        tokens: Number of tokens of a micro-batch with its padding. This is the number of target
-            tokens for an encoder-decoder, of text tokens for a CLIP, and of patches and prefix
-            tokens for a ViT.
-        source: Number of source tokens of the same micro-batch for an encoder-decoder of text. For
-            a CLIP or an image-to-text model, number of patches and class tokens of the images. 0
-            for other models.
-        n_trained: Number of parameters that are not frozen. None means all.
+        model: The model, on any device, such as the meta device.
+        rows: Number of rows of a micro-batch: sequences, sentence pairs or images. It may be a
+            fraction, for a micro-batch of a number of tokens.
+        length: Number of tokens of a row, as in `Model.example_inputs`.
+        source: Number of source tokens of a row.
         precision: Lightning's name of the precision, such as bf16-mixed.
         optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
-        n_hidden: Number of parameters in the hidden matrices that muon updates by Muon. Other
-            optimizers ignore it.
         replicated: Also count the copy of the gradients that DDP holds.
 
     Raises:
         InputError: The precision or the optimizer is unknown.
 
     Example:
-        >>> from fourfold.models import ViTConfig
-        >>> memory = training_memory(ViTConfig(), 86_567_656, tokens=128 * 197)
-        >>> f"{memory.total / 2**30:.1f} GiB"
-        '15.2 GiB'
+        >>> from fourfold.models import create
+        >>> from fourfold.layers.base_model import on_meta
+        >>> with on_meta():
+        ...     model = create("vit_base_patch16_224")
+        >>> f"{training_memory(model, 128).total / 2**30:.1f} GiB"
+        '15.3 GiB'
     """
     check_choice("optimizer", optimizer, tuple(OPTIMIZER_STATES))
-    weight, compute = element_sizes(precision)
-    copies = weight + (compute if compute != weight else 0)  # autocast caches the cast weights
-    n_trained = n_parameters if n_trained is None else n_trained
+    precision = canonical_precision(precision, "precision")
+    weight, compute = (getattr(torch, name) for name in PRECISIONS[precision])
+    fixed, by_row = _stored_bytes(model, length, source, precision)
+    n_parameters, n_trained, n_states = _counts(model, optimizer)
     return Memory(
-        weights=n_parameters * copies,
-        gradients=n_trained * weight * (2 if replicated else 1),
-        optimizer=weight * _n_states(optimizer, n_trained, n_hidden),
-        activations=activation_bytes(config, tokens, source, precision),
-        loss=_loss_bytes(config, tokens, source, compute),
+        # Autocast caches the cast weights, which do not depend on the number of rows.
+        weights=n_parameters * weight.itemsize + fixed,
+        gradients=n_trained * weight.itemsize * (2 if replicated else 1),
+        optimizer=n_states * weight.itemsize,
+        activations=round(rows * by_row),
+        loss=_loss_bytes(model, rows, length, compute.itemsize, weight != compute),
     )
 
 
@@ -112,23 +115,20 @@ def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
 
     The result is a lower bound of the memory of training, without activations and loss.
 
-    Args:
-        precision: Lightning's name of the precision, such as bf16-mixed.
-        optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
-
     Raises:
         InputError: The precision is unknown.
     """
-    weight, _ = element_sizes(precision)
-    n_parameters = sum(p.numel() for p in model.parameters())
-    n_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    n_hidden = sum(p.numel() for p in hidden_matrices(model))
-    return weight * (n_parameters + n_trained + _n_states(optimizer, n_trained, n_hidden))
+    weight, _ = PRECISIONS[canonical_precision(precision, "precision")]
+    return getattr(torch, weight).itemsize * sum(_counts(model, optimizer))
 
 
-def _n_states(optimizer: str, n_trained: int, n_hidden: int) -> int:
-    """Count the values that an optimizer stores for all trained parameters."""
-    return n_trained * OPTIMIZER_STATES[optimizer] - (n_hidden if optimizer == "muon" else 0)
+def _counts(model: nn.Module, optimizer: str) -> tuple[int, int, int]:
+    """Count parameters, trained parameters and states of the optimizer."""
+    trained = [p.numel() for p in model.parameters() if p.requires_grad]
+    n_states = sum(trained) * OPTIMIZER_STATES[optimizer]
+    if optimizer == "muon":
+        n_states -= sum(p.numel() for p in hidden_matrices(model))
+    return sum(p.numel() for p in model.parameters()), sum(trained), n_states
 
 
 def format_bytes(count: float) -> str:
@@ -145,112 +145,111 @@ def format_bytes(count: float) -> str:
     return f"{count / 2**10:,.2f} KiB"
 
 
-def element_sizes(precision: str) -> tuple[int, int]:
-    """Return the size of an element of the weights, and of an element of a matrix product's input.
+@lru_cache(maxsize=16)
+def _stored_bytes(
+    model: Model, length: int | None, source: int | None, precision: str
+) -> tuple[int, float]:
+    """Count the bytes that autograd stores once, and for each row, in a forward pass to the head."""
+    fake = not model.is_recurrent  # a fake LSTM does not show the workspace of its kernel
+    traced = length if fake else RECURRENT_LENGTH
+    first, second = (
+        _trace(model, model.example_inputs(traced, source, n), precision, fake) for n in (1, 2)
+    )
+    by_row = second - first
+    return first - by_row, by_row * (1 if fake else (length or model.config.max_len) / traced)
 
-    Args:
-        precision: Lightning's name of the precision, such as bf16-mixed, which stores weights in
-            fp32 and multiplies matrices in bf16.
 
-    Returns:
-        Two sizes in bytes, such as (4, 2) for bf16-mixed.
+def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool) -> int:
+    """Count the bytes of all tensors that autograd stores for these inputs, but for the weights."""
+    weight, compute = (getattr(torch, name) for name in PRECISIONS[precision])
+    device = "cuda" if fake else "cpu"
+    storages: dict[int, torch.UntypedStorage] = {}
 
-    Raises:
-        InputError: The precision is unknown.
+    def zeros(x: Tensor) -> Tensor:
+        dtype = weight if x.is_floating_point() else x.dtype
+        return torch.zeros(x.shape, dtype=dtype, device=device).requires_grad_(x.requires_grad)
+
+    def pack(x: Tensor) -> Tensor:
+        storages[x.untyped_storage()._cdata] = x.untyped_storage()
+        return x
+
+    with ExitStack() as context:
+        context.callback(model.train, model.training)
+        if fake:
+            context.enter_context(FakeTensorMode())
+        given = *model.named_buffers(), *model.named_parameters()
+        tensors = {f"model.{name}": zeros(x) for name, x in given}
+        context.enter_context(attention_backend("sdpa"))
+        context.enter_context(_FusedAttention())
+        context.enter_context(saved_tensors_hooks(pack, lambda x: x))
+        # torch.autocast refuses "cuda" on a machine without a GPU.
+        torch.set_autocast_enabled(device, weight != compute)
+        torch.set_autocast_dtype(device, compute)
+        context.callback(torch.set_autocast_enabled, device, False)
+        context.callback(torch.clear_autocast_cache)
+        functional_call(_UpToHead(model).train(), tensors, tuple(map(zeros, inputs)))
+    own = {x.untyped_storage()._cdata for x in tensors.values()}
+    return sum(storage.nbytes() for key, storage in storages.items() if key not in own)
+
+
+class _UpToHead(nn.Module):
+    """Model without its vocabulary head, whose loss does not store the logits."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        has_vocabulary = isinstance(getattr(self.model, "head", None), VocabularyHead)
+        return self.model.hidden(*inputs) if has_vocabulary else self.model(*inputs)
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Mode in which attention stores what a fused kernel on a GPU stores, for any mask."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        device = args[0].device.type
+        dtype = args[0].dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        return _Kernel.apply(*(x.to(dtype) for x in args[:3]))
+
+
+class _Kernel(torch.autograd.Function):
+    """Attention that stores queries, keys, values, output and one number for each query and head."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        same = q.shape[-1] == v.shape[-1]  # the output has the memory order of the queries
+        y = torch.empty_like(q) if same else q.new_empty(*q.shape[:-1], v.shape[-1])
+        ctx.save_for_backward(q, k, v, y, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return y
+
+
+def _loss_bytes(model: Model, rows: float, length: int | None, compute: int, is_mixed: bool) -> int:
+    """Estimate the bytes that the loss stores.
+
+    The cross-entropy of tokens stores a slice of the logits, two fp32 buffers of its size, the
+    gradients of hidden states and output matrix, and under autocast a copy of the matrix. The
+    contrastive loss stores the logits of all images with all texts, in both directions.
     """
-    weights, compute = PRECISIONS[canonical_precision(precision, "precision")]
-    return getattr(torch, weights).itemsize, getattr(torch, compute).itemsize
-
-
-def activation_bytes(
-    config: TransformerConfig | RecurrentLMConfig,
-    tokens: int,
-    source: int = 0,
-    precision: str = "32-true",
-) -> int:
-    """Estimate the bytes that all blocks store for the backward pass of a micro-batch.
-
-    Args:
-        tokens: Number of tokens of the micro-batch with its padding. The argument `tokens` of
-            `training_memory` tells which tokens of each model count.
-        source: Number of source tokens of an encoder-decoder, or of image tokens of a CLIP or an
-            image-to-text model. 0 for other models.
-        precision: Lightning's name of the precision, such as bf16-mixed.
-    """
-    sizes = element_sizes(precision)
-    if isinstance(config, RecurrentLMConfig):
-        # The workspace of an LSTM stays in fp32 under autocast.
-        values = config.d_model + LSTM_VALUES_PER_UNIT * config.n_layers * config.hidden_size
-        return round(tokens * max(sizes[0], 4) * values)
-    if isinstance(config, CLIPConfig):
-        images = _stack_bytes(config.image_tower, source, 0, *sizes)
-        return images + _stack_bytes(config, tokens, 0, *sizes)
-    n_layers = getattr(config, "n_decoder_layers", None) or config.n_layers
-    decoder = getattr(config, "decoder", None) or replace(config, n_layers=n_layers)
-    total = _stack_bytes(decoder, tokens, source, *sizes)
-    if source:
-        total += _stack_bytes(getattr(config, "encoder", config), source, 0, *sizes)
-    return total
-
-
-def _stack_bytes(
-    config: TransformerConfig, tokens: int, source: int, wide: int, narrow: int
-) -> int:
-    """Count the bytes that autograd stores for the blocks of an encoder or a decoder."""
-    width = config.d_model
-    is_mixed = narrow != wide  # autocast copies the input of a matrix product
-    dropout_mask = width if config.dropout else 0  # one byte for each element
-
-    # Per token: input of a norm, and its output in the data type of matrix products.
-    norm = width * ((narrow if config.norm_placement == "inside" else wide) + narrow)
-    # Queries and keys are also stored before their norm.
-    n_stored = 1 if config.qk_norm == "none" else 2
-    head = (n_stored * config.head_width + config.value_width) * narrow
-    heads = config.n_heads * head  # queries and outputs
-    kv_heads = config.kv_heads * head  # keys and values
-    # The output has the memory order of the queries. It is copied unless this is the order of the
-    # projection, which a norm of each head, or a rotation, changes.
-    output = config.n_heads * config.value_width * narrow
-    cross_copy = output if config.qk_norm == "head" else 0
-    copy = output if config.rope_theta is not None else cross_copy
-    # Input of a second norm, and output before its learned factor, of each sub-layer.
-    more = (config.norm_placement == "sandwich") + (config.layer_scale is not None)
-    is_gated = config.feed_forward == "glu"
-    # Output of the matrix and of the activation; ReLU's gradient needs only the latter.
-    hidden_layers = 4 if is_gated else 2
-    if config.activation == "relu" and not config.ff_dropout:
-        hidden_layers -= 1
-    hidden = config.d_ff * (hidden_layers * narrow + (config.ff_dropout > 0.0))
-    n_sublayers = 3 if source else 2
-    block = tokens * n_sublayers * more * width * narrow
-    if config.parallel and not (is_mixed and config.norm_placement == "inside"):
-        block -= tokens * (n_sublayers - 1) * width * wide  # the sub-layers have the same input
-    block += tokens * (copy + heads + kv_heads + 2 * norm + hidden + 2 * dropout_mask)
-    if source:
-        cast = width * narrow if is_mixed else 0
-        block += (
-            tokens * (heads + cross_copy)
-            + source * kv_heads
-            + tokens * (norm + dropout_mask)
-            + source * cast
-        )
-    final_norm = tokens * wide if config.norm_placement != "post" else 0
-    memory = 0 if is_mixed else source * narrow
-    return config.n_layers * block + width * (final_norm + memory)
-
-
-def _loss_bytes(
-    config: TransformerConfig | RecurrentLMConfig, tokens: int, source: int, compute: int
-) -> int:
-    """Estimate the bytes that the loss stores."""
-    if isinstance(config, CLIPConfig):
-        return 2 * 3 * 4 * (source // image_tokens(config)) ** 2
-    rows = getattr(config, "vocab_size", None)
-    if rows is None or not getattr(config, "head", True):  # no vocabulary head
+    head = getattr(model, "head", None)
+    if hasattr(model, "similarity"):
+        return round(2 * 3 * 4 * rows**2)
+    if not isinstance(head, VocabularyHead):
         return 0
-    logits = tokens * rows
-    slice_ = (compute + 2 * 4) * min(DEVICE_FACTOR * MAX_SLICE_LOGITS, logits)
-    return slice_ + tokens * config.d_model * compute + 4 * rows * config.d_model
+    vocab_size, width = head.weight.shape
+    tokens = round(rows * (length or model.config.max_len))
+    slice_ = (compute + 2 * 4) * min(DEVICE_FACTOR * MAX_SLICE_LOGITS, tokens * vocab_size)
+    return slice_ + tokens * width * compute + (4 + compute * is_mixed) * vocab_size * width
 
 
 def split_batch(

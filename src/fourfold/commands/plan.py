@@ -31,7 +31,6 @@ from fourfold.models.recurrent.hierarchical import HierarchicalClassifierConfig
 from fourfold.models.recurrent.language_model import RecurrentLMConfig
 from fourfold.models.vit.masked_autoencoder import MaskedAutoencoderConfig
 from fourfold.models.vit.model import ViTConfig
-from fourfold.optim import hidden_matrices
 
 GIB = 2**30  # bytes
 USABLE_FRACTION = 0.9  # of a device's memory; the driver and fragmentation take the rest
@@ -139,19 +138,14 @@ def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) ->
     `length` is that of `row_length`, and `batch` counts tokens if `recipe.counts_tokens`, otherwise
     examples. For several devices, DDP's copy of the gradients is included.
     """
-    tokens = batch if recipe.counts_tokens else batch * length
-    source = tokens if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else 0
-    if isinstance(recipe.config, IMAGE_TEXT_CONFIGS):
-        source = batch * image_tokens(recipe.config)
+    source = length if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else None
     return training_memory(
-        recipe.config,
-        recipe.n_parameters,
-        tokens,
-        source,
-        n_trained=sum(p.numel() for p in recipe.task.model.parameters() if p.requires_grad),
+        recipe.task.model,
+        batch / length if recipe.counts_tokens else batch,
+        length=length,
+        source=source,
         precision=recipe.precision,
         optimizer=recipe.task.optimizer.name,
-        n_hidden=sum(p.numel() for p in hidden_matrices(recipe.task.model)),
         replicated=devices > 1,
     )
 

@@ -2,54 +2,81 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fourfold.core.block import norm_from_config
+from fourfold.core.attention import Attention
+from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.kv_cache import KVCache
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.layers.patch_embedding import PatchEmbedding
 from fourfold.layers.token_embedding import TokenEmbedding
 
 if TYPE_CHECKING:
     from fourfold.tokenization.tokenizer import Tokenizer
 
 
+class Layers(nn.Module):
+    """Base class of the modules between embedding and head that are no `Stack` of blocks."""
+
+
 class Model(nn.Module):
     """Base class of all models of this package.
 
     A subclass sets `config` in its constructor. `forward` applies `hidden` and then `logits`.
-    `hidden` computes the input of the output head. By default it calls `encode`, so a model with an
-    encoder only implements `encode`. A decoder, an encoder-decoder or a classifier implements
-    `hidden`. A subclass without a `head` also implements `logits`. A model with other steps, such
-    as `CLIP`, implements `forward`. `fourfold.load` sets the attributes `tokenizer`,
-    `generation_defaults`, `artifacts` and `source` from a checkpoint. They are None or empty in a
-    model that is built from a config alone.
+    `hidden` computes the input of the output head, by default with `encode`. A subclass without a
+    `head` also implements `logits`. A model with other steps, such as `CLIP`, implements `forward`.
+
+    Arguments of the same name have the same meaning in all models: `ids` (B, T) int64 are token
+    ids, `src` (B, S) and `tgt` (B, T) those of source and target, and `images` have the shape (B,
+    C, side, side). A `mask` (B, T) bool is True at real tokens; None means that all tokens are
+    real, and padding may be on either side. `documents` (B, T) are the indices of packed documents;
+    None means one document. `segments` (B, T) int64 are 0 in the first sentence and 1 in the
+    second; None means 0. A `cache` holds the keys and values, or the recurrent state, of earlier
+    tokens and is extended in place; the other arguments then hold the new tokens only. Sequences
+    longer than `max_len`, and images of another size than that of the config, raise an InputError.
 
     Attributes:
         config: The frozen dataclass that the model is built from.
         head: Output head, a module that maps the result of `hidden` to logits. A model without
             this attribute implements `logits` itself.
-        tokenizer: The tokenizer stored with the weights, or None.
+        tokenizer: The tokenizer stored with the weights, or None. `fourfold.load` sets this and the
+            next five attributes.
         generation_defaults: `fourfold.generation.GenerationDefaults` or None. `generate`,
             `beam_search` and the command line take special tokens and options from it that the
             caller does not give.
         artifacts: Dictionary of facts about the training data that are stored with the weights,
             such as `class_names` and the mean and standard deviation of images.
         source: `SourceCheckpoint` of `fourfold.hub` for weights from a checkpoint of transformers,
-            otherwise None. An export to transformers takes the architecture and the data type from
-            it, and the tensors that this model does not have.
+            otherwise None.
         format_name: Name of the format of another library that the weights were read from: timm,
             nanoGPT, or the `model_type` of transformers. "" for a checkpoint of fourfold.
         notes: Sentences about assumptions of such an import and about ignored files.
         can_generate: `generate` or `beam_search` can decode from the model.
-        accepts_images: The first input of `forward` is a batch of images (B, C, side, side).
+        accepts_images: The first input of `forward` is a batch of images.
         is_recurrent: The model has a recurrent state or convolutions instead of keys and values. A
             causal LM of this kind supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
+        attention_classes: Classes of the attention modules.
+
+    Example:
+        >>> class Bigram(Model):
+        ...     def __init__(self, vocab_size):
+        ...         super().__init__()
+        ...         self.table = nn.Embedding(vocab_size, vocab_size)
+        ...     def hidden(self, ids):
+        ...         return ids
+        ...     def logits(self, h):
+        ...         return self.table(h)
+        >>> Bigram(100)(torch.tensor([[1, 2, 3]])).argmax(-1).shape
+        torch.Size([1, 3])
     """
 
     config: Any
@@ -63,8 +90,19 @@ class Model(nn.Module):
     accepts_images: bool = False
     is_recurrent: bool = False
     has_relative_positions: bool = False
+    attention_classes: ClassVar[tuple[type[nn.Module], ...]] = (Attention,)
     encode: Callable[..., Tensor]
     head: nn.Module
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the parameters."""
+        return next(self.parameters()).dtype
 
     def new_cache(self) -> KVCache:
         """Build an empty cache of the decoder: keys and values, a recurrent state, or None."""
@@ -81,6 +119,78 @@ class Model(nn.Module):
     def logits(self, h: Tensor) -> Tensor:
         """Map hidden states (..., model width D) to logits (..., vocabulary size V)."""
         return self.head(h)
+
+    def stacks(self) -> list[nn.Module]:
+        """Return the modules between embeddings and head, such as the encoder and the decoder."""
+        return [module for module in self.children() if isinstance(module, Stack | Layers)]
+
+    def embeddings(self) -> list[nn.Module]:
+        """Return the modules before the first block, with position biases that all blocks share."""
+        tables = TokenEmbedding | PatchEmbedding
+        biases = [getattr(stack, "bias", None) for stack in self.stacks()]
+        return [
+            *(module for module in self.children() if isinstance(module, tables)),
+            *(bias for bias in biases if bias is not None),
+        ]
+
+    def layer_groups(self) -> list[list[nn.Module]]:
+        """Return the modules by depth: embeddings, blocks from the first to the last, and the rest.
+
+        A parameter belongs to the first group with a module that contains it. The group of the last
+        block ends with the stacks, and so has their final norms. Stacks without blocks are in the
+        group of the embeddings. The last group is the model itself, for output heads.
+
+        Example:
+            >>> from fourfold.models import create
+            >>> [len(group) for group in create("transformer_base", vocab_size=9).layer_groups()]
+            [2, 2, 2, 2, 2, 2, 4, 1]
+        """
+        blocks = [module.blocks for module in self.modules() if hasattr(module, "blocks")]
+        depths = zip_longest(*blocks, fillvalue=nn.Identity())
+        groups = [self.embeddings(), *map(list, depths)]
+        groups[-1] += self.stacks()
+        return [*groups, [self]]
+
+    def attention_modules(self) -> dict[str, nn.Module]:
+        """Return the attention modules by their paths, such as "stack.blocks.0.attn"."""
+        kinds = self.attention_classes
+        return {path: module for path, module in self.named_modules() if isinstance(module, kinds)}
+
+    def example_inputs(
+        self, length: int | None = None, source: int | None = None, batch: int = 1
+    ) -> tuple[Tensor, ...]:
+        """Build the positional arguments of `forward`, of zeros, on the device of the model.
+
+        Args:
+            length: Number of tokens, or of target tokens. None means `max_len` of the config.
+                Ignored by a model without text.
+            source: Number of source tokens. None means `length`, at most `max_len` of the encoder.
+            batch: Number of rows.
+
+        Raises:
+            InputError: No length is given and the model has no `max_len`, or it exceeds `max_len`.
+        """
+        config, inputs = self.config, []
+        encoder = getattr(config, "encoder", config)
+        if self.accepts_images:
+            shape = batch, encoder.n_channels, encoder.image_size, encoder.image_size
+            inputs.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
+        if hasattr(config, "vocab_size"):
+            limit = getattr(config, "max_len", None)
+            length = limit if length is None else length
+            if length is None:
+                raise InputError("must be given, because the model has no max_len", option="length")
+            check_positive("length", length)
+            if limit is not None and length > limit:
+                raise InputError(
+                    f"must be at most max_len ({limit}), got {length}", option="length"
+                )
+            has_source = hasattr(self, "src_embed") and not self.accepts_images
+            source = source or min(length, encoder.max_len or length) if has_source else None
+            lengths = [length] if source is None else [source, length]
+            options: Any = {"dtype": torch.long, "device": self.device}
+            inputs += [torch.zeros(batch, n, **options) for n in lengths]
+        return tuple(inputs)
 
 
 def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedding:

@@ -50,11 +50,11 @@ def self_attention(task: Any, batch: Any, forward: Callable[[Any], object]) -> A
         batch: A batch with the field `ids` (B, T), and optionally `mask` (B, T), True = real token.
         forward: A function that runs the model on a batch with one example.
     """
-    from fourfold.analysis.attention_maps import attention_maps  # imports several families
+    from fourfold.analysis.attention_maps import mean_maps  # imports several families
 
     row = shortest_row(batch)
     names = token_names(task.tokenizer, row.ids[0].tolist())
-    return layer_maps(attention_maps(task.model, "attn", lambda: forward(row)), names, names)
+    return layer_maps(mean_maps(task.model, "attn", lambda: forward(row)), names, names)
 
 
 def layer_maps(

@@ -9,7 +9,7 @@ import torch
 from lightning import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from fourfold.analysis.attention_maps import attention
+from fourfold.analysis.attention_maps import attention_maps
 from fourfold.analysis.attention_statistics import row_entropy
 from fourfold.callbacks.monitoring import attention_probe
 from fourfold.callbacks.monitoring.attention_probe import AttentionProbe
@@ -87,8 +87,8 @@ def test_entropy_is_that_of_the_first_rows(texts: Path, tmp_path: Path) -> None:
     _, logged, task, data = train("causal LM", texts, tmp_path, AttentionProbe(n_rows=2))
     batches = [data.split("val").batch(torch.tensor([i]).numpy(), 0, 0) for i in range(2)]
     for layer in range(task.config.n_layers):
-        maps = [attention(task.model, batch.ids, dtype="float32") for batch in batches]
-        entropies = [row_entropy(torch.from_numpy(x[f"self.{layer}"])).mean() for x in maps]
+        maps = [attention_maps(task.model, batch.ids) for batch in batches]
+        entropies = [row_entropy(x[f"self.{layer}"]).mean() for x in maps]
         expected = float(sum(entropies)) / 2
         assert logged[-1][f"attention/self.{layer}/entropy"] == pytest.approx(expected, rel=1e-4)
 

@@ -11,9 +11,10 @@ import fourfold
 import fourfold.models
 from fourfold.analysis.attention_maps import (
     LayerAttention,
+    attention,
     attention_layers,
-    attention_maps,
     dequantize,
+    mean_maps,
     quantize,
     visit_attention,
 )
@@ -32,7 +33,7 @@ def test_maps_equal_the_weights_of_the_forward_pass() -> None:
     model = build("encoder_decoder")
     src, tgt = tokens(2, 7), tokens(2, 5)
     with attention_backend("naive"):
-        maps = attention_maps(model, "cross_attn", lambda: model(src, tgt))
+        maps = mean_maps(model, "cross_attn", lambda: model(src, tgt))
     assert [x.shape for x in maps] == [(5, 7)] * len(model.decoder.blocks)
     for x in maps:
         torch.testing.assert_close(x.sum(1), torch.ones(5))
@@ -54,7 +55,7 @@ def test_maps_equal_the_weights_of_the_forward_pass() -> None:
 
 def test_maps_of_a_causal_model_are_lower_triangular() -> None:
     model = build("causal")
-    for x in attention_maps(model, "attn", lambda: model(tokens(1, 6))):
+    for x in mean_maps(model, "attn", lambda: model(tokens(1, 6))):
         assert torch.equal(x, x.tril())
         assert (x.diagonal() > 0).all()
 
@@ -64,7 +65,7 @@ def test_recording_does_not_change_the_model() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     ids = tokens(1, 6)
     outputs = []
-    maps = attention_maps(model, "attn", lambda: outputs.append(model(ids)))
+    maps = mean_maps(model, "attn", lambda: outputs.append(model(ids)))
     assert len(maps) == len(model.stack.blocks)
     assert not any(x.requires_grad for x in [*maps, *outputs])
     assert model.training
@@ -79,7 +80,7 @@ def test_maps_include_the_relative_bias() -> None:
     """Without the bias, all weights on equal tokens would be equal."""
     model = build("t5")
     src = torch.full((1, 6), 7)
-    maps = attention_maps(model.encoder, "attn", lambda: model(src, src))
+    maps = mean_maps(model, "attn", lambda: model(src, src))[:2]  # of the encoder
     for x in maps:
         torch.testing.assert_close(x.sum(1), torch.ones(6))
     assert maps[0].std() > 1e-3
@@ -130,13 +131,13 @@ def test_collected_weights_give_the_output_of_each_layer(
 
 def test_layers_are_named_by_stack_and_counted_from_zero() -> None:
     model = build("encoder_decoder")
-    maps = fourfold.attention(model, tokens(1, 4), tokens(1, 3), layers=[-1])
+    maps = fourfold.attention_maps(model, tokens(1, 4), tokens(1, 3), layers=[-1])
     assert {name: weights.shape for name, weights in maps.items()} == {
         "encoder.1": (1, 3, 4, 4),
         "decoder.1": (1, 3, 3, 3),
         "cross.1": (1, 3, 3, 4),
     }
-    assert [*fourfold.attention(build("vit"), *FORWARDS["vit"]())] == ["self.0", "self.1"]
+    assert [*fourfold.attention_maps(build("vit"), *FORWARDS["vit"]())] == ["self.0", "self.1"]
 
 
 def test_maps_use_a_custom_normalization(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,17 +146,17 @@ def test_maps_use_a_custom_normalization(monkeypatch: pytest.MonkeyPatch) -> Non
         return positive / positive.sum(-1, keepdim=True)
 
     model, ids = build("masked"), tokens(1, 6)
-    before = fourfold.attention(model, ids)["self.0"]
+    before = fourfold.attention_maps(model, ids)["self.0"]
     monkeypatch.setattr(Attention, "normalize", staticmethod(linear))
-    after = fourfold.attention(model, ids)["self.0"]
-    assert np.abs(after.sum(-1) - 1).max() < 1e-2
-    assert np.abs(after - before).max() > 0.1
+    after = fourfold.attention_maps(model, ids)["self.0"]
+    torch.testing.assert_close(after.sum(-1), torch.ones_like(after[..., 0]))
+    assert (after - before).abs().max() > 0.1
 
 
 def test_one_pass_over_prompt_and_output_gives_the_maps_of_cached_steps() -> None:
     model = build("causal")
     ids = fourfold.generate(model, tokens(1, 3), max_new_tokens=5)
-    whole = fourfold.attention(model, ids, dtype="float32")
+    whole = fourfold.attention_maps(model, ids)
     steps: dict[str, list[torch.Tensor]] = {}
     for path, (name, layer) in attention_layers(model).items():
 
@@ -171,7 +172,7 @@ def test_one_pass_over_prompt_and_output_gives_the_maps_of_cached_steps() -> Non
     for name, weights in whole.items():
         assert len(steps[name]) == ids.shape[1]
         for t, step in enumerate(steps[name]):
-            np.testing.assert_allclose(weights[0, :, t, : t + 1], step[0, :, 0], atol=1e-6)
+            torch.testing.assert_close(weights[0, :, t, : t + 1], step[0, :, 0])
 
 
 def test_weights_of_a_layer_are_freed_before_the_next_layer() -> None:
@@ -188,11 +189,18 @@ def test_weights_of_a_layer_are_freed_before_the_next_layer() -> None:
 def test_quantized_weights_are_within_the_documented_error() -> None:
     a = np.linspace(0, 1, 10_001, dtype=np.float32)
     assert np.abs(dequantize(quantize(a)) - a).max() < 0.004
+
+
+def test_the_old_name_returns_arrays_and_warns() -> None:
     model, ids = build("causal"), tokens(1, 9)
-    exact = fourfold.attention(model, ids, dtype="float32")
-    for name, weights in fourfold.attention(model, ids, dtype="uint8").items():
+    exact = fourfold.attention_maps(model, ids)
+    with pytest.warns(DeprecationWarning, match="removed in 0.4: call attention_maps"):
+        maps = attention(model, ids, dtype="uint8")
+    for name, weights in maps.items():
         assert weights.dtype == np.uint8
-        assert np.abs(dequantize(weights) - exact[name]).max() < 0.004
+        assert np.abs(dequantize(weights) - exact[name].numpy()).max() < 0.004
+    with pytest.warns(DeprecationWarning), pytest.raises(InputError, match="dtype must be one of"):
+        attention(model, ids, dtype="float64")  # type: ignore[arg-type]
 
 
 def test_centres_of_predictive_alignment_are_those_of_the_weights() -> None:
@@ -222,14 +230,14 @@ def test_hierarchical_weights_are_those_of_the_model() -> None:
     model = HierarchicalClassifier(config).eval()
     inputs = torch.tensor([[5, 6, 7], [8, 5, 0], [6, 0, 0]]), [3, 2, 1], [2, 1]
     words, sentences = model.weights(*inputs)
-    maps = fourfold.attention(model, *inputs, dtype="float32")
-    np.testing.assert_allclose(maps["words.pool.0"][:, 0, 0], words.detach(), atol=1e-6)
-    np.testing.assert_allclose(maps["sentences.pool.0"][:, 0, 0], sentences.detach(), atol=1e-6)
+    maps = fourfold.attention_maps(model, *inputs)
+    torch.testing.assert_close(maps["words.pool.0"][:, 0, 0], words)
+    torch.testing.assert_close(maps["sentences.pool.0"][:, 0, 0], sentences)
 
 
 def test_models_and_layers_without_attention_are_rejected() -> None:
     model = fourfold.models.RecurrentLM(fourfold.models.RecurrentLMConfig(vocab_size=9, d_model=4))
     with pytest.raises(InputError, match="must have attention, got RecurrentLM without it"):
-        fourfold.attention(model, tokens(1, 3))
+        fourfold.attention_maps(model, tokens(1, 3))
     with pytest.raises(InputError, match="layers must be from 0 to 1, got 2"):
-        fourfold.attention(build("causal"), tokens(1, 3), layers=[2])
+        fourfold.attention_maps(build("causal"), tokens(1, 3), layers=[2])

@@ -125,19 +125,19 @@ def test_weights_of_a_single_head_give_its_output(rung: str) -> None:
     model, ids, calls = lm(rung), torch.arange(7)[None], []
     head: Any = model.stack.blocks[1].head
     hook = head.register_forward_hook(lambda module, args, output: calls.append((args[0], output)))
-    maps = fourfold.attention(model, ids, dtype="float32")
+    maps = fourfold.attention_maps(model, ids)
     hook.remove()
     assert list(maps) == ["self.0", "self.1"]
     ((x, output),) = calls
     with torch.no_grad():
-        found = torch.from_numpy(maps["self.1"])[0, 0].double() @ head.v(x.clone())
+        found = maps["self.1"][0, 0] @ head.v(x.clone())
     torch.testing.assert_close(found, output.clone(), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rung", ["none", "mlp"])
 def test_rungs_without_attention_have_no_weights(rung: str) -> None:
     with pytest.raises(InputError, match="the model must have attention, got LadderLM"):
-        fourfold.attention(lm(rung), torch.arange(7)[None])
+        fourfold.attention_maps(lm(rung), torch.arange(7)[None])
 
 
 def test_post_norm_follows_the_sum() -> None:

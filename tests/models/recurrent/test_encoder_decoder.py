@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fourfold.analysis.attention_maps import attention_maps
+from fourfold.analysis.attention_maps import mean_maps
 from fourfold.analysis.flops import forward_flops, parameters
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults, beam_search, generate
@@ -290,7 +290,7 @@ def test_int8_gives_logits_near_those_of_fp32(name: str) -> None:
 def test_attention_maps_have_a_row_for_each_target_token(name: str) -> None:
     model = build(name)
     src, tgt = rows()[0][None], torch.randint(3, V, (1, 4))
-    (weights,) = attention_maps(model, "cross_attn", lambda: model(src, tgt))
+    (weights,) = mean_maps(model, "cross_attn", lambda: model(src, tgt))
     assert weights.shape == (4, 5)
     total = weights.sum(1)
     assert (total <= 1 + 1e-6).all() if name == "local" else torch.allclose(total, torch.ones(4))

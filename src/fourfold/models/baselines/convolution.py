@@ -17,6 +17,7 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
+from fourfold.layers.base_model import Layers
 from fourfold.models.causal_lm.model import CausalLM
 
 MAX_KERNEL, MAX_DILATION = 2**10, 2**20  # far above those of published models
@@ -133,7 +134,7 @@ class ConvolutionalBlock(nn.Module):
         return self.conv(F.pad(x.mT, (self.n_padded, 0))).mT
 
 
-class ConvolutionalStack(nn.Module):
+class ConvolutionalStack(Layers):
     """Sequence of convolutional blocks, with the interface of the transformer's `Stack`."""
 
     def __init__(self, config: ConvolutionalLMConfig) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fourfold.core.attention import attend, attention_weights, dense_mask
+from fourfold.core.attention import Attention, attend, attention_weights, dense_mask
 from fourfold.core.block import Block, Stack
 from fourfold.core.feed_forward import Linear
 from fourfold.core.kv_cache import LayerCache
@@ -195,6 +195,7 @@ class LadderLM(CausalLM):
     call are those of `CausalLM`.
     """
 
+    attention_classes = (Attention, SingleHead)
     stack_class = LadderStack
 
 
@@ -209,4 +210,5 @@ class LadderClassifier(SequenceClassifier):
     BERT.
     """
 
+    attention_classes = (Attention, SingleHead)
     stack_class = LadderStack

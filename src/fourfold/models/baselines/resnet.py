@@ -87,6 +87,12 @@ class ResNet(Model):
                 module.eval()
         return self
 
+    def layer_groups(self) -> list[list[nn.Module]]:
+        """Return the stem, the four stages and the rest."""
+        net = self.net
+        stages = (net.layer1, net.layer2, net.layer3, net.layer4)
+        return [[net.conv1, net.bn1], *([stage] for stage in stages), [self]]
+
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits (B, K) of images (B, C, side, side).
 

@@ -169,6 +169,10 @@ class CLIP(Model):
         exact = torch.promote_types(self.log_scale.dtype, torch.float32)
         return self.log_scale.to(exact).exp()
 
+    def embeddings(self) -> list[nn.Module]:
+        """Return the embeddings, and the norm before the first block of the image encoder."""
+        return [*super().embeddings(), self.image_norm]
+
     def _initialize(self) -> None:
         """Draw matrices from normal distributions with mean 0, and set biases to 0."""
         for name, parameter in self.named_parameters():

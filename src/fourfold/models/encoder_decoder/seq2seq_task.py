@@ -193,10 +193,10 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     def _attention_of(self, src: Tensor, ids: list[int]) -> list[Tensor]:
         """Return the cross-attention map (T, S) of each layer for a source and T target tokens."""
-        from fourfold.analysis.attention_maps import attention_maps
+        from fourfold.analysis.attention_maps import mean_maps
 
         tgt = torch.tensor([ids], device=src.device)
-        return attention_maps(
+        return mean_maps(
             self.model,
             "cross_attn",
             lambda: self.model.decode(tgt, self.model.encode(src[None], None), None),

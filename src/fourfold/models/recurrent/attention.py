@@ -5,9 +5,9 @@ Shapes: N sources, B rows of queries (target sequences; B is a multiple of N, as
 queries of a row, S source positions, Q query width, M memory width, A width of the attention layer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -152,6 +152,41 @@ class RecurrentAttention(nn.Module):
             yield records
         finally:
             self._records = self._noise = None
+
+    @contextmanager
+    def watch_weights(
+        self, visit: Callable[[Tensor, Tensor, Tensor | None], None]
+    ) -> Iterator[None]:
+        """Pass the weights of all calls within the context to a function, at its end.
+
+        The arguments of `visit` are the fields `weights`, `allowed` and `centers` of
+        `fourfold.analysis.attention_maps.LayerAttention`.
+        """
+        calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
+
+        def hook(attn: RecurrentAttention, args: Any, output: Any) -> None:
+            query, memory, mask = args
+            weights = output[1]
+            centers = None
+            allowed = weights > 0
+            if not attn.weighting.startswith("local"):
+                real = torch.ones_like(memory[..., 0], dtype=torch.bool) if mask is None else mask
+                allowed = real[:, None].expand_as(weights)
+            if attn.weighting == "local_p":
+                n_real = memory.shape[1] if mask is None else mask.sum(1)[:, None, None]
+                centers = attn.centers(query, n_real).squeeze(-1)
+            calls.append((weights[:, None], allowed[:, None], centers))
+
+        with self.recording():  # in this context, the module does not use its fused kernel
+            handle = self.register_forward_hook(hook)
+            try:
+                yield
+            finally:
+                handle.remove()
+        if calls:
+            weights, allowed, centers = zip(*calls, strict=True)
+            joined = None if centers[0] is None else torch.cat(centers, 1)
+            visit(torch.cat(weights, 2), torch.cat(allowed, 2), joined)
 
     def project(self, memory: Tensor) -> Tensor:
         """Compute the part of the scores that depends on the memory only.

@@ -12,11 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.attention import Attention
 from fourfold.core.config import ModelConfig
 from fourfold.core.feed_forward import Linear
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
+from fourfold.layers.base_model import Layers
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize, vaswani
 from fourfold.layers.token_embedding import TokenEmbedding
@@ -93,7 +95,7 @@ class RecurrentCaptionerConfig(ModelConfig):
             raise InputError(message, option="attn_score")
 
 
-class CaptionDecoder(nn.Module):
+class CaptionDecoder(Layers):
     """LSTM decoder with visual attention and deep output (Xu et al. 2015).
 
     At each step, the previous hidden state h attends to the locations of the image, which gives the
@@ -201,6 +203,7 @@ class RecurrentCaptioner(Seq2Seq):
     """
 
     is_recurrent = True
+    attention_classes = (Attention, RecurrentAttention)
     accepts_images = True
 
     def __init__(self, config: RecurrentCaptionerConfig) -> None:

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
+from fourfold.layers.base_model import Layers
 
 Cell = Literal["rnn", "gru", "lstm"]
 Reset = Literal["after", "before"]
@@ -159,7 +160,7 @@ LAYERS: dict[tuple[Cell, Reset], Callable[..., nn.RNNBase]] = {
 }
 
 
-class RecurrentStack(nn.Module):
+class RecurrentStack(Layers):
     """Layers of recurrent cells, optionally bidirectional, with dropout between the layers.
 
     Args:

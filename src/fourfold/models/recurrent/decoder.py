@@ -19,6 +19,7 @@ from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
+from fourfold.layers.base_model import Layers
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
 from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack, Reset, State
 
@@ -185,7 +186,7 @@ class RecurrentMemory:
         return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
 
 
-class RecurrentDecoder(nn.Module):
+class RecurrentDecoder(Layers):
     """Recurrent decoder: maps target embeddings and a memory to the input of the output matrix.
 
     All target tokens are computed in one call of the recurrent layers if a step does not depend on

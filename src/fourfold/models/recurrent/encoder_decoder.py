@@ -19,6 +19,7 @@ from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize
 from fourfold.layers.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder.model import Seq2Seq
+from fourfold.models.recurrent.attention import RecurrentAttention
 from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack, State, flip, real_tokens
 from fourfold.models.recurrent.decoder import (
     RecurrentDecoder,
@@ -143,6 +144,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
     """
 
     is_recurrent = True
+    attention_classes = (RecurrentAttention,)
 
     def __init__(self, config: RecurrentEncoderDecoderConfig) -> None:
         super().__init__()

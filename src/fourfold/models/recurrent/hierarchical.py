@@ -8,7 +8,8 @@ documents, T words of the longest sentence, B documents, S sentences of the long
 width of the embedding, D width of an annotation (an output vector of an encoder), K classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
+from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
 from fourfold.core.config import Init, TextPositions, TransformerConfig
 from fourfold.core.masks import Mask
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
-from fourfold.layers.base_model import Model
+from fourfold.layers.base_model import Layers, Model
 from fourfold.layers.init import initialize
 from fourfold.layers.positions import make_positions
 from fourfold.layers.token_embedding import TokenEmbedding
@@ -136,8 +138,21 @@ class Pooling(nn.Module):
             scores = self.project(h).tanh() @ self.context  # (N, T)
         return scores.masked_fill(~real, -torch.inf).softmax(-1)
 
+    @contextmanager
+    def watch_weights(self, visit: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+        """Pass the weights of each call, and the mask of its keys, to a function."""
 
-class Level(nn.Module):
+        def hook(pool: Pooling, args: tuple[Tensor, Tensor]) -> None:
+            visit(*(x[:, None, None] for x in (pool.weights(*args), args[1])))
+
+        handle = self.register_forward_pre_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class Level(Layers):
     """Encoder and pooling of one level of a hierarchical attention network.
 
     The elements of a sequence are the words of a sentence, or the sentences of a document.
@@ -205,6 +220,7 @@ class HierarchicalClassifier(Model):
     """
 
     config: HierarchicalClassifierConfig
+    attention_classes = (Attention, Pooling)
 
     def __init__(self, config: HierarchicalClassifierConfig) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
+from fourfold.layers.base_model import Layers
 from fourfold.models.causal_lm.model import CausalLM
 from fourfold.models.masked_lm.classifiers import CausalClassifier
 from fourfold.models.recurrent.cells import LAYERS, Cell, RecurrentCache
@@ -71,7 +72,7 @@ class RecurrentLMConfig(ModelConfig):
         check_range(name, self.forget_bias, minimum=0.0 - limit, maximum=limit)  # not -0
 
 
-class RecurrentLayers(nn.Module):
+class RecurrentLayers(Layers):
     """Recurrent layers and a linear map from H units to the width D of the embedding.
 
     The module has the interface of the transformer's `Stack`.

@@ -183,7 +183,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
         """Build "samples", a table of predictions, "images", and "attention" of the first image."""
-        from fourfold.analysis.attention_maps import attention_maps
+        from fourfold.analysis.attention_maps import mean_maps
 
         names = self.artifacts["class_names"]
         rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
@@ -198,7 +198,7 @@ class ImageClassification(Task[ViT, ImageBatch]):
             "samples": Table(["file", "true", "predicted", "probability"], files),
             "images": ImageGrid(list(batch.images), captions),
         }
-        maps = attention_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
+        maps = mean_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
         if maps:  # a ResNet has none
             n_prefix = self.model.n_prefix
             side = self.config.image_size // self.config.patch_size
