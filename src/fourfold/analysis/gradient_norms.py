@@ -20,7 +20,7 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
 from fourfold.layers.init import initialize
 from fourfold.models.causal_lm.model import CausalLM
-from fourfold.models.recurrent.cells import LAYERS, Cell
+from fourfold.models.recurrent.cells import Cell
 from fourfold.models.recurrent.language_model import RecurrentLayers
 
 
@@ -120,7 +120,7 @@ def initial_gradient_norms(
                 layers = partial(stack, mask=Mask(causal=True))
                 norms.append(input_gradient_norms(layers, x, distances))
                 continue
-            layer: Any = LAYERS[cell, "after"](width, width, batch_first=True).double()
+            layer: Any = getattr(nn, cell.upper())(width, width, batch_first=True).double()
             with torch.no_grad():
                 layer.bias_ih_l0[width : 2 * width] += forget_bias if cell == "lstm" else 0.0
                 if orthogonal is not None:
@@ -147,7 +147,7 @@ def trained_gradient_norms(model: CausalLM, ids: Tensor, distances: Sequence[int
     """
     model = deepcopy(model).double().eval()
     if isinstance(model.stack, RecurrentLayers):
-        layers = partial(_outputs, model.stack.layers)
+        layers = partial(_outputs, model.stack.rnn)
     else:
         layers = partial(model.stack, mask=Mask(causal=True))
     with torch.no_grad():

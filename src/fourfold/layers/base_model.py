@@ -194,12 +194,7 @@ class Model(nn.Module):
 
 
 def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedding:
-    """Build the token embedding of a text model, with positions and segments.
-
-    Args:
-        has_norm: Normalize the sum of the embeddings.
-    """
-    assert config.vocab_size is not None, "vocab_size must be known when a model is built"
+    """Build the token embedding of a text model, with positions, segments and optionally a norm."""
     return TokenEmbedding(
         config.vocab_size,
         config.d_model,

@@ -176,3 +176,9 @@ class PooledClassifier(nn.Module):
         if self.norm is not None:
             y = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
         return self.classify(self.dropout(y))
+
+
+def class_head(width: int, n_classes: int | None) -> nn.Linear:
+    """Build the linear layer from hidden states to class logits; `n_classes` must not be None."""
+    assert n_classes is not None, "n_classes must be known when a model is built"
+    return nn.Linear(width, n_classes)

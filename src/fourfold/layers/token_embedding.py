@@ -16,8 +16,8 @@ class TokenEmbedding(nn.Module):
     """Token embedding: sum of token, position and segment vectors, optional norm, and dropout.
 
     Args:
-        vocab_size: Number of tokens of the vocabulary.
-        d_model: Model width D.
+        vocab_size: Number of tokens of the vocabulary. None, the value of a config that takes it
+            from the data, is an error.
         max_len: Number of positions in the table; ignored if `positions` is "none".
         positions: A name in `fourfold.layers.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
@@ -26,24 +26,22 @@ class TokenEmbedding(nn.Module):
             Gemma of transformers (33.94 becomes 34 in bf16).
         norm: Module applied to the sum (BERT), or None.
         dropout: Dropout probability of the result.
-
-    Raises:
-        InputError: `positions` is not a name in `POSITIONS`.
     """
 
     def __init__(
         self,
-        vocab_size: int,
+        vocab_size: int | None,
         d_model: int,
         *,
-        max_len: int,
-        positions: str = "learned",
+        max_len: int = 0,
+        positions: str = "none",
         n_segments: int = 0,
         scale: bool | float | None = False,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        assert vocab_size is not None, "vocab_size must be known when a model is built"
         self.tokens = nn.Embedding(vocab_size, d_model)
         self.positions = make_positions(positions, max_len, d_model)
         self.segments = nn.Embedding(n_segments, d_model) if n_segments else None
@@ -55,14 +53,11 @@ class TokenEmbedding(nn.Module):
     def forward(
         self, ids: Tensor, positions: Tensor | slice, segments: Tensor | None = None
     ) -> Tensor:
-        """Embed tokens.
+        """Embed tokens (B, T), and return vectors (B, T, D).
 
         Args:
             positions: Positions of the tokens, a slice of length T or a tensor (B, T); ignored by
                 an embedding without positions.
-
-        Returns:
-            (B, T, D).
         """
         x = self.tokens(ids)  # (B, T, D)
         if self.scale != 1.0:

@@ -7,6 +7,7 @@ width of the embedding, H units of the LSTM, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,12 @@ from fourfold.layers.init import initialize, vaswani
 from fourfold.layers.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
-from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack
+from fourfold.models.recurrent.cells import (
+    RecurrentCache,
+    RecurrentStack,
+    add_forget_biases,
+    orthogonal_gates,
+)
 from fourfold.models.recurrent.decoder import Loop, RecurrentMemory
 from fourfold.models.vit.model import ViT, ViTConfig
 
@@ -161,31 +167,30 @@ class CaptionDecoder(Layers):
     def forward(
         self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
     ) -> Tensor:
-        """Compute the deep output (N, T, D), the input of the output matrix."""
+        """Compute the deep output (N, T, D), the input of the output matrix.
+
+        The arguments are those of `RecurrentDecoder.forward`.
+        """
         state, start = memory.start(x, cache)
         contexts = None
         if self.cross_attn is None:
             h, state = self.stack(x, None, state)
         else:
             loop = Loop(self.stack, x, state)
-            states, found, last = [], [], state[0][-1]
-            for t, products in enumerate(loop.products, start):
-                context, _ = self.cross_attn(
-                    last[:, None], memory.vectors, None, projected=memory.projected, step=t
-                )
-                z = context[:, 0]
-                if self.gate is not None:
-                    z = self.gate(last).sigmoid() * z
-                last = loop.step(products, z)
-                states.append(last)
-                found.append(z)
-            h, contexts, state = torch.stack(states, 1), torch.stack(found, 1), loop.state
+            hs, contexts = loop.run(state[0][-1], start, partial(self._context, memory=memory))
+            h, state = hs[:, 1:], loop.state
         if cache is not None:
-            cache.state, cache.length = state, cache.length + x.shape[1]
+            cache.store(state, x.shape[1])
         y = self.from_state(self.dropout(h)) + x
         if contexts is not None:
             y = y + self.from_context(contexts)
         return self.dropout(y.tanh())
+
+    def _context(self, h: Tensor, start: int, memory: RecurrentMemory) -> Tensor:
+        """Compute the gated context (N, 1, M) of the hidden state h (N, 1, H) before a step."""
+        assert self.cross_attn is not None
+        context = memory.attend(self.cross_attn, h, start)
+        return context if self.gate is None else self.gate(h).sigmoid() * context
 
 
 class RecurrentCaptioner(Seq2Seq):
@@ -208,7 +213,6 @@ class RecurrentCaptioner(Seq2Seq):
 
     def __init__(self, config: RecurrentCaptionerConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
         self.config = config
         self.src_embed = self.encoder = None  # type: ignore[assignment]
         self.n_prefix, width = 0, config.n_channels
@@ -216,19 +220,19 @@ class RecurrentCaptioner(Seq2Seq):
             vit = ViT(replace(config.encoder, n_classes=1, representation_size=None))
             self.src_embed, self.encoder = vit.embed, vit.stack
             self.n_prefix, width = vit.n_prefix, config.encoder.d_model
-        self.tgt_embed = TokenEmbedding(
-            config.vocab_size, config.d_model, max_len=0, positions="none"
-        )
+        self.tgt_embed = TokenEmbedding(config.vocab_size, config.d_model)
         self.decoder: nn.Module = CaptionDecoder(config, width)  # type: ignore[assignment]
         self.head = VocabularyHead(self.tgt_embed.tokens, tied=False, bias=True)
         # The encoder has its own initialization.
         parts = nn.ModuleList([self.tgt_embed, self.decoder, self.head])
         initialize(parts, config.init, INITS)
 
-    def encode(  # type: ignore[override]
-        self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
-    ) -> RecurrentMemory:
+    def encode(self, src: Tensor, *_: Any, **masks: Any) -> RecurrentMemory:  # type: ignore[override]
         """Compute the memory of the decoder: the vectors (B, S, M) of the locations of each image.
+
+        Args:
+            src: Images (B, C, side, side), or feature maps (B, M, height, width).
+            masks: Ignored.
 
         Raises:
             InputError: The images or feature maps do not have the size or channels of the config.
@@ -246,16 +250,12 @@ class RecurrentCaptioner(Seq2Seq):
         return memory
 
     def decode(  # type: ignore[override]
-        self,
-        tgt: Tensor,
-        memory: RecurrentMemory,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        cache: RecurrentCache | None = None,
-        src_documents: Tensor | None = None,
-        tgt_documents: Tensor | None = None,
+        self, tgt: Tensor, memory: RecurrentMemory, *_: Any, cache: Any = None, **masks: Any
     ) -> Tensor:
-        """Compute the input (N, T, D) of the head; N is a multiple of B."""
+        """Compute the input (N, T, D) of the head; N is a multiple of B.
+
+        Masks are ignored, since padding on the right follows all real tokens.
+        """
         x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
         if self.config.image == "attention" and (cache is None or cache.length == 0):
             x = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], dim=1)
@@ -276,16 +276,11 @@ def init_xu2015(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             nn.init.zeros_(parameter)
-        elif "weight_hh" in name:
-            for gate in parameter.data.split(parameter.shape[1]):
-                nn.init.orthogonal_(gate)
-        elif parameter.shape[0] == parameter.shape[1]:
-            nn.init.orthogonal_(parameter)
+        elif "weight_hh" in name or parameter.shape[0] == parameter.shape[1]:
+            orthogonal_gates(parameter)
         else:
             nn.init.normal_(parameter, std=0.01)
-    for module in model.modules():
-        if isinstance(module, RecurrentStack):
-            module.add_forget_bias()
+    add_forget_biases(model)
 
 
 INITS: dict[str, Callable[[nn.Module], None]] = {"xu2015": init_xu2015, "vaswani": vaswani}

@@ -1,9 +1,13 @@
 """RecurrentStack, layers of RNN, GRU or LSTM cells, and RecurrentCache, the state between steps.
 
 A stack runs over padded batches, or over one token at a time. The weights are those of
-`nn.RNN`, `nn.GRU` or `nn.LSTM`, under torch's names. Shapes: B batch, T tokens, D input width, H
-units of a layer, G gates of a cell (1 for an RNN, 3 for a GRU, 4 for an LSTM), L layers, R
-directions (1 or 2).
+`nn.RNN`, `nn.GRU` or `nn.LSTM`, under torch's names and in torch's order of the gates. Shapes: B
+batch, T tokens, D input width, H units of a layer, G gates of a cell (1 for an RNN, 3 for a GRU, 4
+for an LSTM), L layers, R directions (1 or 2).
+
+A step function computes the next state of a cell. Its arguments are the product (B, G H) of the
+input with the input matrix, plus the input bias; the state, a tuple of the hidden state (B, H), and
+for an LSTM also the cell (B, H); the recurrent matrix (G H, H); and its bias (G H,) or None.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,33 +28,25 @@ Reset = Literal["after", "before"]
 State = tuple[Tensor, ...]
 
 
-def rnn_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state of an RNN with tanh.
+class LayerWeights(NamedTuple):
+    """Weights of one layer in one direction.
 
-    Args:
-        products: Product (B, H) of the input with the input matrix, plus the input bias.
-        state: Tuple of one tensor, the last hidden state (B, H).
-        matrix: Recurrent matrix (H, H).
-        bias: Bias (H,) of the product with `matrix`, or None.
-
-    Returns:
-        Tuple of one tensor, the next hidden state (B, H).
+    A `ResetBeforeGRU` has two recurrent matrices, for gates and candidate, in the last two fields.
     """
+
+    input: Tensor
+    input_bias: Tensor | None
+    recurrent: Tensor
+    other: Tensor | None
+
+
+def rnn_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
+    """Compute the next state of an RNN with tanh."""
     return ((products + linear(state[0], matrix, bias)).tanh(),)
 
 
 def lstm_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state of an LSTM.
-
-    Args:
-        products: Product (B, 4 H) of the input with the input matrix, plus the input bias.
-        state: Tuple of the last hidden state (B, H) and the last cell (B, H).
-        matrix: Recurrent matrix (4 H, H), in torch's order of the gates.
-        bias: Bias (4 H,) of the product with `matrix`, or None.
-
-    Returns:
-        Tuple of the next hidden state (B, H) and the next cell (B, H).
-    """
+    """Compute the next state of an LSTM (Hochreiter and Schmidhuber 1997)."""
     h, c = state
     i, f, g, o = (products + linear(h, matrix, bias)).chunk(4, dim=1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -58,17 +54,7 @@ def lstm_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | Non
 
 
 def gru_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
-    """Compute the next state of torch's GRU, which applies the reset gate after the matrix.
-
-    Args:
-        products: Product (B, 3 H) of the input with the input matrix, plus the input bias.
-        state: Tuple of one tensor, the last hidden state (B, H).
-        matrix: Recurrent matrix (3 H, H), in torch's order of the gates.
-        bias: Bias (3 H,) of the product with `matrix`, or None.
-
-    Returns:
-        Tuple of one tensor, the next hidden state (B, H).
-    """
+    """Compute the next state of torch's GRU, which applies the reset gate after the matrix."""
     (h,) = state
     r, z, n = products.chunk(3, dim=1)
     h_r, h_z, h_n = linear(h, matrix, bias).chunk(3, dim=1)
@@ -81,14 +67,7 @@ def gru_step_reset_before(
 ) -> State:
     """Compute the next state of a GRU that applies the reset gate before the recurrent matrix.
 
-    Args:
-        products: Product (B, 3 H) of the input with the input matrix, plus the input bias.
-        state: Tuple of the last hidden state (B, H).
-        matrix: Recurrent matrix (2 H, H) of the reset gate and the update gate.
-        candidate: Recurrent matrix (H, H) of the candidate state.
-
-    Returns:
-        Tuple of one tensor, the next hidden state (B, H).
+    The recurrent matrices are those of both gates, (2 H, H), and of the candidate state, (H, H).
     """
     assert candidate is not None
     (h,) = state
@@ -102,62 +81,49 @@ class ResetBeforeGRU(nn.GRU):
     """Weights of a GRU that applies the reset gate before the recurrent matrix (Cho et al. 2014).
 
     `RecurrentStack` runs this GRU, because torch's kernels apply the reset gate after the matrix.
-    Only the input of the candidate state has a bias, as in the code of Bahdanau et al. 2015. As in
-    torch, the update gate multiplies the old state. In these papers, the update gate multiplies the
-    candidate state. The two models are equal if the weights of this gate have opposite signs.
-
-    Args:
-        input_size: Input width D.
-        hidden_size: Number of units H.
-        n_layers: Number of layers L.
-        bias: Learn the bias `bias_in_l*` (H,) of each candidate.
-        options: Further arguments of `nn.GRU`.
+    Only the input of the candidate state has a bias, `bias_in_l*` (H,), as in the code of Bahdanau
+    et al. 2015. As in torch, the update gate multiplies the old state. In these papers, the update
+    gate multiplies the candidate state. The two models are equal if the weights of this gate have
+    opposite signs.
     """
 
-    def __init__(
-        self, input_size: int, hidden_size: int, n_layers: int, bias: bool, **options: Any
-    ) -> None:
-        super().__init__(input_size, hidden_size, n_layers, bias=False, **options)
+    def __init__(self, *sizes: int, bias: bool, **options: Any) -> None:
+        super().__init__(*sizes, bias=False, **options)
         for name, _ in list(self.named_parameters()) if bias else []:
             if name.startswith("weight_ih"):
-                suffix = name.removeprefix("weight_ih")
-                self.register_parameter("bias_in" + suffix, nn.Parameter(torch.zeros(hidden_size)))
-
-
-class LayerWeights(NamedTuple):
-    """Weights of one layer of a `RecurrentStack` in one direction.
-
-    G is the number of gates of a cell: 1 for an RNN, 3 for a GRU, 4 for an LSTM. A `ResetBeforeGRU`
-    has two recurrent matrices, for the gates and for the candidate state.
-
-    Attributes:
-        input: Input matrix (G H, D).
-        input_bias: Bias (G H,) of the product with the input matrix, or None.
-        recurrent: Recurrent matrix (G H, H). For a `ResetBeforeGRU`, recurrent matrix (2 H, H) of
-            the gates.
-        other: Bias (G H,) of the product with the recurrent matrix, or None. For a
-            `ResetBeforeGRU`, recurrent matrix (H, H) of the candidate state.
-    """
-
-    input: Tensor
-    input_bias: Tensor | None
-    recurrent: Tensor
-    other: Tensor | None
+                zeros = nn.Parameter(torch.zeros(self.hidden_size))
+                self.register_parameter(name.replace("weight_ih", "bias_in"), zeros)
 
 
 Step = Callable[[Tensor, State, Tensor, Tensor | None], State]
-STEPS: dict[tuple[Cell, Reset], Step] = {
-    ("rnn", "after"): rnn_step,
-    ("gru", "after"): gru_step,
-    ("gru", "before"): gru_step_reset_before,
-    ("lstm", "after"): lstm_step,
+CELLS: dict[tuple[Cell, Reset], tuple[Callable[..., nn.RNNBase], Step]] = {
+    ("rnn", "after"): (nn.RNN, rnn_step),
+    ("gru", "after"): (nn.GRU, gru_step),
+    ("gru", "before"): (ResetBeforeGRU, gru_step_reset_before),
+    ("lstm", "after"): (nn.LSTM, lstm_step),
 }
-LAYERS: dict[tuple[Cell, Reset], Callable[..., nn.RNNBase]] = {
-    ("rnn", "after"): nn.RNN,
-    ("gru", "after"): nn.GRU,
-    ("gru", "before"): ResetBeforeGRU,
-    ("lstm", "after"): nn.LSTM,
-}
+
+
+def run_padded(
+    rnn: nn.RNNBase, x: Tensor, lengths: Tensor | None, state: Any = None
+) -> tuple[Tensor, Any]:
+    """Run a module of torch with `batch_first` over the real tokens of x (B, T, D).
+
+    Args:
+        x: Input with padding on the right.
+        lengths: Number of real tokens of each row (B,), at least 1. None means that all are real.
+        state: Initial state, as torch's module takes and returns it. None means zeros.
+
+    Returns:
+        Outputs of the last layer (B, T, R H), 0 at padding, and the state after the last real token
+        of each row.
+    """
+    if lengths is None:
+        y, final = rnn(x, state)
+        return y, final
+    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    y, final = rnn(packed, state)
+    return pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])[0], final
 
 
 class RecurrentStack(Layers):
@@ -170,14 +136,10 @@ class RecurrentStack(Layers):
         cell: rnn (tanh), gru or lstm.
         reset: Place of the reset gate of a GRU: after the recurrent matrix (torch) or before it
             (Cho et al. 2014). `before` has no fused kernel.
-        bidirectional: Read the input in both directions.
-        bias: Learn biases.
         dropout: Dropout probability of the input of all layers but the first.
         forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
-
-    Attributes:
-        rnn: The module of torch that holds the weights.
-        n_directions: Number of directions R.
+        name: Name of the attribute that holds the module of torch with the weights, which is also
+            the attribute `rnn`.
     """
 
     def __init__(
@@ -192,44 +154,43 @@ class RecurrentStack(Layers):
         bias: bool = True,
         dropout: float = 0.0,
         forget_bias: float = 0.0,
+        name: str = "rnn",
     ) -> None:
         super().__init__()
-        kind = (cell, reset)
-        between = dropout if n_layers > 1 and reset == "after" else 0.0
-        self.rnn = LAYERS[kind](
-            input_size,
-            hidden_size,
-            n_layers,
+        self.is_fused = reset == "after"
+        module, self.step_cell = CELLS[cell, reset]
+        rnn = module(
+            *(input_size, hidden_size, n_layers),
             bias=bias,
             batch_first=True,
-            dropout=between,
+            dropout=dropout if n_layers > 1 and self.is_fused else 0.0,
             bidirectional=bidirectional,
         )
-        self.step_cell = STEPS[kind]
-        self.is_fused = reset == "after"
+        self.add_module(name, rnn)
+        self.name = name
         self.has_cell = cell == "lstm"
         self.n_directions = 2 if bidirectional else 1
         self.forget_bias = forget_bias
         self.dropout = Dropout(dropout)
         self.add_forget_bias()
 
+    @property
+    def rnn(self) -> nn.RNNBase:
+        """Module of torch that holds the weights."""
+        rnn: nn.RNNBase = self._modules[self.name]  # type: ignore[assignment]
+        return rnn
+
     def add_forget_bias(self) -> None:
         """Add `forget_bias` to the biases of the forget gates of an LSTM, in place.
 
-        An initialization that overwrites the biases must call this method afterwards. Each gate has
-        two biases in torch, of which the method changes `bias_ih`.
+        An initialization that overwrites the biases must call this method afterwards.
         """
         for name, bias in self.rnn.named_parameters() if self.forget_bias else ():
-            if name.startswith("bias_ih"):
+            if name.startswith("bias_ih"):  # torch adds two biases, of which one is changed
                 bias.data.chunk(4)[1].add_(self.forget_bias)
 
     def weights(self, layer: int, *, reverse: bool = False) -> LayerWeights:
-        """Return the weights of a layer, as the method `step` expects them.
-
-        Args:
-            layer: Index of the layer.
-            reverse: Return the weights of the backward direction.
-        """
+        """Return the weights of a layer, as the method `step` expects them."""
         suffix = f"l{layer}" + "_reverse" * reverse
         names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
         found: list[Any] = [getattr(self.rnn, f"{x}_{suffix}", None) for x in names]
@@ -244,33 +205,20 @@ class RecurrentStack(Layers):
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, State]:
-        """Run all layers over the real tokens of the input.
+        """Run all layers over the real tokens of the input (B, T, D), as `run_padded` does.
 
-        Args:
-            lengths: Number of real tokens of each row (B,), at least 1. None means that all tokens
-                are real.
-            state: Initial state, a tuple of hidden states (L R, B, H), and for an LSTM also cells
-                (L R, B, H). None means zeros.
-
-        Returns:
-            Outputs of the last layer (B, T, R H), 0 at padding; and the state after the last real
-            token of each row, with the shapes of `state`. Index l R + r of its first dimension is
-            direction r of layer l.
+        The initial and the final state are tuples of tensors (L R, B, H). Index l R + r is
+        direction r of layer l.
         """
         state = None if state is None else tuple(part.to(x.dtype) for part in state)
         if not self.is_fused:
             return self._loop(x, lengths, state)
         given = state if state is None or self.has_cell else state[0]
-        if lengths is None:
-            y, final = self.rnn(x, given)
-        else:
-            packed = pack_padded_sequence(x, lengths.cpu(), True, enforce_sorted=False)
-            y, final = self.rnn(packed, given)
-            y, _ = pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
+        y, final = run_padded(self.rnn, x, lengths, given)
         return y, final if self.has_cell else (final,)
 
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Compute the result of `forward` with one call of `step_cell` per layer and token."""
+        """Compute the result of `forward` for a `ResetBeforeGRU`, for which torch has no kernel."""
         finals: list[Tensor] = []
         for layer in range(self.rnn.num_layers):
             x = self.dropout(x) if layer else x
@@ -300,13 +248,12 @@ class RecurrentStack(Layers):
 
         Args:
             products: Product (B, G H) of the input with the input matrix of the first layer, plus
-                the input bias. G is 1 for an RNN, 3 for a GRU and 4 for an LSTM.
-            state: For each layer, a tuple of the hidden state (B, H), and for an LSTM also the cell
-                (B, H).
+                the input bias.
+            state: State of each layer, with tensors (B, H).
             weights: Weights of each layer, as the method `weights` returns them.
 
         Returns:
-            New state of each layer, with the tuples and shapes of `state`.
+            New state of each layer.
         """
         new: list[State] = []
         for old, (w_ih, b_ih, w_hh, other) in zip(state, weights, strict=True):
@@ -321,8 +268,7 @@ class RecurrentCache:
 
     Attributes:
         length: Number of tokens that the model has processed.
-        state: Tuple of hidden states (L, B, H), and for an LSTM also cells (L, B, H). None before
-            the first step.
+        state: State of the layers, with tensors (L, B, H). None before the first step.
         feed: Last output (B, H) of a decoder with input feeding. None before the first step, and
             for all other models.
         keys: None, since padding cannot be cached.
@@ -337,13 +283,11 @@ class RecurrentCache:
         self.feed: Tensor | None = None
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add new tokens to `length`, in place.
-
-        Args:
-            keys: Padding mask, which must be None, because padding would change the state.
+        """Add the new tokens ids (B, t) to `length`, in place.
 
         Raises:
-            InputError: `keys` or `documents` is not None.
+            InputError: There is a padding mask `keys`, which would change the state, or the index
+                of packed `documents`, which the state cannot separate.
         """
         for name, value in (("mask", keys), ("documents", documents)):
             if value is not None:
@@ -351,14 +295,12 @@ class RecurrentCache:
                 raise InputError(message, option=name)
         self.length += ids.shape[1]
 
-    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Reorder the states of the rows in place: the new row i continues the old row `rows[i]`.
+    def store(self, state: State, n_tokens: int, feed: Tensor | None = None) -> None:
+        """Replace the state by that after `n_tokens` further tokens."""
+        self.state, self.feed, self.length = state, feed, self.length + n_tokens
 
-        Args:
-            rows: (N,) int64, for each new row the index of the old row that it continues. An index
-                may repeat or be missing.
-            sources: Ignored.
-        """
+    def reorder(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Reorder the states in place: the new row i continues the old row `rows[i]`."""
         if self.state is not None:
             self.state = tuple(part.index_select(1, rows) for part in self.state)
         if self.feed is not None:
@@ -366,20 +308,14 @@ class RecurrentCache:
 
 
 def real_tokens(lengths: Tensor, n_tokens: int) -> Tensor:
-    """Build the mask (B, T) bool, True = real token, of rows with padding on the right.
-
-    Args:
-        lengths: Number of real tokens of each row, (B,) int64.
-        n_tokens: Number of tokens T, padding included.
-    """
+    """Build the mask (B, T) bool, True = real token, of rows (B,) with padding on the right."""
     return torch.arange(n_tokens, device=lengths.device) < lengths[:, None]
 
 
 def flip(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Reverse the tokens of each row of x (B, T, ...) within the length of the row.
 
-    Args:
-        lengths: Number of real tokens of each row (B,). None means that all tokens are real.
+    The padding on the right is not moved.
 
     Example:
         >>> flip(torch.tensor([[1, 2, 3, 0]]), torch.tensor([3]))
@@ -390,3 +326,16 @@ def flip(x: Tensor, lengths: Tensor | None) -> Tensor:
     columns = torch.arange(x.shape[1], device=x.device)
     index = torch.where(columns < lengths[:, None], lengths[:, None] - 1 - columns, columns)
     return x.gather(1, index if x.ndim == 2 else index[..., None].expand_as(x))
+
+
+def orthogonal_gates(parameter: Tensor) -> None:
+    """Draw an orthogonal matrix (H, H) for each gate of a recurrent matrix (G H, H), in place."""
+    for gate in parameter.data.split(parameter.shape[1]):
+        nn.init.orthogonal_(gate)
+
+
+def add_forget_biases(model: nn.Module) -> None:
+    """Call `RecurrentStack.add_forget_bias` of all stacks of a model."""
+    for module in model.modules():
+        if isinstance(module, RecurrentStack):
+            module.add_forget_bias()

@@ -6,7 +6,9 @@ vectors of the memory, T target tokens, M width of the memory, D width of the em
 a layer, L layers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -30,7 +32,7 @@ class RecurrentDecoderConfig(ModelConfig):
 
     Args:
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
+            tokenizer.
         max_len: Longest source and longest target in tokens, which data and generation check. None
             means no limit, and is not allowed with the score location.
         d_model: Width D of the embedding.
@@ -135,9 +137,7 @@ class RecurrentDecoderConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class RecurrentMemory:
-    """Output of an encoder, in the form that a `RecurrentDecoder` reads.
-
-    ``len(memory)`` is the number of sources B.
+    """Output of an encoder for B sources, in the form that a `RecurrentDecoder` reads.
 
     Args:
         vectors: Vectors (B, S, M). A decoder with attention attends to them. Without attention, S
@@ -147,7 +147,7 @@ class RecurrentMemory:
             real.
         initial: Initial state of the decoder: a tuple of the hidden states (L, B, H), and for an
             LSTM also the cells (L, B, H).
-        projected: Result of `RecurrentDecoder.project(vectors)`, with B as its first dimension.
+        projected: Part (B, S, width) of the attention scores that depends on the vectors only.
     """
 
     vectors: Tensor
@@ -159,12 +159,7 @@ class RecurrentMemory:
         return len(self.vectors)
 
     def index_select(self, dim: int, sources: Tensor) -> "RecurrentMemory":
-        """Return the memory of selected sources, like `Tensor.index_select`.
-
-        Args:
-            dim: Must be 0, the dimension of the sources.
-            sources: Indices of the sources to return, (n,) int64.
-        """
+        """Return the memory of selected sources, like `Tensor.index_select` in dimension 0."""
         assert dim == 0, "the first dimension counts the sources"
         return RecurrentMemory(
             self.vectors.index_select(0, sources),
@@ -174,16 +169,21 @@ class RecurrentMemory:
         )
 
     def start(self, x: Tensor, cache: RecurrentCache | None) -> tuple[State, int]:
-        """Return the state of the recurrent layers before new tokens, and their position.
+        """Return the state (L, N, H) before the new tokens x (N, T, D), and their position from 0.
 
-        Returns:
-            A tuple of the state, with tensors (L, N, H), and the target position of the first token
-            of `x`, from 0.
+        Without a cache, or with an empty one, the state is `initial`.
         """
         state = None if cache is None else cache.state
         if state is None:
             state = tuple(part.repeat_interleave(len(x) // len(self), 1) for part in self.initial)
         return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
+
+    def attend(
+        self, attention: RecurrentAttention, queries: Tensor, start: int, **options: Any
+    ) -> Tensor:
+        """Return the contexts (N, T, M) of queries (N, T, H), the first of which is at `start`."""
+        options |= {"projected": self.projected, "step": start}
+        return attention(queries, self.vectors, self.mask, **options)[0]
 
 
 class RecurrentDecoder(Layers):
@@ -218,16 +218,8 @@ class RecurrentDecoder(Layers):
                 temperature=config.attn_temperature,
             )
         is_input = config.context == "every_step" or (has_context and config.decoder == "bahdanau")
-        self.stack = RecurrentStack(
-            width + memory_size * is_input + hidden * config.input_feeding,
-            hidden,
-            config.n_layers,
-            cell=config.cell,
-            reset=config.reset,
-            bias=config.bias,
-            dropout=config.dropout,
-            forget_bias=config.forget_bias,
-        )
+        d_in = width + memory_size * is_input + hidden * config.input_feeding
+        self.stack = stack_from_config(config, d_in)
         self.combine = self.readout = None
         if config.decoder == "bahdanau":
             self.readout = MaxoutReadout(config, memory_size * has_context)
@@ -239,22 +231,24 @@ class RecurrentDecoder(Layers):
         self.dropout = Dropout(config.dropout)
 
     def project(self, vectors: Tensor) -> Tensor:
-        """Compute the part of the attention scores that depends on the memory only.
+        """Compute the part (B, S, width) of the attention scores that depends on the memory only.
 
-        The result is computed once per source, and used at every step of the decoder.
-
-        Args:
-            vectors: Vectors (B, S, M) of the memory.
-
-        Returns:
-            Keys (B, S, width) of the attention; `vectors` itself without attention.
+        Without attention, the result is `vectors` (B, S, M).
         """
         return vectors if self.cross_attn is None else self.cross_attn.project(vectors)
 
     def forward(
         self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
     ) -> Tensor:
-        """Compute the input (N, T, output width) of the output matrix."""
+        """Compute the input (N, T, output width) of the output matrix.
+
+        Args:
+            x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
+            memory: Output of the encoder for B sources. Each source has N / B consecutive rows,
+                such as its hypotheses in beam search.
+            cache: State after the earlier tokens, changed in place. None starts from the initial
+                state of the memory.
+        """
         state, start = memory.start(x, cache)
         feed = None
         if self.config.decoder == "bahdanau":
@@ -264,9 +258,13 @@ class RecurrentDecoder(Layers):
             y, state = self._feed_outputs(x, memory, state, start, feed)
             feed = y[:, -1]
         else:
-            y, state = self._read_after_step(x, memory, state, start)
+            if self.config.context == "every_step":
+                x = torch.cat([x, self.context(x, memory, start)], dim=2)
+            y, state = self.stack(x, None, state)
+            if self.combine is not None:
+                y = self.attentional(self.context(y, memory, start), y)
         if cache is not None:
-            cache.state, cache.feed, cache.length = state, feed, start + x.shape[1]
+            cache.store(state, x.shape[1], feed)
         return self.low_rank(self.dropout(y))
 
     def by_vector(
@@ -274,7 +272,8 @@ class RecurrentDecoder(Layers):
     ) -> tuple[Tensor, Tensor]:
         """Compute one output for each vector of the memory, for attention to this vector only.
 
-        The model must have `decoder` luong, `context` attention and no input feeding.
+        The model must have `decoder` luong, `context` attention and no input feeding. The arguments
+        are those of `forward`.
 
         Returns:
             A tuple of the attention weights (N, T, S), and the input (N, T, S, output width) of the
@@ -295,65 +294,34 @@ class RecurrentDecoder(Layers):
         from_states = self.combine(F.pad(h, (memory.vectors.shape[2], 0)))  # (N, T, H)
         y = (from_vectors[:, None] + from_states[:, :, None]).tanh()
         if cache is not None:
-            cache.state, cache.length = state, start + x.shape[1]
+            cache.store(state, x.shape[1])
         return alpha, self.low_rank(self.dropout(y))
 
     def context(self, queries: Tensor, memory: RecurrentMemory, start: int) -> Tensor:
-        """Compute the context of each query: a weighted mean of the vectors of the memory.
+        """Compute the contexts (N, T, M) of queries (N, T, H), the first of which is at `start`.
 
-        Args:
-            queries: Queries (N, T, H).
-            start: Target position of the first query, from 0.
-
-        Returns:
-            Contexts (N, T, M).
+        Without attention, the only vector of the memory is the context.
         """
         if self.cross_attn is None:
             rows = len(queries) // len(memory)
             return memory.vectors.repeat_interleave(rows, 0).expand(-1, queries.shape[1], -1)
-        context, _ = self.cross_attn(
-            queries,
-            memory.vectors,
-            memory.mask,
-            projected=memory.projected,
-            step=start,
-            need_weights=False,
-        )
-        return context
+        return memory.attend(self.cross_attn, queries, start, need_weights=False)
 
     def attentional(self, context: Tensor, h: Tensor) -> Tensor:
-        """Compute the output tanh(W_c [context; h]) of a model with `decoder` luong.
-
-        Args:
-            context: Contexts (N, T, M).
-
-        Returns:
-            Outputs (N, T, H).
-        """
+        """Compute the output tanh(W_c [context; h]) (N, T, H) of a model with `decoder` luong."""
         assert self.combine is not None
         return self.combine(torch.cat([context, h], dim=2)).tanh()
-
-    def _read_after_step(
-        self, x: Tensor, memory: RecurrentMemory, state: State, start: int
-    ) -> tuple[Tensor, State]:
-        """Run a model with `decoder` luong and without input feeding, on all tokens at once."""
-        if self.config.context == "every_step":
-            x = torch.cat([x, self.context(x, memory, start)], dim=2)
-        h, state = self.stack(x, None, state)
-        if self.combine is None:
-            return h, state
-        return self.attentional(self.context(h, memory, start), h), state
 
     def _feed_outputs(
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int, feed: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Run a model with `decoder` luong and with input feeding, one step after another."""
+        """Run a model with input feeding, whose last output is `feed`, one step after another."""
         loop = Loop(self.stack, x, state)
         feed = x.new_zeros(len(x), self.config.hidden_size) if feed is None else feed
         outputs = []
-        for t, products in enumerate(loop.products):
-            h = loop.step(products, self.dropout(feed))
-            feed = self.attentional(self.context(h[:, None], memory, start + t), h[:, None])[:, 0]
+        for t, products in enumerate(loop.products, start):
+            h = loop.step(products, self.dropout(feed))[:, None]
+            feed = self.attentional(self.context(h, memory, t), h)[:, 0]
             outputs.append(feed)
         return torch.stack(outputs, dim=1), loop.state
 
@@ -363,21 +331,32 @@ class RecurrentDecoder(Layers):
         """Run a model with `decoder` bahdanau, on all tokens at once if it has no attention."""
         assert self.readout is not None
         first = state[0][-1]
-        if self.cross_attn is None:
-            contexts = None
-            inputs = x
-            if self.config.context == "every_step":
-                contexts = self.context(x, memory, start)
-                inputs = torch.cat([x, contexts], dim=2)
-            h, state = self.stack(inputs, None, state)
-            queries = torch.cat([first[:, None], h[:, :-1]], dim=1)
-            return self.readout(queries, x, contexts), state
-        loop = Loop(self.stack, x, state)
-        hs, found = [first], []
-        for t, products in enumerate(loop.products):
-            found.append(self.context(hs[-1][:, None], memory, start + t)[:, 0])
-            hs.append(loop.step(products, found[-1]))
-        return self.readout(torch.stack(hs[:-1], 1), x, torch.stack(found, 1)), loop.state
+        if self.cross_attn is not None:
+            loop = Loop(self.stack, x, state)
+            hs, contexts = loop.run(first, start, partial(self.context, memory=memory))
+            return self.readout(hs[:, :-1], x, contexts), loop.state
+        contexts, inputs = None, x
+        if self.config.context == "every_step":
+            contexts = self.context(x, memory, start)
+            inputs = torch.cat([x, contexts], dim=2)
+        h, state = self.stack(inputs, None, state)
+        queries = torch.cat([first[:, None], h[:, :-1]], dim=1)
+        return self.readout(queries, x, contexts), state
+
+
+def stack_from_config(
+    config: RecurrentDecoderConfig, d_in: int, *, bidirectional: bool = False
+) -> RecurrentStack:
+    """Build the recurrent layers of an encoder or a decoder for inputs of width `d_in`."""
+    return RecurrentStack(
+        *(d_in, config.hidden_size, config.n_layers),
+        cell=config.cell,
+        reset=config.reset,
+        bidirectional=bidirectional,
+        bias=config.bias,
+        dropout=config.dropout,
+        forget_bias=config.forget_bias,
+    )
 
 
 class Loop:
@@ -393,8 +372,7 @@ class Loop:
         state: State before the first step, a tuple of tensors (L, N, H).
 
     Attributes:
-        products: Tuple of T tensors, one for each step: the product (N, G H) of the embedded token
-            with the input matrix, where G is the number of gates of a cell.
+        products: Product (N, G H) of the embedded token of each step with the input matrix.
     """
 
     def __init__(self, stack: RecurrentStack, x: Tensor, state: State) -> None:
@@ -407,14 +385,35 @@ class Loop:
         self._layers: list[State] = list(zip(*(part.unbind(0) for part in state), strict=True))
 
     def step(self, products: Tensor, x: Tensor) -> Tensor:
-        """Run the stack for one step, and return the new hidden state (N, H) of the last layer.
+        """Run a step, and return the new hidden state (N, H) of the last layer.
 
         Args:
             products: Element of the attribute `products` for this step.
+            x: Vector (N, width) that follows the embedded token in the input of the step.
         """
         products = products + linear(x, self._matrix)
         self._layers = self._stack.step(products, self._layers, self._weights)
         return self._layers[-1][0]
+
+    def run(
+        self, first: Tensor, start: int, context: Callable[..., Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Run all steps, each with the context of the hidden state before it.
+
+        Args:
+            first: Hidden state (N, H) of the last layer before the first step.
+            start: Position of the first step.
+            context: Function from a hidden state (N, 1, H) and `start`, its position, to a context
+                (N, 1, M).
+
+        Returns:
+            Hidden states (N, 1 + T, H), beginning with `first`, and contexts (N, T, M).
+        """
+        hs, contexts = [first], []
+        for t, products in enumerate(self.products, start):
+            contexts.append(context(hs[-1][:, None], start=t)[:, 0])
+            hs.append(self.step(products, contexts[-1]))
+        return torch.stack(hs, 1), torch.stack(contexts, 1)
 
     @property
     def state(self) -> State:

@@ -20,11 +20,19 @@ from fourfold.layers.init import initialize
 from fourfold.layers.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.models.recurrent.attention import RecurrentAttention
-from fourfold.models.recurrent.cells import RecurrentCache, RecurrentStack, State, flip, real_tokens
+from fourfold.models.recurrent.cells import (
+    RecurrentCache,
+    State,
+    add_forget_biases,
+    flip,
+    orthogonal_gates,
+    real_tokens,
+)
 from fourfold.models.recurrent.decoder import (
     RecurrentDecoder,
     RecurrentDecoderConfig,
     RecurrentMemory,
+    stack_from_config,
 )
 from fourfold.models.recurrent.hard_attention import log_weights, mixed_log_probabilities
 
@@ -97,15 +105,7 @@ class Bridge(nn.Module):
         self.maps = nn.ModuleList(maps)
 
     def forward(self, state: State) -> State:
-        """Compute the initial state of the decoder.
-
-        Args:
-            state: Final state of the encoder, a tuple of hidden states (L R, B, H), and for an LSTM
-                also cells (L R, B, H).
-
-        Returns:
-            Tuple of hidden states (L, B, H), and for an LSTM also cells (L, B, H).
-        """
+        """Map the final state (L R, B, H) of the encoder to the initial state (L, B, H)."""
         if self.config.bridge == "none":
             return state
         if self.config.bridge == "backward":
@@ -119,11 +119,7 @@ class Bridge(nn.Module):
 
 
 class Bias(nn.Module):
-    """Module that adds a learned bias vector to its input.
-
-    Args:
-        width: Width of the input.
-    """
+    """Module that adds a learned bias vector to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -152,16 +148,8 @@ class RecurrentEncoderDecoder(Seq2Seq):
         self.src_embed, self.tgt_embed = _embedding(config), _embedding(config)
         if config.tie_embeddings in ("all", "embeddings"):
             self.tgt_embed.share_tokens(self.src_embed)
-        self.encoder: nn.Module = RecurrentStack(  # type: ignore[assignment]
-            config.d_model,
-            config.hidden_size,
-            config.n_layers,
-            cell=config.cell,
-            reset=config.reset,
-            bidirectional=config.bidirectional,
-            bias=config.bias,
-            dropout=config.dropout,
-            forget_bias=config.forget_bias,
+        self.encoder: nn.Module = stack_from_config(  # type: ignore[assignment]
+            config, config.d_model, bidirectional=config.bidirectional
         )
         self.bridge = Bridge(config)
         width = config.hidden_size * (2 if config.bidirectional else 1)
@@ -179,7 +167,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
         initialize(self, config.init, INITS)
 
     def encode(  # type: ignore[override]
-        self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
+        self, src: Tensor, *, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> RecurrentMemory:
         """Run the encoder over the real tokens of each source.
 
@@ -213,21 +201,21 @@ class RecurrentEncoderDecoder(Seq2Seq):
         self,
         tgt: Tensor,
         memory: RecurrentMemory,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
+        *,
         cache: RecurrentCache | None = None,
-        src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
+        **masks: Tensor | None,
     ) -> Tensor:
         """Compute the input (N, T, output width) of the head; N is a multiple of B.
 
         A model with `mix_outputs` and `attn_weights` softmax returns log-probabilities (N, T, V)
-        instead, which are also its logits.
+        instead, which are also its logits. The memory holds the mask of the source, and padding of
+        the target on the right follows all real tokens, so the masks are ignored.
 
         Raises:
-            InputError: `src_documents` or `tgt_documents` is not None.
+            InputError: `tgt_documents` is not None.
         """
-        _check_no_documents(src_documents=src_documents, tgt_documents=tgt_documents)
+        _check_no_documents(tgt_documents=tgt_documents)
         if not self._mixes:
             return self.decoder(self.tgt_embed(tgt, slice(0, tgt.shape[1])), memory, cache)
         log_alpha, y, weight, bias = self.decode_by_vector(tgt, memory, cache)
@@ -264,15 +252,8 @@ class RecurrentEncoderDecoder(Seq2Seq):
 
 def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
     """Build a token embedding without positions, with the optional bias of the config."""
-    assert config.vocab_size is not None, "vocab_size must be known when a model is built"
-    return TokenEmbedding(
-        config.vocab_size,
-        config.d_model,
-        max_len=0,
-        positions="none",
-        norm=Bias(config.d_model) if config.embed_bias else None,
-        dropout=config.dropout,
-    )
+    norm = Bias(config.d_model) if config.embed_bias else None
+    return TokenEmbedding(config.vocab_size, config.d_model, norm=norm, dropout=config.dropout)
 
 
 def _check_no_documents(**documents: Tensor | None) -> None:
@@ -287,7 +268,7 @@ def init_uniform(model: nn.Module, bound: float) -> None:
     """Draw all parameters of a model from the uniform distribution between -bound and bound."""
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -bound, bound)
-    _add_forget_biases(model)
+    add_forget_biases(model)
 
 
 def init_bahdanau(model: nn.Module) -> None:
@@ -300,18 +281,10 @@ def init_bahdanau(model: nn.Module) -> None:
         if parameter.ndim < 2 or 1 in parameter.shape:
             nn.init.zeros_(parameter)
         elif "weight_hh" in name:
-            for gate in parameter.data.split(parameter.shape[1]):
-                nn.init.orthogonal_(gate)
+            orthogonal_gates(parameter)
         else:
             nn.init.normal_(parameter, std=0.001 if "cross_attn" in name else 0.01)
-    _add_forget_biases(model)
-
-
-def _add_forget_biases(model: nn.Module) -> None:
-    """Add the config's `forget_bias` to the forget gates of all recurrent layers, in place."""
-    for module in model.modules():
-        if isinstance(module, RecurrentStack):
-            module.add_forget_bias()
+    add_forget_biases(model)
 
 
 INITS: dict[str, Callable[[nn.Module], None]] = {

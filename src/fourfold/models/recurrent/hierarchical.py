@@ -11,11 +11,11 @@ width of the embedding, D width of an annotation (an output vector of an encoder
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pad_sequence
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
@@ -25,9 +25,11 @@ from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers, Model
+from fourfold.layers.heads import class_head
 from fourfold.layers.init import initialize
 from fourfold.layers.positions import make_positions
 from fourfold.layers.token_embedding import TokenEmbedding
+from fourfold.models.recurrent.cells import real_tokens, run_padded
 
 Pool = Literal["mean", "max", "attention"]
 
@@ -108,14 +110,7 @@ class Pooling(nn.Module):
             self.context = nn.Parameter(torch.empty(d_model).normal_(std=d_model**-0.5))
 
     def forward(self, h: Tensor, real: Tensor) -> Tensor:
-        """Pool the annotations of each sequence into one vector.
-
-        Args:
-            real: (N, T) bool, True = real element, False = padding.
-
-        Returns:
-            Pooled vectors (N, D).
-        """
+        """Pool the annotations h (N, T, D), real or padding, to one vector (N, D) each."""
         if self.pool == "max":
             return h.masked_fill(~real.unsqueeze(-1), -torch.inf).amax(1)
         return (self.weights(h, real).unsqueeze(1) @ h).squeeze(1)
@@ -125,9 +120,6 @@ class Pooling(nn.Module):
 
         The weight of padding is 0. For max, the weight of an element is the fraction of the D
         channels whose maximum is at this element.
-
-        Args:
-            real: (N, T) bool, True = real element, False = padding.
         """
         if self.pool == "max":
             places = h.masked_fill(~real.unsqueeze(-1), -torch.inf).argmax(1)  # (N, D)
@@ -168,9 +160,7 @@ class Level(Layers):
         self.gru = None
         if config.encoder == "gru":
             self.gru = nn.GRU(
-                d_in,
-                d_model // 2,
-                config.n_layers,
+                *(d_in, d_model // 2, config.n_layers),
                 batch_first=True,
                 bidirectional=True,
                 dropout=config.dropout if config.n_layers > 1 else 0.0,
@@ -191,24 +181,16 @@ class Level(Layers):
             Annotations (N, T, D), and the mask (N, T) bool of the real elements.
         """
         sizes = torch.tensor(lengths, device="cpu")
-        real = torch.arange(x.shape[1], device=x.device) < sizes.to(x.device).unsqueeze(1)  # (N, T)
+        real = real_tokens(sizes.to(x.device), x.shape[1])  # (N, T)
         if self.gru is not None:
-            packed = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
-            return pad_packed_sequence(self.gru(packed)[0], True, total_length=x.shape[1])[0], real
+            return run_padded(self.gru, x, sizes)[0], real
         h = self.project(x)
         if self.positions is not None:
             h = h + self.positions(slice(0, x.shape[1]))
         return self.stack(h, Mask(keys=real)), real
 
     def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Encode sequences of vectors, and pool each sequence into one vector.
-
-        Args:
-            lengths: Number of real elements of each of the N sequences, at least 1.
-
-        Returns:
-            Vectors (N, D).
-        """
+        """Encode sequences of vectors, and pool each sequence into one vector (N, D)."""
         return self.pool(*self.encode(x, lengths))
 
 
@@ -224,19 +206,22 @@ class HierarchicalClassifier(Model):
 
     def __init__(self, config: HierarchicalClassifierConfig) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size must be known when a model is built"
-        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
-        self.embed = TokenEmbedding(
-            config.vocab_size, config.d_embed, max_len=0, positions="none", dropout=config.dropout
-        )
+        self.embed = TokenEmbedding(config.vocab_size, config.d_embed, dropout=config.dropout)
         is_flat = config.levels == 1
         longest = config.max_len * (config.max_sentences if is_flat else 1)
         self.words = Level(config, config.d_embed, longest)
         self.sentences = None if is_flat else Level(config, config.d_model, config.max_sentences)
         self.dropout = Dropout(config.head_dropout)
-        self.head = nn.Linear(config.d_model, config.n_classes)
+        self.head = class_head(config.d_model, config.n_classes)
         initialize(self, config.init)
+
+    def example_inputs(
+        self, length: int | None = None, source: int | None = None, batch: int = 1
+    ) -> tuple[Any, ...]:
+        """Build documents of one sentence (see `Model.example_inputs`)."""
+        (ids,) = super().example_inputs(length, source, batch)
+        return ids, [ids.shape[1]] * batch, [1] * batch
 
     def hidden(self, ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> Tensor:
         """Compute the document vectors (B, D).
@@ -260,20 +245,11 @@ class HierarchicalClassifier(Model):
     def weights(
         self, ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Compute the pooling weights of words and sentences.
+        """Compute the pooling weights (N, T) of words and (B, S) of sentences, 0 at padding.
 
         The weight that the paper displays for a word is sqrt(p_s) p_w, where p_w is the weight of
-        the word and p_s is the weight of its sentence.
-
-        Args:
-            n_words: Number of words of each of the N sentences, at least 1.
-            n_sentences: Number of sentences of each of the B documents, at least 1.
-
-        Returns:
-            Weights (N, T) of the words, which sum to 1 in each sentence, and weights (B, S) of the
-            sentences, which sum to 1 in each document. The weights of padding are 0. In a flat
-            model, the weights of the words sum to 1 in each document, and each sentence has the
-            weight 1.
+        the word and p_s is the weight of its sentence. In a flat model, the weights of the words
+        sum to 1 in each document, and each sentence has the weight 1.
         """
         _check_sizes(ids, n_words, n_sentences)
         if self.sentences is None:

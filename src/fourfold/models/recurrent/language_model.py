@@ -13,11 +13,9 @@ from fourfold.core.config import Init, ModelConfig
 from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
-from fourfold.kernels.dropout import Dropout
-from fourfold.layers.base_model import Layers
 from fourfold.models.causal_lm.model import CausalLM
 from fourfold.models.masked_lm.classifiers import CausalClassifier
-from fourfold.models.recurrent.cells import LAYERS, Cell, RecurrentCache
+from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class RecurrentLMConfig(ModelConfig):
         n_layers: Number of layers.
         dropout: Dropout probability after the embedding, between layers and after the last layer.
         vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
+            tokenizer.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.layers.init.INITS`.
@@ -41,12 +39,8 @@ class RecurrentLMConfig(ModelConfig):
 
     Example:
         >>> config = RecurrentLMConfig(cell="gru", hidden_size=256, vocab_size=100)
-        >>> RecurrentLM(config).stack.layers
+        >>> RecurrentLM(config).stack.rnn
         GRU(768, 256, batch_first=True)
-        >>> RecurrentLMConfig(n_layers=0)
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: n_layers must be at least 1, got 0
     """
 
     d_model: int = 768
@@ -72,44 +66,31 @@ class RecurrentLMConfig(ModelConfig):
         check_range(name, self.forget_bias, minimum=0.0 - limit, maximum=limit)  # not -0
 
 
-class RecurrentLayers(Layers):
+class RecurrentLayers(RecurrentStack):
     """Recurrent layers and a linear map from H units to the width D of the embedding.
 
-    The module has the interface of the transformer's `Stack`.
-    The layers are an attribute with the name of the cell, such as `lstm`. Their weights keep
-    torch's initialization, U(-1/sqrt(H), 1/sqrt(H)), apart from `forget_bias`.
+    The module has the interface of the transformer's `Stack`. The layers are an attribute with the
+    name of the cell, such as `lstm`. Their weights keep torch's initialization, U(-1/sqrt(H),
+    1/sqrt(H)), apart from `forget_bias`.
     """
 
     def __init__(self, config: RecurrentLMConfig) -> None:
-        super().__init__()
-        layers = LAYERS[config.cell, "after"](
-            config.d_model,
-            config.hidden_size,
-            config.n_layers,
-            batch_first=True,
-            dropout=config.dropout if config.n_layers > 1 else 0.0,
+        super().__init__(
+            *(config.d_model, config.hidden_size, config.n_layers),
+            cell=config.cell,
+            dropout=config.dropout,
+            forget_bias=config.forget_bias,
+            name=config.cell,
         )
-        self.cell = config.cell
-        self.add_module(config.cell, layers)
-        for name, bias in layers.named_parameters() if config.forget_bias else ():
-            if name.startswith("bias_ih"):  # torch adds two biases, of which one is changed
-                bias.data[config.hidden_size : 2 * config.hidden_size] += config.forget_bias
-        self.dropout = Dropout(config.dropout)
         self.down = nn.Linear(config.hidden_size, config.d_model)
 
-    @property
-    def layers(self) -> nn.RNNBase:
-        """Recurrent layers: the `nn.RNN`, `nn.GRU` or `nn.LSTM` that holds their weights."""
-        layers: nn.RNNBase = getattr(self, self.cell)
-        return layers
-
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Tensor, mask: Mask = Mask(), *, cache: RecurrentCache | None = None
     ) -> Tensor:
-        """Run the layers over x (B, T, D), whose padding is on the right.
+        """Run the layers over x (B, T, D), and return hidden states (B, T, D).
 
-        Returns:
-            Hidden states (B, T, D).
+        The mask is ignored, because the layers are causal and padding on the right follows all real
+        tokens.
 
         Raises:
             InputError: The mask separates packed documents.
@@ -119,11 +100,9 @@ class RecurrentLayers(Layers):
                 "must be false for a recurrent model, which cannot separate packed documents",
                 option="block_cross_document_attention",
             )
-        state: Any = None if cache is None else cache.state
-        is_lstm = self.cell == "lstm"  # whose state is a pair of tensors in torch
-        y, new = self.layers(x, state if state is None or is_lstm else state[0])  # (B, T, H)
+        y, state = super().forward(x, None, None if cache is None else cache.state)  # (B, T, H)
         if cache is not None:
-            cache.state = new if is_lstm else (new,)
+            cache.state = state  # `advance` has counted the tokens
         return self.down(self.dropout(y))
 
 
