@@ -89,7 +89,7 @@ def test_masked_lm_signature() -> None:
     mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     assert model(ids).shape == (2, 7, 31)
     assert model(ids, segments=None, mask=None).shape == (2, 7, 31)
-    assert model(ids, torch.zeros_like(ids), mask).shape == (2, 7, 31)
+    assert model(ids, segments=torch.zeros_like(ids), mask=mask).shape == (2, 7, 31)
     assert model.encode(ids, mask=mask).shape == (2, 7, 16)
 
 

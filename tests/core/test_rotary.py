@@ -155,7 +155,7 @@ def test_decoding_with_rotated_parts_of_the_heads_equals_the_whole_sequence() ->
         config = CausalLMConfig(vocab_size=20, **sizes, **options, partial_rotary_factor=part)
         model = CausalLM(config).double().eval()
         cache = KVCache()
-        pieces = [model(piece, None, cache) for piece in ids.split([4, 1, 3, 1], 1)]
+        pieces = [model(piece, cache=cache) for piece in ids.split([4, 1, 3, 1], 1)]
         results.append(model(ids))
         torch.testing.assert_close(torch.cat(pieces, 1), results[-1], rtol=1e-10, atol=1e-10)
     assert not torch.allclose(*results)

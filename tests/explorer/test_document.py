@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,19 @@ def loaded(texts: Path) -> Callable[[str], tuple[Any, list[Example]]]:
     return load
 
 
+def run(function: Any, model: Any, example: Example) -> Any:
+    """Call a function with the model and the inputs of one pass over a complete example."""
+    inputs = model_inputs(model, example)
+    options = {}
+    if example.visible:
+        options["visible"] = torch.tensor([example.visible])
+    if example.segments is not None and getattr(model.config, "n_segments", 0):
+        options["segments"] = torch.tensor([list(example.segments)])
+    return function(*inputs, **options)
+
+
 def model_inputs(model: Any, example: Example) -> tuple[Any, ...]:
-    """Return the inputs of one pass over a complete example."""
+    """Return the positional inputs of one pass over a complete example."""
     target = list(example.target or [])
     decoder = torch.tensor([[getattr(model.tokenizer, "bos_id", 0), *target[:-1]]])
     if example.sentences:
@@ -122,7 +134,7 @@ def model_inputs(model: Any, example: Example) -> tuple[Any, ...]:
     if example.image is not None:
         image = example.image[None]
         if example.visible:
-            return image, torch.tensor([example.visible])
+            return (image,)
         if example.ids:
             return image, torch.tensor([example.ids])
         return (image, decoder) if model.can_generate else (image,)
@@ -131,12 +143,7 @@ def model_inputs(model: Any, example: Example) -> tuple[Any, ...]:
         return ids, decoder
     if example.target is not None:
         return (torch.tensor([[*example.ids, *target]]),)
-    segments = None if example.segments is None else torch.tensor([list(example.segments)])
-    return (
-        (ids,)
-        if segments is None or getattr(model.config, "n_segments", 0) == 0
-        else (ids, segments)
-    )
+    return (ids,)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -146,10 +153,8 @@ def test_maps_of_the_document_are_the_weights_of_the_model(loaded: Any, family: 
     assert len(found["rows"]) == 2
     view = make_view(model, SETTINGS)
     for row, example in zip(found["rows"], examples, strict=True):
-        inputs = model_inputs(model, view.complete(example))
-        if family == "causal_classes":
-            inputs = inputs[:1]
-        maps_of_model = fourfold.attention_maps(model, *inputs)
+        function = partial(fourfold.attention_maps, model)
+        maps_of_model = run(function, model, view.complete(example))
         weights = {name: x.float().numpy() for name, x in maps_of_model.items()}
         weights = {name.replace("cross", "alpha"): x for name, x in weights.items()} | weights
         for kind, shown_name in PAGE_NAMES.get(family, {}).items():

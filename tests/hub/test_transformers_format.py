@@ -88,7 +88,7 @@ def run_masked(model: MaskedLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
     x = x.masked_fill(~mask, hf_model.config.pad_token_id)  # RoBERTa derives positions from padding
     if not model.config.head:
         out = hf_model(input_ids=x, attention_mask=mask.long(), **more).last_hidden_state
-        h = model.encode(x, segments, mask)
+        h = model.encode(x, segments=segments, mask=mask)
         weights = torch.randn(h.shape, generator=torch.Generator().manual_seed(2)).to(h.dtype)
         losses = [(x * weights)[mask].square().sum() for x in (h, out)]  # without cancellation
         return h[mask], out[mask], *losses
@@ -103,7 +103,7 @@ def run_masked(model: MaskedLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
             next_sentence_label=follows,
             **more,
         )
-        h = model.encode(x, segments, mask)
+        h = model.encode(x, segments=segments, mask=mask)
         pairs = model.next_sentence_logits(h)
         loss = F.cross_entropy(model.logits(h).flatten(0, 1), labels.flatten())
         loss = loss + F.cross_entropy(pairs, 1 - follows)
@@ -113,7 +113,7 @@ def run_masked(model: MaskedLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
         )
         return actual, reference, loss, out.loss
     out = hf_model(input_ids=x, attention_mask=mask.long(), labels=labels, **more)
-    logits = model(x, segments, mask)
+    logits = model(x, segments=segments, mask=mask)
     losses = [F.cross_entropy(y.flatten(0, 1), labels.flatten()) for y in (logits, out.logits)]
     assert close(losses[1].to(out.loss.dtype), out.loss, 1e-6)  # some classes compute it in fp32
     return logits[mask], out.logits[mask], *losses
@@ -125,7 +125,7 @@ def run_downstream(model: Any, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
     if model.config.n_segments > 1:
         more["token_type_ids"] = segments = (torch.arange(x.shape[1]) > 3).long().expand_as(x)
     x = x.masked_fill(~mask, hf_model.config.pad_token_id)
-    logits = model(x, segments, mask)
+    logits = model(x, segments=segments, mask=mask)
     if isinstance(model, SpanExtractor):
         ends = mask.sum(1) - 1
         starts = mask.sum(1) // 2
@@ -157,9 +157,9 @@ def run_causal(model: CausalLM, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
     positions = (mask.long().cumsum(1) - 1).clamp_min(0)
     out = hf_model(input_ids=x, attention_mask=mask.long(), position_ids=positions)
     if hasattr(out, "logits"):
-        actual, reference = model(x, mask), out.logits
+        actual, reference = model(x, mask=mask), out.logits
     else:
-        actual, reference = model.hidden(x, mask), out.last_hidden_state
+        actual, reference = model.hidden(x, mask=mask), out.last_hidden_state
     # Outputs at padded positions are undefined.
     weights = torch.randn(actual.shape, generator=torch.Generator().manual_seed(2)).to(actual.dtype)
     if actual.shape[-1] != 61 or x.shape[1] == 1:
@@ -178,7 +178,7 @@ def run_encoder_decoder(model: EncoderDecoder, hf_model: Any, x: Tensor, mask: T
     tgt = random_ids(len(x), max(1, x.shape[1] - 2), seed=3)
     labels = random_ids(*tgt.shape, seed=4)
     out = hf_model(input_ids=x, attention_mask=mask.long(), decoder_input_ids=tgt, labels=labels)
-    logits = model(x, tgt, mask)
+    logits = model(x, tgt, src_mask=mask)
     return logits, out.logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), out.loss
 
 
@@ -191,7 +191,7 @@ def run_clip(model: CLIP, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
         x = torch.where(x == eos, 8, x).scatter(1, ends, eos).masked_fill(~mask, eos)
     images = torch.randn(len(x), 3, 12, 12, dtype=next(model.parameters()).dtype)
     out = hf_model(input_ids=x, attention_mask=mask.long(), pixel_values=images, return_loss=True)
-    logits, labels = model(images, x, mask), torch.arange(len(x))
+    logits, labels = model(images, x, src_mask=mask), torch.arange(len(x))
     loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
     return logits, out.logits_per_image, loss, out.loss
 
@@ -203,7 +203,7 @@ def run_siglip(model: SigLIP, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
     task = SigmoidContrastiveLearning(model.config)
     task.model = model
     total, count = task.step(CaptionBatch(images, x, mask, torch.arange(len(x))))
-    return model(images, x, mask), out.logits_per_image, total / count, out.loss
+    return model(images, x, src_mask=mask), out.logits_per_image, total / count, out.loss
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])

@@ -130,7 +130,7 @@ def test_cache_is_not_part_of_the_state_dict() -> None:
 def test_more_tokens_than_max_len_raise(padded: bool) -> None:
     model, cache = build("causal", max_len=8), KVCache()
     mask = torch.ones(1, 8, dtype=torch.bool) if padded else None
-    model(tokens(1, 8), mask, cache=cache)
+    model(tokens(1, 8), mask=mask, cache=cache)
     with pytest.raises(InputError, match="at most max_len = 8 tokens, got 9"):
         model(tokens(1, 1), cache=cache)
 
@@ -138,5 +138,5 @@ def test_more_tokens_than_max_len_raise(padded: bool) -> None:
 def test_padding_does_not_count_towards_max_len() -> None:
     model, ids = build("causal", max_len=4), tokens(1, 6)
     left = torch.tensor([[False, False, True, True, True, True]])
-    assert_same(model(ids, left)[:, 2:], model(ids[:, 2:]))
-    assert_same(model(ids, left.flip(1))[:, :4], model(ids[:, :4]))
+    assert_same(model(ids, mask=left)[:, 2:], model(ids[:, 2:]))
+    assert_same(model(ids, mask=left.flip(1))[:, :4], model(ids[:, :4]))

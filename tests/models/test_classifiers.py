@@ -81,7 +81,7 @@ def test_causal_classifier_reads_the_last_real_token(side: str) -> None:
     ids, mask, _, lengths = padded()
     if side == "left":
         ids, mask = ids.flip(1), mask.flip(1)
-    logits = model.classify(model.hidden(ids, mask), mask)
+    logits = model.classify(model.hidden(ids, mask=mask), mask)
     for row, n in enumerate(lengths):
         alone = ids[row : row + 1][:, mask[row]]
         assert alone.shape[1] == n
@@ -109,7 +109,7 @@ def test_classifier_is_initialised_like_bert() -> None:
 
 def test_logits_have_the_documented_shapes() -> None:
     ids, segments = torch.randint(29, (2, 7)), torch.randint(2, (2, 7))
-    assert sequence()(ids, segments).shape == (2, 3)
+    assert sequence()(ids, segments=segments).shape == (2, 3)
     tags: Any = TokenClassifier(TokenClassifierConfig(**TEXT, n_classes=5))
-    assert tags(ids, segments).shape == (2, 7, 5)
-    assert SpanExtractor(SpanExtractorConfig(**TEXT))(ids, segments).shape == (2, 7, 2)
+    assert tags(ids, segments=segments).shape == (2, 7, 5)
+    assert SpanExtractor(SpanExtractorConfig(**TEXT))(ids, segments=segments).shape == (2, 7, 2)

@@ -123,8 +123,8 @@ def test_bert_and_gpt2_keep_their_outputs_in_a_composite() -> None:
     mask = torch.ones_like(src, dtype=torch.bool)
     mask[0, :3] = False
     for given in (None, mask):
-        expected = bert.encode(src, None, given)
-        same(model.encode(src, given), model.memory_map(expected))
+        expected = bert.encode(src, mask=given)
+        same(model.encode(src, src_mask=given), model.memory_map(expected))
     without_crossing(model)
     same(model(src, tgt), gpt2(tgt))
 
@@ -238,7 +238,7 @@ def test_source_padding_does_not_change_the_output(side: str) -> None:
     for i, row in enumerate(rows):
         at = slice(9 - row.shape[1], 9) if side == "left" else slice(0, row.shape[1])
         src[i, at], mask[i, at] = row[0], True
-    together = model(src, tgt, mask)
+    together = model(src, tgt, src_mask=mask)
     found, scores = beam_search(model, src, 3, src_mask=mask, max_new_tokens=8)
     for i, row in enumerate(rows):
         torch.testing.assert_close(together[i : i + 1], model(row, tgt[i : i + 1]))

@@ -45,8 +45,8 @@ def test_feature_layers_equal_a_shallower_encoder(placement: str) -> None:
     ids, mask = ids_and_mask()
     deep = tagger(norm_placement=placement)
     torch.testing.assert_close(
-        tagger(norm_placement=placement, feature_layers=[3]).hidden(ids, None, mask),
-        deep.encode(ids, None, mask),
+        tagger(norm_placement=placement, feature_layers=[3]).hidden(ids, mask=mask),
+        deep.encode(ids, mask=mask),
     )
     embedded = deep.embed(ids, slice(0, 9))
     torch.testing.assert_close(
@@ -55,8 +55,8 @@ def test_feature_layers_equal_a_shallower_encoder(placement: str) -> None:
     shallow = tagger(norm_placement=placement, n_layers=2)
     transfer(shallow, deep)
     if placement == "post":  # a pre-norm stack has a final norm after its last layer only
-        found = tagger(feature_layers=[2]).hidden(ids, None, mask)
-        torch.testing.assert_close(found, shallow.encode(ids, None, mask))
+        found = tagger(feature_layers=[2]).hidden(ids, mask=mask)
+        torch.testing.assert_close(found, shallow.encode(ids, mask=mask))
 
 
 def test_several_layers_are_mixed_or_concatenated() -> None:
@@ -93,7 +93,9 @@ def test_causal_encoder_equals_the_causal_lm_it_starts_from() -> None:
     source = CausalLM(CausalLMConfig(**shape, embed_norm=True)).double().eval()
     target = tagger(causal=True, n_segments=0)
     transfer(target, source)
-    torch.testing.assert_close(target.encode(ids, None, mask)[mask], source.hidden(ids, mask)[mask])
+    torch.testing.assert_close(
+        target.encode(ids, mask=mask)[mask], source.hidden(ids, mask=mask)[mask]
+    )
 
 
 def test_pool_last_finds_the_last_real_token_with_either_padding() -> None:

@@ -277,8 +277,8 @@ def test_missing_next_sentence_head_raises() -> None:
 
 def test_segments_default_to_zero() -> None:
     model, ids = build("masked"), tokens(2, 5)
-    assert torch.equal(model(ids), model(ids, torch.zeros_like(ids)))
-    assert not torch.isclose(model(ids), model(ids, torch.ones_like(ids))).any(-1).all()
+    assert torch.equal(model(ids), model(ids, segments=torch.zeros_like(ids)))
+    assert not torch.isclose(model(ids), model(ids, segments=torch.ones_like(ids))).any(-1).all()
 
 
 @families

@@ -53,17 +53,21 @@ def test_visible_patches_do_not_see_masked_pixels() -> None:
     patches = model.patchify(images)
     is_visible = torch.zeros(2, 16, dtype=torch.bool).scatter(1, visible, True)
     changed = model.unpatchify(torch.where(is_visible[..., None], patches, torch.randn(2, 16, 12)))
-    assert torch.equal(model.encode(images, visible), model.encode(changed, visible))
-    assert torch.equal(model(images, visible), model(changed, visible))
+    assert torch.equal(
+        model.encode(images, visible=visible), model.encode(changed, visible=visible)
+    )
+    assert torch.equal(model(images, visible=visible), model(changed, visible=visible))
     other = model.unpatchify(torch.where(is_visible[..., None], patches + 1, patches))
-    assert not torch.isclose(model.encode(images, visible), model.encode(other, visible)).any()
+    assert not torch.isclose(
+        model.encode(images, visible=visible), model.encode(other, visible=visible)
+    ).any()
 
 
 def test_encoder_and_decoder_follow_the_definition() -> None:
     model, (images, visible) = build(), inputs()
     x = model.embed(images)
     h = [model.stack(x[i : i + 1, [0, *(visible[i] + 1).tolist()]]) for i in range(2)]
-    torch.testing.assert_close(model.encode(images, visible), torch.cat(h))
+    torch.testing.assert_close(model.encode(images, visible=visible), torch.cat(h))
     table: Any = model.decoder_positions
     rows = []
     for i in range(2):
@@ -74,13 +78,13 @@ def test_encoder_and_decoder_follow_the_definition() -> None:
             token = y[1 + visible[i].tolist().index(n)] if is_visible else model.mask_token
             tokens.append(token + table.weight[n])
         rows.append(model.pixels(model.decoder_stack(torch.stack(tokens)[None])[0, 1:]))
-    torch.testing.assert_close(model(images, visible), torch.stack(rows))
+    torch.testing.assert_close(model(images, visible=visible), torch.stack(rows))
 
 
 def test_all_patches_are_visible_without_a_choice() -> None:
     model, (images, _) = build(), inputs()
     everything = torch.arange(16).expand(2, -1)
-    torch.testing.assert_close(model(images), model(images, everything))
+    torch.testing.assert_close(model(images), model(images, visible=everything))
 
 
 def test_parameters_of_the_paper_and_of_transformers() -> None:

@@ -100,7 +100,7 @@ def test_skipped_keys_are_those_that_the_mask_hides(sizes: list[int]) -> None:
     with attention_backend("naive"):
         wanted = model(ids)
     cache = KVCache()
-    assert_same(torch.cat([model(part, None, cache) for part in ids.split(sizes, 1)], 1), wanted)
+    assert_same(torch.cat([model(part, cache=cache) for part in ids.split(sizes, 1)], 1), wanted)
 
 
 @pytest.mark.usefixtures("short_slices")
@@ -146,7 +146,7 @@ def test_window_compiles_without_graph_breaks(whole: bool) -> None:
     wanted = model(ids)
     if whole:
         compiled = torch.compile(model, backend="eager", fullgraph=True)
-        assert_same(compiled(ids, torch.ones_like(ids).bool()), wanted)
+        assert_same(compiled(ids, mask=torch.ones_like(ids).bool()), wanted)
     else:  # as in training with --compile
         for block in model.stack.blocks:
             block.compile(backend="eager", fullgraph=True)
@@ -273,7 +273,7 @@ def test_cache_of_a_window_keeps_all_keys_of_padded_prompts() -> None:
     ids, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.bool)
     mask[0, 5:] = False
     cache = model.new_cache()
-    model(ids, mask, cache=cache)
+    model(ids, mask=mask, cache=cache)
     new = tokens(2, 1)
     found = model(new, cache=cache)
     alone = model(torch.cat([ids[:1, :5], new[:1]], dim=1))
@@ -282,4 +282,4 @@ def test_cache_of_a_window_keeps_all_keys_of_padded_prompts() -> None:
     bounded = model.new_cache()
     model(ids, cache=bounded)
     with pytest.raises(InputError, match="mask must be given from the first call on"):
-        model(new, new >= 0, cache=bounded)
+        model(new, mask=new >= 0, cache=bounded)

@@ -86,6 +86,6 @@ def test_logits_match_composite_models_of_transformers(
         inputs = {"pixel_values": src}
     with torch.no_grad():
         expected = hf_model(**inputs, decoder_input_ids=tgt).logits
-        actual = model(src, tgt, mask)
+        actual = model(src, tgt, src_mask=mask)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert expected.std() > 0.1

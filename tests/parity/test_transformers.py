@@ -115,7 +115,7 @@ def test_gpt2_equals_transformers(padding: str | None) -> None:
 
     def run() -> list[tuple[Tensor, Tensor]]:
         other = theirs(ids, attention_mask=mask.long(), position_ids=positions).logits
-        return [(ours(ids, mask if padding else None)[mask], other[mask])]
+        return [(ours(ids, mask=mask if padding else None)[mask], other[mask])]
 
     compare(ours, theirs, gpt2_names(), run)
 
@@ -172,7 +172,7 @@ def test_bert_equals_transformers(activation: str) -> None:
 
     def run() -> list[tuple[Tensor, Tensor]]:
         out = theirs(ids, attention_mask=mask.long(), token_type_ids=segments)
-        h = ours.encode(ids, segments, mask)
+        h = ours.encode(ids, segments=segments, mask=mask)
         follows = ours.next_sentence_logits(h)
         words = out.prediction_logits
         return [
@@ -297,6 +297,6 @@ def test_masked_autoencoder_equals_transformers() -> None:
     def run() -> list[tuple[Tensor, Tensor]]:
         out = theirs(images, noise=noise)
         loss, count = task.step(MaskedImageBatch(images, visible, torch.arange(3)))
-        return [(ours(images, visible), out.logits), (loss / count, out.loss)]
+        return [(ours(images, visible=visible), out.logits), (loss / count, out.loss)]
 
     compare(ours, theirs, names, run)

@@ -255,7 +255,7 @@ def test_checkpoint_is_exported_and_imported_again(tmp_path: Path) -> None:
         assert row[: len(ids) + 2].tolist() == [2, *ids, 3]
     with torch.no_grad():
         theirs = model(**given).logits_per_image
-        mine = ours.model(pixels, given["input_ids"], given["attention_mask"].bool())
+        mine = ours.model(pixels, given["input_ids"], mask=given["attention_mask"].bool())
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     import_checkpoint(tmp_path / "there", tmp_path / "again.ckpt")
     again = load_task(tmp_path / "again.ckpt")
@@ -322,7 +322,7 @@ def sigmoid(rows: int = 6) -> tuple[SigmoidContrastiveLearning, CaptionBatch]:
 
 def test_sigmoid_loss_classifies_each_pair() -> None:
     task, batch = sigmoid()
-    logits = task.model(batch.images, batch.ids, batch.mask)
+    logits = task.model(batch.images, batch.ids, mask=batch.mask)
     labels = torch.eye(6, dtype=torch.float64)
     expected = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / 6
     total, count = task.step(batch)

@@ -93,10 +93,10 @@ def test_step_equals_the_plain_formula(name: str, texts: Path) -> None:
     total, count = task.step(batch)
     model = task.model
     if name == "sequences":
-        logits = model(batch.ids, batch.segments, batch.mask)
+        logits = model(batch.ids, segments=batch.segments, mask=batch.mask)
         plain = F.cross_entropy(logits, batch.labels, reduction="sum")
     elif name == "scores":
-        logits = model(batch.ids, batch.segments, batch.mask)
+        logits = model(batch.ids, segments=batch.segments, mask=batch.mask)
         plain = ((logits[:, 0] - batch.labels) ** 2).sum()
     elif name == "causal_sequences":  # GPT-1, eq. 5; each row alone
         plain = torch.zeros((), dtype=torch.float64)
@@ -110,10 +110,10 @@ def test_step_equals_the_plain_formula(name: str, texts: Path) -> None:
         logits = model(batch.ids, batch.n_words, batch.n_sentences)
         plain = F.cross_entropy(logits, batch.labels, reduction="sum")
     elif name == "words":
-        logits = model(batch.ids, None, batch.mask)
+        logits = model(batch.ids, mask=batch.mask)
         plain = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
     else:
-        logits = model(batch.ids, batch.segments, batch.mask)
+        logits = model(batch.ids, segments=batch.segments, mask=batch.mask)
         logits = logits.masked_fill(~batch.mask[..., None], -torch.inf)
         halves = zip(logits.unbind(-1), (batch.starts, batch.ends), strict=True)
         plain = sum(F.cross_entropy(z, y, reduction="sum") for z, y in halves) / 2

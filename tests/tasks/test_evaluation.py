@@ -154,10 +154,14 @@ def test_step_equals_the_plain_formula(family: str, texts: Path) -> None:
     task.eval()
     batch = next(iter(data.train_dataloader()))
     if family == "translation":
-        logits = task.model(batch.src, batch.tgt[:, :-1], batch.src_mask, batch.tgt_mask[:, :-1])
+        logits = task.model(
+            batch.src, batch.tgt[:, :-1], src_mask=batch.src_mask, tgt_mask=batch.tgt_mask[:, :-1]
+        )
         targets = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], -100)
     elif family == "masked":
-        logits = task.model(batch.ids, batch.segments, batch.mask, batch.documents)
+        logits = task.model(
+            batch.ids, segments=batch.segments, mask=batch.mask, documents=batch.documents
+        )
         targets = batch.targets
     elif family == "causal":
         logits, targets = task.model(batch.ids, documents=batch.documents), batch.targets

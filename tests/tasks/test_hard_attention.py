@@ -114,7 +114,7 @@ def test_marginal_loss_is_that_of_the_mixed_distributions(kind: str) -> None:
     mixed.model.load_state_dict(task.model.state_dict())
     batch = pairs()
     loss, count = task.eval().step(batch)
-    log_p = mixed.model.eval()(batch.src, batch.tgt[:, :-1], batch.src_mask)
+    log_p = mixed.model.eval()(batch.src, batch.tgt[:, :-1], src_mask=batch.src_mask)
     torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(3, 5))
     targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)[:, 1:]
     expected = torch.nn.functional.nll_loss(log_p.flatten(0, 1), targets.flatten(), reduction="sum")

@@ -49,7 +49,7 @@ def test_loss_is_the_error_of_the_masked_pixels(normalize: bool) -> None:
     task, batch = built(normalize)
     loss, count = task.step(batch)
     assert count == 3 * 12
-    predicted = task.model(batch.images, batch.visible)
+    predicted = task.model(batch.images, visible=batch.visible)
     expected = 0.0
     for i in range(3):
         for n in set(range(16)) - set(batch.visible[i].tolist()):

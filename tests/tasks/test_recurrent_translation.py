@@ -59,7 +59,7 @@ def ready(task: Any, data: Any) -> Any:
 
 def losses(task: Any, batch: Any, inputs: Tensor) -> Tensor:
     """Return the loss of each target, computed from all logits."""
-    logits = task.model(batch.src, inputs, batch.src_mask)
+    logits = task.model(batch.src, inputs, src_mask=batch.src_mask)
     targets = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], -100)
     return F.cross_entropy(logits.mT, targets, reduction="none")
 
@@ -93,7 +93,7 @@ def test_scheduled_sampling_replaces_inputs_by_predictions(
     torch.testing.assert_close(total, losses(task, batch, inputs).sum())
     assert torch.equal(inputs[:, 0], true[:, 0])
     # A replaced token is the most likely one after all inputs before it, replaced or true.
-    likely = task.model(batch.src, inputs, batch.src_mask).argmax(-1)[:, :-1]
+    likely = task.model(batch.src, inputs, src_mask=batch.src_mask).argmax(-1)[:, :-1]
     differs = inputs[:, 1:] != true[:, 1:]
     assert torch.equal(inputs[:, 1:][differs], likely[differs])
     assert 0.3 < differs.float().mean() < 0.7
@@ -124,7 +124,7 @@ def test_free_running_loss_is_that_of_predicted_inputs(texts: Path, tmp_path: Pa
     for batch in data.test_dataloader():
         inputs = batch.tgt[:, :1]
         for _ in range(batch.tgt.shape[1] - 2):
-            logits = task.model(batch.src, inputs, batch.src_mask)
+            logits = task.model(batch.src, inputs, src_mask=batch.src_mask)
             inputs = torch.cat([inputs, logits[:, -1:].argmax(-1)], dim=1)
         nll += losses(task, batch, inputs).sum().item()
         n_tokens += int(batch.tgt_mask[:, 1:].sum())

@@ -167,7 +167,7 @@ def test_step_equals_the_plain_formula(family: str, texts: Path) -> None:
         src, tgt, mask, real = batch[:4]
     else:
         src, tgt, mask, real = batch.images, batch.ids, None, batch.mask
-    logits = task.model(src, tgt[:, :-1], mask, real[:, :-1])
+    logits = task.model(src, tgt[:, :-1], src_mask=mask, tgt_mask=real[:, :-1])
     targets = tgt[:, 1:].masked_fill(~real[:, 1:], -100)
     plain = F.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), label_smoothing=0.1, reduction="sum"

@@ -83,7 +83,7 @@ def flow(weights: Array, query: int) -> Array:
 
 @contextmanager
 def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Store the attention weights of a module in each of its calls, with their graph for autograd."""
+    """Store the attention weights of a module in each call, with their graph for autograd."""
     assert isinstance(module, Attention)
     before = vars(module).get("normalize")
     normalize = module.normalize

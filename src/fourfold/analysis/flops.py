@@ -135,7 +135,7 @@ def image_tokens(config: Any) -> int:
 
 
 def _section(child: nn.Module | nn.Parameter) -> str:
-    """Return the field of `CostBreakdown` that counts a direct submodule or parameter of a model."""
+    """Return the field of `CostBreakdown` that counts a direct part of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):
         return "embeddings"
     return "blocks" if isinstance(child, Stack | Layers) else "head"

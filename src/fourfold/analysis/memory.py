@@ -1,8 +1,8 @@
 """Estimated memory of a training step, and division of a batch into micro-batches that fit.
 
-The forward pass runs on tensors without data (torch's FakeTensorMode), and the tensors that autograd
-would store for the backward pass are added. The device of these tensors is a GPU, and the attention
-kernel is a fused one, which stores no attention weights (T, T).
+The forward pass runs on tensors without data (torch's FakeTensorMode), and the bytes of the tensors
+that autograd would store for the backward pass are added. The device of these tensors is a GPU, and
+the attention kernel is a fused one, which stores no attention weights (T, T).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +149,7 @@ def format_bytes(count: float) -> str:
 def _stored_bytes(
     model: Model, length: int | None, source: int | None, precision: str
 ) -> tuple[int, float]:
-    """Count the bytes that autograd stores once, and for each row, in a forward pass to the head."""
+    """Count the bytes that autograd stores once, and for each row, in a pass up to the head."""
     fake = not model.is_recurrent  # a fake LSTM does not show the workspace of its kernel
     traced = length if fake else RECURRENT_LENGTH
     first, second = (
@@ -224,7 +224,7 @@ class _FusedAttention(TorchFunctionMode):
 
 
 class _Kernel(torch.autograd.Function):
-    """Attention that stores queries, keys, values, output and one number for each query and head."""
+    """Attention that stores queries, keys, values, output and a number for each query and head."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

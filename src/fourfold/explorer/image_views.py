@@ -140,7 +140,7 @@ class MaskedImageView(ImageView):
             "self": Kind("visible", "visible", name="encoder", distances=own),
             "decoder_stack": Kind("patches", "patches", name="decoder", distances=distances),
         }
-        collector.collect(self.model, lambda: self.model(images, visible), kinds)
+        collector.collect(self.model, lambda: self.model(images, visible=visible), kinds)
         collector.maps.sort(key=lambda entry: bool(entry["name"] == "encoder"))
         hidden = sorted(set(range(1, len(names))) - set(seen))
         return {

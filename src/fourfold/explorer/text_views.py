@@ -227,7 +227,7 @@ class ClassifierView(View):
                 return self.model.classify(self.model.hidden(ids))
             segments = example.segments if self.model.config.n_segments > 1 else None
             known = None if segments is None else self.tensor(segments)
-            output: Tensor = self.model(ids, known)
+            output: Tensor = self.model(ids, segments=known)
             return output
 
         output = collector.collect(self.model, forward, {"self": kind})

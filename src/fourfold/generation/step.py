@@ -69,7 +69,7 @@ class CausalStep:
                 self._mask = F.pad(self._mask, (0, ids.shape[1]), value=True)
             ids = torch.cat([self._ids, ids], dim=1)
         mask = self._mask
-        h = self._model.hidden(ids, mask, self.cache)
+        h = self._model.hidden(ids, mask=mask, cache=self.cache)
         if self.cache is None:
             self._ids = ids
         else:
@@ -98,7 +98,7 @@ class Seq2SeqStep:
         self._model = model
         self._src_mask = src_mask
         self.cache = cache
-        self._memory: Tensor = model.encode(src, src_mask)  # (B, S, D)
+        self._memory: Tensor = model.encode(src, src_mask=src_mask)  # (B, S, D)
         self._rows = len(src)
         self._ids: Tensor | None = None
 
@@ -106,7 +106,7 @@ class Seq2SeqStep:
         """Append a token (N, 1) to each target, and return the logits (N, V) of the next token."""
         if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
-        h = self._model.decode(ids, self._memory, self._src_mask, cache=self.cache)
+        h = self._model.decode(ids, self._memory, src_mask=self._src_mask, cache=self.cache)
         logits: Tensor = self._model.logits(h[:, -1])
         return logits
 

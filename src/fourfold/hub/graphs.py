@@ -17,7 +17,7 @@ from fourfold.errors import InputError
 from fourfold.models import CLIP, CausalClassifier, CausalLM, LadderLM, MaskedLM, ResNet, ViT
 from fourfold.models.baselines.ladder import WITH_ATTENTION
 from fourfold.models.encoder_decoder.model import Seq2Seq
-from fourfold.models.masked_lm.classifiers import EncoderWithHead
+from fourfold.models.masked_lm.classifiers import EncoderWithFeatures
 
 # Function that runs a graph, given its name and its inputs in the order of `Graph.inputs`.
 Run = Callable[[str, list[Tensor]], list[Tensor]]
@@ -99,7 +99,7 @@ def make_graphs(model: Any) -> GraphSet:
     if isinstance(model, LadderLM) and model.config.rung not in WITH_ATTENTION:
         message = f"must be one of {', '.join(WITH_ATTENTION)} for a graph with a cache, got"
         raise InputError(f"{message} {model.config.rung}", option="rung")
-    if isinstance(model, EncoderWithHead) and model.lstm is not None:
+    if isinstance(model, EncoderWithFeatures) and model.lstm is not None:
         message = "must be 0 for a graph, which cannot skip padding in an LSTM, got"
         raise InputError(f"{message} {model.config.lstm_width}", option="lstm_width")
     makers: dict[Any, Callable[[Any], GraphSet]] = {
@@ -189,9 +189,9 @@ def _encoder_graphs(model: Any) -> GraphSet:
     def run(ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> tuple[Tensor, ...]:
         real = mask.bool()
         if isinstance(model, CausalClassifier):
-            return (model.classify(model.hidden(ids, real), real),)
-        h = model.hidden(ids, segments, real)
-        if isinstance(model, EncoderWithHead):
+            return (model.classify(model.hidden(ids, mask=real), real),)
+        h = model.hidden(ids, segments=segments, mask=real)
+        if isinstance(model, EncoderWithFeatures):
             return (model.logits(h, real),)
         first = model.logits(h) if model.config.head else h
         return (first,) if next_sentence is None else (first, next_sentence(h))
@@ -300,7 +300,7 @@ def _causal_graphs(model: CausalLM) -> GraphSet:
         ids, mask, *past = _samples(
             graph, {**sizes, "past": 0, "length": total, "past + length": total}, pad_left=True
         )
-        expected = model(ids, mask.bool())
+        expected = model(ids, mask=mask.bool())
         yield from _decoded(execute, sizes, lambda a, b: [ids[:, a:b], mask[:, :b]], past, expected)
 
     return GraphSet({"decoder": graph}, compare)
@@ -321,7 +321,7 @@ def _seq2seq_graphs(model: Any) -> GraphSet:
         source_mask = [source[1]._replace(name="encoder_attention_mask")]
 
     def encode(src: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        memory = model.encode(src, None if mask is None else mask.bool())
+        memory = model.encode(src, src_mask=None if mask is None else mask.bool())
         pairs = ((block.cross_attn.k, block.cross_attn.v) for block in model.decoder.blocks)
         return tuple(
             split_heads(project(memory), config.kv_heads) for pair in pairs for project in pair
@@ -338,7 +338,7 @@ def _seq2seq_graphs(model: Any) -> GraphSet:
             cache.layer(i).memory = memory
         # Only the number of source tokens is read, because the cache has the keys and values.
         placeholder = keys.new_zeros(keys.shape[0], keys.shape[2], 1)
-        h = model.decode(ids, placeholder, mask, cache=cache)
+        h = model.decode(ids, placeholder, src_mask=mask, cache=cache)
         return (model.logits(h), *cache.outputs())
 
     targets = Input("input_ids", ("batch", "length"), config.vocab_size)
@@ -354,7 +354,7 @@ def _seq2seq_graphs(model: Any) -> GraphSet:
     def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
         src, *masks = _samples(graphs["encoder"], sizes)
         ids = targets.sample({**sizes, "length": sizes["past"] + sizes["length"]})
-        expected = model(src, ids, *(mask.bool() for mask in masks))
+        expected = model(src, ids, src_mask=masks[0].bool() if masks else None)
         fixed = [*masks, *execute("encoder", [src, *masks])]
         past = [x.sample({**sizes, "past": 0}) for x in inputs[-2 * n_layers :]]
         yield from _decoded(execute, sizes, lambda a, b: [ids[:, a:b], *fixed], past, expected)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +16,7 @@ from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
+from fourfold.layers.heads import ClassHead
 from fourfold.layers.patch_embedding import PatchEmbedding
 from fourfold.layers.token_embedding import TokenEmbedding
 
@@ -119,6 +121,24 @@ class Model(nn.Module):
     def logits(self, h: Tensor) -> Tensor:
         """Map hidden states (..., model width D) to logits (..., vocabulary size V)."""
         return self.head(h)
+
+    def reset_classifier(self, n_classes: int) -> None:
+        """Replace the classifier by one for another number of classes, with small random weights.
+
+        Raises:
+            InputError: The model has no classifier.
+        """
+        heads = {path: m for path, m in self.named_modules() if isinstance(m, ClassHead)}
+        if not heads or not hasattr(self.config, "n_classes"):
+            message = f"must be a ViT or a classifier of texts, got {type(self).__name__}"
+            raise InputError(message, option="the model")
+        self.config = replace(self.config, n_classes=n_classes)
+        for path, old in heads.items():
+            if not path.startswith("next_sentence"):
+                new = ClassHead(old.in_features, n_classes).to(old.weight)
+                nn.init.trunc_normal_(new.weight, std=0.02)
+                nn.init.zeros_(new.bias)
+                self.set_submodule(path, new)
 
     def stacks(self) -> list[nn.Module]:
         """Return the modules between embeddings and head, such as the encoder and the decoder."""

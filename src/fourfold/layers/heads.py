@@ -144,6 +144,14 @@ class VocabularyHead(nn.Module):
         return cap(linear(self._transformed(h), self.weight, self.bias), self.logit_cap)
 
 
+class ClassHead(nn.Linear):
+    """Linear layer from hidden states to the logits of K classes, whose number must be known."""
+
+    def __init__(self, width: int, n_classes: int | None) -> None:
+        assert n_classes is not None, "n_classes must be known when a model is built"
+        super().__init__(width, n_classes)
+
+
 class PooledClassifier(nn.Module):
     """BERT's pooler with a classifier, applied to the hidden state of the first token.
 
@@ -159,7 +167,7 @@ class PooledClassifier(nn.Module):
     def __init__(
         self,
         d_model: int,
-        n_classes: int,
+        n_classes: int | None,
         dropout: float = 0.0,
         config: TransformerConfig | None = None,
     ) -> None:
@@ -168,7 +176,7 @@ class PooledClassifier(nn.Module):
         self.activation = torch.tanh if config is None else ACTIVATIONS[config.activation]
         self.norm = None if config is None else norm_from_config(config, d_model)
         self.dropout = Dropout(dropout)
-        self.classify = nn.Linear(d_model, n_classes)
+        self.classify = ClassHead(d_model, n_classes)
 
     def forward(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to logits (B, K)."""
@@ -176,9 +184,3 @@ class PooledClassifier(nn.Module):
         if self.norm is not None:
             y = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
         return self.classify(self.dropout(y))
-
-
-def class_head(width: int, n_classes: int | None) -> nn.Linear:
-    """Build the linear layer from hidden states to class logits; `n_classes` must not be None."""
-    assert n_classes is not None, "n_classes must be known when a model is built"
-    return nn.Linear(width, n_classes)

@@ -6,24 +6,35 @@ with random weights, and `fourfold.load` reads trained weights. The families dec
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
+
+import torch
 
 from fourfold.core.config import ModelConfig
 from fourfold.core.validation import check_choice
 from fourfold.families import families, import_member
-from fourfold.layers.base_model import Model
+from fourfold.layers.base_model import Model, on_meta
 
 
 def _sizes() -> dict[str, tuple[str, Mapping[str, Any]]]:
     return {name: size for family in families() for name, size in family.sizes.items()}
 
 
-def create(name: str, **overrides: Any) -> Model:
+def create(
+    name: str,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **overrides: Any,
+) -> Model:
     """Build a model with random weights from the name of an architecture.
 
     Args:
         name: One of the names that `list_models` returns, such as "gpt2-medium".
+        device: Device of the weights. On "meta", they have no memory. None means torch's default.
+        dtype: Data type of the weights. None means torch's default.
         overrides: Values of config fields that replace those of the architecture, such as
             n_classes=10.
 
@@ -33,13 +44,14 @@ def create(name: str, **overrides: Any) -> Model:
 
     Example:
         >>> import torch
-        >>> model = create("vit_tiny_patch16_224", n_classes=10, n_layers=2)
-        >>> model(torch.zeros(1, 3, 224, 224)).shape
-        torch.Size([1, 10])
+        >>> model = create("vit_tiny_patch16_224", n_classes=10, n_layers=2, dtype=torch.bfloat16)
+        >>> model.dtype, model(torch.zeros(1, 3, 224, 224, dtype=model.dtype)).shape
+        (torch.bfloat16, torch.Size([1, 10]))
     """
     config = create_config(name, **overrides)
-    model: Model = import_member("models", _sizes()[name][0])(config)
-    return model
+    with on_meta() if str(device) == "meta" else nullcontext():
+        model: Model = import_member("models", _sizes()[name][0])(config)
+    return model.to(device=device, dtype=dtype)
 
 
 def create_config(name: str, **overrides: Any) -> ModelConfig:

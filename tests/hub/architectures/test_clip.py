@@ -29,7 +29,9 @@ def test_exported_model_matches_transformers(
     x, (ids, mask) = images(3), texts([5, 9])
     with torch.no_grad():
         out = hf_model(input_ids=ids, attention_mask=mask.long(), pixel_values=x)
-        torch.testing.assert_close(model(x, ids, mask), out.logits_per_image, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            model(x, ids, mask=mask), out.logits_per_image, rtol=1e-9, atol=1e-9
+        )
         tower = hf.CLIPTextModelWithProjection.from_pretrained(
             tmp_path / "exported", dtype=torch.float64
         )

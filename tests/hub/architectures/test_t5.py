@@ -86,7 +86,7 @@ def test_padding_on_either_side_of_both_texts(side: str, max_len: int, tmp_path:
         decoder_input_ids=tgt,
         decoder_attention_mask=tgt_mask.long(),
     ).logits
-    found = model(src, tgt, mask, tgt_mask)
+    found = model(src, tgt, src_mask=mask, tgt_mask=tgt_mask)
     torch.testing.assert_close(found[tgt_mask], out[tgt_mask], rtol=1e-10, atol=1e-10)
 
 

@@ -86,18 +86,26 @@ def test_maps_include_the_relative_bias() -> None:
     assert maps[0].std() > 1e-3
 
 
-def pair_inputs() -> tuple[torch.Tensor, ...]:
+Inputs = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]  # positional and keyword
+
+
+def pair_inputs() -> Inputs:
     mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-    return tokens(2, 7), tokens(2, 5), mask
+    return (tokens(2, 7), tokens(2, 5)), {"src_mask": mask}
+
+
+def text_inputs() -> Inputs:
+    mask = torch.tensor([[False] * 2 + [True] * 7, [True] * 9])
+    return (tokens(2, 9),), {"mask": mask}
 
 
 FORWARDS: dict[str, Any] = {
-    "causal": lambda: (tokens(2, 9), torch.tensor([[False] * 2 + [True] * 7, [True] * 9])),
-    "masked": lambda: (tokens(2, 9), None, torch.tensor([[True] * 6 + [False] * 3, [True] * 9])),
+    "causal": text_inputs,
+    "masked": text_inputs,
     "encoder_decoder": pair_inputs,
     "t5": pair_inputs,
     "joined": pair_inputs,
-    "vit": lambda: (torch.randn(2, 2, 8, 8, dtype=torch.float64),),
+    "vit": lambda: ((torch.randn(2, 2, 8, 8, dtype=torch.float64),), {}),
 }
 
 
@@ -109,7 +117,7 @@ def test_collected_weights_give_the_output_of_each_layer(
     family: str, changes: dict[str, int]
 ) -> None:
     """The product of weights and values, through the output matrix, is that of the kernel."""
-    model, inputs = build(family, **changes), FORWARDS[family]()
+    model, (inputs, options) = build(family, **changes), FORWARDS[family]()
     outputs: dict[str, tuple[Any, ...]] = {}
     for path in attention_layers(model):
         model.get_submodule(path).register_forward_hook(
@@ -117,7 +125,7 @@ def test_collected_weights_give_the_output_of_each_layer(
         )
     found: list[LayerAttention] = []
     with torch.no_grad():
-        visit_attention(model, lambda: model(*inputs), found.append)
+        visit_attention(model, lambda: model(*inputs, **options), found.append)
     assert {record.path for record in found} == attention_layers(model).keys()
     for record in found:
         attn = model.get_submodule(record.path)
@@ -137,7 +145,7 @@ def test_layers_are_named_by_stack_and_counted_from_zero() -> None:
         "decoder.1": (1, 3, 3, 3),
         "cross.1": (1, 3, 3, 4),
     }
-    assert [*fourfold.attention_maps(build("vit"), *FORWARDS["vit"]())] == ["self.0", "self.1"]
+    assert [*fourfold.attention_maps(build("vit"), *FORWARDS["vit"]()[0])] == ["self.0", "self.1"]
 
 
 def test_maps_use_a_custom_normalization(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,8 +207,6 @@ def test_the_old_name_returns_arrays_and_warns() -> None:
     for name, weights in maps.items():
         assert weights.dtype == np.uint8
         assert np.abs(dequantize(weights) - exact[name].numpy()).max() < 0.004
-    with pytest.warns(DeprecationWarning), pytest.raises(InputError, match="dtype must be one of"):
-        attention(model, ids, dtype="float64")  # type: ignore[arg-type]
 
 
 def test_centres_of_predictive_alignment_are_those_of_the_weights() -> None:
@@ -211,7 +217,7 @@ def test_centres_of_predictive_alignment_are_those_of_the_weights() -> None:
     found: list[LayerAttention] = []
     src, tgt = torch.randint(20, (2, 9)), torch.randint(20, (2, 4))
     mask = torch.arange(9) < torch.tensor([[9], [6]])
-    visit_attention(model, lambda: model(src, tgt, mask), found.append)
+    visit_attention(model, lambda: model(src, tgt, src_mask=mask), found.append)
     (record,) = found
     assert record.name == "cross"
     assert record.weights.shape == (2, 1, 4, 9)

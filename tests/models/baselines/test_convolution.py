@@ -69,7 +69,7 @@ def test_padding_does_not_change_the_logits(block: Any, side: str) -> None:
     lm, ids = model(block=block, dilations=(1, 2)), torch.randint(29, (1, 6))
     places = (3, 0) if side == "left" else (0, 3)
     mask = F.pad(torch.ones_like(ids), places).bool()
-    padded = lm(F.pad(ids, places, value=7), mask)
+    padded = lm(F.pad(ids, places, value=7), mask=mask)
     torch.testing.assert_close(padded[mask], lm(ids)[0])
 
 

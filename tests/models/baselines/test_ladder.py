@@ -202,7 +202,7 @@ def test_padding_does_not_change_a_classification(rung: str) -> None:
     ids = torch.randint(29, (2, 9))
     mask = torch.arange(9) < torch.tensor([[9], [6]])
     model = classifier(rung)
-    torch.testing.assert_close(model(ids, None, mask)[1:], model(ids[1:, :6]))
+    torch.testing.assert_close(model(ids, mask=mask)[1:], model(ids[1:, :6]))
 
 
 @pytest.mark.parametrize("rung", RUNGS)

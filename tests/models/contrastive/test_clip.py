@@ -100,7 +100,7 @@ def test_embeddings_follow_the_definition() -> None:
     ids, mask = texts([5, 3])
     text = model.encode_text(ids, mask)
     cosines = F.cosine_similarity(image[:, None], text[None], dim=-1)
-    assert_same(model(x, ids, mask), cosines * model.log_scale.exp())
+    assert_same(model(x, ids, mask=mask), cosines * model.log_scale.exp())
 
 
 def test_text_encoder_is_causal() -> None:
@@ -214,7 +214,7 @@ def test_model_keeps_its_config() -> None:
     twin = copy.deepcopy(model)
     ids, mask = texts([4, 6])
     x = images(2)
-    assert torch.equal(twin(x, ids, mask), model(x, ids, mask))
+    assert torch.equal(twin(x, ids, mask), model(x, ids, mask=mask))
     tower = TINY.image_tower
     assert (tower.d_model, tower.n_layers, tower.n_heads, tower.d_ff) == (16, 1, 2, 24)
     assert (tower.activation, tower.norm_eps) == (TINY.activation, TINY.norm_eps)

@@ -100,8 +100,8 @@ def test_padding_changes_neither_states_nor_translations(name: str, side: str) -
     model = build(name)
     src, mask = batch(side)
     tgt = torch.randint(3, V, (4, 5))
-    memory = model.encode(src, mask)
-    y = model.decode(tgt, memory, mask)
+    memory = model.encode(src, src_mask=mask)
+    y = model.decode(tgt, memory, src_mask=mask)
     ids, scores = beam_search(model, src, 3, src_mask=mask, max_new_tokens=9)
     for i, row in enumerate(rows()):
         alone = model.encode(row[None])
@@ -121,10 +121,10 @@ def test_steps_equal_the_teacher_forced_pass(name: str) -> None:
     model = build(name)
     src, mask = batch()
     tgt = torch.randint(3, V, (4, 6))
-    logits = model(src, tgt, mask)
-    memory, cache = model.encode(src, mask), model.new_cache()
+    logits = model(src, tgt, src_mask=mask)
+    memory, cache = model.encode(src, src_mask=mask), model.new_cache()
     for t, part in ((0, 1), (1, 1), (2, 3), (5, 1)):  # steps of one token and of three
-        y = model.logits(model.decode(tgt[:, t : t + part], memory, mask, cache=cache))
+        y = model.logits(model.decode(tgt[:, t : t + part], memory, src_mask=mask, cache=cache))
         torch.testing.assert_close(y, logits[:, t : t + part], rtol=0, atol=1e-12)
     assert cache.length == 6
 
@@ -159,7 +159,7 @@ def test_reordered_cache_continues_the_chosen_rows() -> None:
     model = build("local")
     src, mask = batch()
     tgt, chosen = torch.randint(3, V, (4, 4)), torch.tensor([2, 0, 0])
-    memory, cache = model.encode(src, mask), model.new_cache()
+    memory, cache = model.encode(src, src_mask=mask), model.new_cache()
     model.decode(tgt[:, :3], memory, cache=cache)
     cache.reorder(chosen)
     y = model.decode(tgt[chosen, 3:], memory.index_select(0, chosen), cache=cache)
@@ -173,7 +173,7 @@ def test_source_is_reversed_within_its_own_length() -> None:
     plain.load_state_dict(model.state_dict())
     src, mask = batch()
     tgt = torch.randint(3, V, (4, 5))
-    logits = model(src, tgt, mask)
+    logits = model(src, tgt, src_mask=mask)
     for i, row in enumerate(rows()):
         torch.testing.assert_close(logits[i], plain(row.flip(0)[None], tgt[i, None])[0])
 
@@ -261,7 +261,7 @@ def test_parameter_counts_of_the_papers(options: dict[str, Any], count: int) -> 
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = build(name).train()
     src, mask = batch()
-    model(src, torch.randint(3, V, (4, 5)), mask).square().sum().backward()
+    model(src, torch.randint(3, V, (4, 5)), src_mask=mask).square().sum().backward()
     assert [x for x, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -271,8 +271,8 @@ def test_autocast_gives_finite_logits_near_those_of_fp32(name: str) -> None:
     src, mask = batch()
     tgt = torch.randint(3, V, (4, 5))
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(src, tgt, mask)
-    expected = model(src, tgt, mask)
+        logits = model(src, tgt, src_mask=mask)
+    expected = model(src, tgt, src_mask=mask)
     assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
 
 
@@ -281,9 +281,9 @@ def test_int8_gives_logits_near_those_of_fp32(name: str) -> None:
     model = build(name).float()
     src, mask = batch()
     tgt = torch.randint(3, V, (4, 5))
-    expected = model(src, tgt, mask)
+    expected = model(src, tgt, src_mask=mask)
     quantize(model, "int8")
-    assert (model(src, tgt, mask) - expected).abs().max() < 0.1 * expected.abs().max()
+    assert (model(src, tgt, src_mask=mask) - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", ["search", "global", "local"])

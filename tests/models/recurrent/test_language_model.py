@@ -144,7 +144,7 @@ def test_documents_and_cached_padding_raise() -> None:
     with pytest.raises(InputError, match="cannot separate packed documents"):
         model().hidden(ids, documents=torch.zeros_like(ids))
     with pytest.raises(InputError, match="mask must be None for a recurrent model with a cache"):
-        model().hidden(ids, torch.ones_like(ids).bool(), model().new_cache())
+        model().hidden(ids, mask=torch.ones_like(ids).bool(), cache=model().new_cache())
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])

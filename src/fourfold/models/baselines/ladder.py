@@ -174,7 +174,7 @@ class LadderBlock(Block):
 
 
 class LadderStack(Stack):
-    """Stack whose blocks have only the components that `config.rung` selects (see `LadderBlock`)."""
+    """Stack whose blocks have only the components that `config.rung` selects."""
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)

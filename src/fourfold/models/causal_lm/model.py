@@ -109,16 +109,18 @@ class CausalLM(Model):
     def forward(
         self,
         ids: Tensor,
+        *,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits (B, T, V) of the next token at each position."""
-        return self.logits(self.hidden(ids, mask, cache, documents))
+        return self.logits(self.hidden(ids, mask=mask, cache=cache, documents=documents))
 
     def hidden(
         self,
         ids: Tensor,
+        *,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         documents: Tensor | None = None,

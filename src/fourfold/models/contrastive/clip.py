@@ -124,7 +124,7 @@ class CLIP(Model):
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # section 2.5
         self._initialize()
 
-    def forward(self, images: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Compute the scaled cosine similarities (B, S) of B images and S texts.
 
         Raises:

@@ -88,7 +88,7 @@ class CompositeEncoderDecoder(Seq2Seq):
         initialize(nn.ModuleList(rest), config.init)
 
     def encode(
-        self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
+        self, src: Tensor, *, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
         """Compute the encoder output (B, S, D), mapped to the width D of the decoder.
 
@@ -100,7 +100,7 @@ class CompositeEncoderDecoder(Seq2Seq):
             n_prefix = self.config.encoder.n_prefix
             memory = self.encoder(self.src_embed(src), Mask(n_global=n_prefix))
         else:
-            memory = super().encode(src, src_mask, src_documents)
+            memory = super().encode(src, src_mask=src_mask, src_documents=src_documents)
         return self.memory_map(memory)
 
 

@@ -106,29 +106,47 @@ class Seq2Seq(Model):
         self,
         src: Tensor,
         tgt: Tensor,
+        *,
         src_mask: Tensor | None = None,
         tgt_mask: Tensor | None = None,
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits (B, T, V) of the next token at each position of the target."""
-        return self.logits(self.hidden(src, tgt, src_mask, tgt_mask, src_documents, tgt_documents))
+        return self.logits(
+            self.hidden(
+                src,
+                tgt,
+                src_mask=src_mask,
+                tgt_mask=tgt_mask,
+                src_documents=src_documents,
+                tgt_documents=tgt_documents,
+            )
+        )
 
     def hidden(
         self,
         src: Tensor,
         tgt: Tensor,
+        *,
         src_mask: Tensor | None = None,
         tgt_mask: Tensor | None = None,
         src_documents: Tensor | None = None,
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the final hidden states (B, T, D) of the decoder, the input of the head."""
-        memory = self.encode(src, src_mask, src_documents)
-        return self.decode(tgt, memory, src_mask, tgt_mask, None, src_documents, tgt_documents)
+        memory = self.encode(src, src_mask=src_mask, src_documents=src_documents)
+        return self.decode(
+            tgt,
+            memory,
+            src_mask=src_mask,
+            tgt_mask=tgt_mask,
+            src_documents=src_documents,
+            tgt_documents=tgt_documents,
+        )
 
     def encode(
-        self, src: Tensor, src_mask: Tensor | None = None, src_documents: Tensor | None = None
+        self, src: Tensor, *, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
         """Compute the final hidden states (B, S, D) of the encoder."""
         mask, positions = mask_and_positions(src, src_mask, src_documents, None, causal=False)
@@ -138,6 +156,7 @@ class Seq2Seq(Model):
         self,
         tgt: Tensor,
         memory: Tensor,
+        *,
         src_mask: Tensor | None = None,
         tgt_mask: Tensor | None = None,
         cache: KVCache | None = None,

@@ -112,7 +112,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
     def _encode(self, batch: PairBatch) -> tuple[Any, Tensor, Tensor]:
         """Run the encoder, and divide the targets into inputs and targets (B, T) of the decoder."""
-        memory = self.model.encode(batch.src, batch.src_mask)
+        memory = self.model.encode(batch.src, src_mask=batch.src_mask)
         inputs = batch.tgt
         targets = batch.tgt.masked_fill(~batch.tgt_mask, IGNORE_INDEX)
         if getattr(self.config, "decoder_start_token_id", None) is None:
@@ -125,7 +125,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
     ) -> tuple[Any, ...]:
         # No target mask: padding is on the right, which the causal mask hides from real tokens.
-        h = self.model.decode(inputs, memory, batch.src_mask)
+        h = self.model.decode(inputs, memory, src_mask=batch.src_mask)
         return *self.model.head.output(h.flatten(0, 1)), targets.flatten()
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
@@ -199,7 +199,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         return mean_maps(
             self.model,
             "cross_attn",
-            lambda: self.model.decode(tgt, self.model.encode(src[None], None), None),
+            lambda: self.model.decode(tgt, self.model.encode(src[None])),
         )
 
     @torch.inference_mode()

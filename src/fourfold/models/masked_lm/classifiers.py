@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.kernels.dropout import Dropout
-from fourfold.layers.heads import PooledClassifier
+from fourfold.layers.heads import ClassHead, PooledClassifier
 from fourfold.layers.init import initialize
 from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
-from fourfold.models.masked_lm.encoder_features import EncoderConfig, EncoderWithHead
+from fourfold.models.masked_lm.encoder_features import EncoderWithFeatures, FeatureConfig
 
 
 @dataclass(frozen=True)
-class ClassifierConfig(EncoderConfig):
+class ClassifierConfig(FeatureConfig):
     """Config of an encoder with a classifier.
 
     Args:
@@ -50,7 +50,7 @@ class SequenceClassifierConfig(ClassifierConfig):
     head_norm: bool = False
 
 
-class SequenceClassifier(EncoderWithHead):
+class SequenceClassifier(EncoderWithFeatures):
     """Sequence classifier on an encoder (Devlin et al. 2018, section 4.1).
 
     The hidden states of the tokens are pooled into one vector (see `config.pool`). A dense layer
@@ -62,7 +62,6 @@ class SequenceClassifier(EncoderWithHead):
 
     def __init__(self, config: SequenceClassifierConfig) -> None:
         super().__init__(config)
-        assert config.n_classes is not None, "n_classes must be known when a model is built"
         sizes = self.width, config.n_classes, config.head_dropout
         self.classifier = PooledClassifier(*sizes, config if config.head_norm else None)
         initialize(self.classifier, config.init)
@@ -80,16 +79,15 @@ class TokenClassifierConfig(ClassifierConfig):
     """
 
 
-class TokenClassifier(EncoderWithHead):
+class TokenClassifier(EncoderWithFeatures):
     """Token classifier: a linear layer on each hidden state (Devlin et al. 2018, section 5.3)."""
 
     config: TokenClassifierConfig
 
     def __init__(self, config: TokenClassifierConfig) -> None:
         super().__init__(config)
-        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.dropout = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(self.width, config.n_classes)
+        self.classifier = ClassHead(self.width, config.n_classes)
         initialize(self.classifier, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -98,7 +96,7 @@ class TokenClassifier(EncoderWithHead):
 
 
 @dataclass(frozen=True)
-class SpanExtractorConfig(EncoderConfig):
+class SpanExtractorConfig(FeatureConfig):
     """Config of an encoder that predicts the first and the last token of an answer.
 
     Source: Devlin et al. 2018, section 4.2.
@@ -112,8 +110,8 @@ class SpanExtractorConfig(EncoderConfig):
     """
 
 
-class SpanExtractor(EncoderWithHead):
-    """Extractive question answering: start and end logits of each token (Devlin et al. 2018, 4.2)."""
+class SpanExtractor(EncoderWithFeatures):
+    """Extractive question answering: start and end logits of each token (Devlin et al. 2018)."""
 
     def __init__(self, config: SpanExtractorConfig) -> None:
         super().__init__(config)
@@ -151,13 +149,12 @@ class CausalClassifier(CausalLM):
 
     def __init__(self, config: CausalClassifierConfig) -> None:
         super().__init__(config)
-        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.dropout = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(config.d_model, config.n_classes)
+        self.classifier = ClassHead(config.d_model, config.n_classes)
         initialize(self.classifier, config.init)
 
     def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, K), from the last real token of each sequence."""
+        """Map the last real hidden state of each sequence, of h (B, T, D), to logits (B, K)."""
         return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
 
 

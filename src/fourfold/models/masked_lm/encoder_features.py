@@ -1,10 +1,9 @@
-"""Base classes of encoders with a task head, and the modules ScalarMix and BiLSTM.
+"""Encoders with a task head, and their features: mixed layers and a BiLSTM.
 
-The input of the head is made of the hidden states of one or more layers. The hidden states of
-several layers are summed or concatenated, as in ELMo (Peters et al. 2018) and BERT (Devlin et al.
-2018, section 5.3). A bidirectional LSTM may process the result before the head. Parameters
-have the same names as in `MaskedLM` and `CausalLM`, so that the weights of a `MaskedLM` or
-`CausalLM` can be loaded. Shapes: B batch, T tokens, D model width, I input width of an LSTM, H
+The input of the head is the last hidden states. `EncoderWithFeatures` also takes those of other
+layers, summed or concatenated, as in ELMo (Peters et al. 2018) and BERT (Devlin et al. 2018,
+section 5.3), and may apply a bidirectional LSTM. Parameters have the same names as in `MaskedLM`
+and `CausalLM`, so that their weights can be loaded. Shapes: B batch, T tokens, D model width, H
 units of an LSTM in each direction.
 """
 
@@ -15,21 +14,63 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fourfold.errors import InputError
 from fourfold.models.masked_lm.model import MaskedLM, MaskedLMConfig
+from fourfold.models.recurrent.cells import run_padded
 
 
 @dataclass(frozen=True)
 class EncoderConfig(MaskedLMConfig):
-    """Config of an encoder with a task head.
-
-    The config also selects the hidden states that the task head gets. The inherited field `head`,
-    which builds the vocabulary head of a masked LM, is False.
+    """Config of an encoder with a task head, without the vocabulary head of a masked LM.
 
     Args:
         causal: Use a causal mask, for an encoder that starts from the weights of a causal LM.
+    """
+
+    head: bool = False
+    causal: bool = False
+
+
+class EncoderWithHead(MaskedLM):
+    """Base class of encoders with the head of a downstream task.
+
+    A subclass builds a head for inputs of width `self.width` and implements `logits`.
+
+    Attributes:
+        width: Width of the input of the head.
+    """
+
+    config: EncoderConfig
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.causal = config.causal
+        self.width = config.d_model
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        segments: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits of the task head, whose shape depends on the subclass."""
+        return self.logits(
+            self.hidden(ids, segments=segments, mask=mask, documents=documents), mask
+        )
+
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map the result (B, T, `self.width`) of `hidden` to logits of a shape of the subclass."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FeatureConfig(EncoderConfig):
+    """Config that selects the hidden states that the task head gets.
+
+    Args:
         feature_layers: Indices of the layers whose hidden states the head gets. 0 is the embedding,
             1 the first layer, and -1 the last layer.
         feature_mix: Combination of the hidden states of several layers: sum (with learned weights)
@@ -39,8 +80,6 @@ class EncoderConfig(MaskedLMConfig):
         lstm_layers: Number of layers of the BiLSTM.
     """
 
-    head: bool = False
-    causal: bool = False
     feature_layers: tuple[int, ...] = (-1,)
     feature_mix: Literal["sum", "concat"] = "sum"
     lstm_width: int = 0
@@ -59,20 +98,13 @@ class EncoderConfig(MaskedLMConfig):
             )
 
 
-class EncoderWithHead(MaskedLM):
-    """Base class of encoders with the head of a downstream task.
+class EncoderWithFeatures(EncoderWithHead):
+    """Encoder whose head gets mixed hidden states of several layers, or the output of a BiLSTM."""
 
-    A subclass builds a head for inputs of width `self.width` and implements `logits`.
+    config: FeatureConfig
 
-    Attributes:
-        width: Width of the input of the head.
-    """
-
-    config: EncoderConfig
-
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: FeatureConfig) -> None:
         super().__init__(config)
-        self.causal = config.causal
         n_layers = len(config.feature_layers)
         is_sum = config.feature_mix == "sum"
         self.layer_sum = ScalarMix(n_layers) if is_sum and n_layers > 1 else None
@@ -81,54 +113,33 @@ class EncoderWithHead(MaskedLM):
         self.lstm = BiLSTM(width, units, config.lstm_layers) if units else None
         self.width = 2 * units or width
 
-    def forward(
-        self,
-        ids: Tensor,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the logits of the task head, whose shape depends on the subclass."""
-        return self.logits(self.hidden(ids, segments, mask, documents), mask)
-
     def hidden(
         self,
         ids: Tensor,
+        *,
         segments: Tensor | None = None,
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the input of the task head.
-
-        Returns:
-            Tensor (B, T, `self.width`): the hidden states of the layers in `feature_layers`, summed
-            or concatenated. With a BiLSTM, the output of the BiLSTM for these states.
-        """
+        """Compute the input (B, T, `self.width`) of the task head."""
         states: list[Tensor] = []
         with ExitStack() as hooks:
             if self.config.feature_layers != (-1,):
                 for module in (self.embed, *self.stack.blocks):
                     hook = module.register_forward_hook(lambda module, args, y: states.append(y))
                     hooks.enter_context(hook)
-            h = self.encode(ids, segments, mask, documents)
+            h = self.encode(ids, segments=segments, mask=mask, documents=documents)
         if states:
             states[-1] = h  # the output of the last block after the final norm
             chosen = [states[layer] for layer in self.config.feature_layers]
             h = torch.cat(chosen, -1) if self.layer_sum is None else self.layer_sum(chosen)
         return h if self.lstm is None else self.lstm(h, mask)
 
-    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states to logits, whose shape depends on the subclass."""
-        raise NotImplementedError
-
 
 class ScalarMix(nn.Module):
     """Weighted sum of the hidden states h_i of several layers: s * sum_i softmax(w)_i * h_i.
 
     The scale s and the weights w are learned (Peters et al. 2018, eq. 1).
-
-    Args:
-        n_layers: Number of layers.
     """
 
     def __init__(self, n_layers: int) -> None:
@@ -137,40 +148,20 @@ class ScalarMix(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """Compute the weighted sum of the hidden states of several layers.
-
-        Args:
-            states: Hidden states (B, T, D) of each of the `n_layers` layers.
-
-        Returns:
-            Weighted sum (B, T, D).
-        """
+        """Compute the weighted sum (B, T, D) of the hidden states (B, T, D) of each layer."""
         shares = self.weights.softmax(0) * self.scale
         return torch.stack(list(states), -1) @ shares.to(states[0].dtype)
 
 
 class BiLSTM(nn.Module):
-    """Bidirectional LSTM that skips padding, initialised by torch: U(-1/sqrt(H), 1/sqrt(H)).
-
-    Args:
-        d_in: Input width I.
-        width: Number of units H in each direction.
-        n_layers: Number of layers. The input of a layer is the output of both directions of the
-            layer before it.
-    """
+    """Bidirectional LSTM that skips padding, initialised by torch: U(-1/sqrt(H), 1/sqrt(H))."""
 
     def __init__(self, d_in: int, width: int, n_layers: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(d_in, width, n_layers, batch_first=True, bidirectional=True)
 
     def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the LSTM over hidden states.
-
-        Returns:
-            Output of the last layer (B, T, 2 H), 0 at padding.
-        """
-        if mask is None:
-            return self.lstm(h)[0]
-        assert not (mask[:, 1:] & ~mask[:, :-1]).any(), "padding on the left"
-        packed = pack_padded_sequence(h, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.lstm(packed)[0], True, total_length=h.shape[1])[0]
+        """Map hidden states (B, T, input width) to outputs (B, T, 2 H), 0 at padding on the right."""
+        left = None if mask is None else mask[:, 1:] & ~mask[:, :-1]
+        assert left is None or not left.any(), "padding on the left"
+        return run_padded(self.lstm, h, None if mask is None else mask.sum(1))[0]

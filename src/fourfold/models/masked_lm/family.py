@@ -10,6 +10,24 @@ ROBERTA = {
     "n_segments": 1,
     "norm_eps": 1e-5,
 }
+# Warner et al. 2024, Table 4.
+MODERNBERT = {
+    "feed_forward": "glu",
+    "norm_placement": "pre",
+    "norm_eps": 1e-5,
+    "bias": False,
+    "embed_norm": True,
+    "positions": "none",
+    "rope_theta": 160000.0,
+    "rope_local_theta": 10000.0,
+    "window": 65,  # 64 tokens on each side
+    "window_pattern": "LSS",
+    "dropout": 0.0,
+    "attn_dropout": 0.0,
+    "vocab_size": 50368,
+    "max_len": 8192,
+    "n_segments": 0,
+}
 CLASSIFIERS = ("SequenceClassifier", "TokenClassifier", "SpanExtractor")
 
 FAMILY = Family(
@@ -36,6 +54,8 @@ FAMILY = Family(
         "roberta-base": ("MaskedLM", {**BASE, **ROBERTA}),
         "roberta-large": ("MaskedLM", {**LARGE, **ROBERTA}),
         "distilbert-base-uncased": ("MaskedLM", {**BASE, "n_layers": 6, "n_segments": 0}),
+        "modernbert-base": ("MaskedLM", {**BASE, **MODERNBERT, "n_layers": 22, "d_ff": 1152}),
+        "modernbert-large": ("MaskedLM", {**LARGE, **MODERNBERT, "n_layers": 28, "d_ff": 2624}),
     },
     architectures={
         **dict.fromkeys(("bert", "roberta", "distilbert"), f"{__package__}.hub"),

@@ -103,16 +103,18 @@ class MaskedLM(Model):
     def forward(
         self,
         ids: Tensor,
+        *,
         segments: Tensor | None = None,
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits (B, T, V) of the token at each position."""
-        return self.logits(self.hidden(ids, segments, mask, documents))
+        return self.logits(self.hidden(ids, segments=segments, mask=mask, documents=documents))
 
     def encode(
         self,
         ids: Tensor,
+        *,
         segments: Tensor | None = None,
         mask: Tensor | None = None,
         documents: Tensor | None = None,

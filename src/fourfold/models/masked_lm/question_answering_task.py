@@ -63,7 +63,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     def logits(self, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Return the start and end logits (B, T) of each token in fp32, -inf at padding."""
         segments = batch.segments if self.config.n_segments > 1 else None
-        logits = upcast_fp32(self.model(batch.ids, segments, batch.mask))
+        logits = upcast_fp32(self.model(batch.ids, segments=segments, mask=batch.mask))
         start, end = logits.masked_fill(~batch.mask.unsqueeze(-1), -torch.inf).unbind(-1)
         return start, end
 

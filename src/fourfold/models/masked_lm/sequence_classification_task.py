@@ -66,7 +66,7 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     def logits(self, batch: SequenceBatch) -> Tensor:
         """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
         segments = batch.segments if self.config.n_segments > 1 else None
-        return upcast_fp32(self.model(batch.ids, segments, batch.mask))
+        return upcast_fp32(self.model(batch.ids, segments=segments, mask=batch.mask))
 
     def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
         """Return the loss, cross-entropy or squared error, and the number of examples."""

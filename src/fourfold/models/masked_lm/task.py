@@ -54,7 +54,9 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         The arguments are the input (N, D) of the output matrix, the matrix (V, D), its bias or
         None, and the original tokens (N,).
         """
-        h = self.model.encode(batch.ids, batch.segments, batch.mask, batch.documents)
+        h = self.model.encode(
+            batch.ids, segments=batch.segments, mask=batch.mask, documents=batch.documents
+        )
         positions = _masked_positions(batch)
         output = self.model.output_at(h, positions)
         return h, (*output, batch.targets.flatten()[positions])
@@ -114,7 +116,9 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         attention = self_attention(
             self,
             batch,
-            lambda row: self.model.encode(row.ids, row.segments, row.mask, row.documents),
+            lambda row: self.model.encode(
+                row.ids, segments=row.segments, mask=row.mask, documents=row.documents
+            ),
         )
         return {"samples": Table(["text", "masked", "predicted"], rows), "attention": attention}
 

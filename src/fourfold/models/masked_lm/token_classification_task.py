@@ -53,7 +53,7 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
 
     def logits(self, batch: TokenBatch) -> Tensor:
         """Compute the class logits (B, T, K) of each token, in fp32."""
-        return upcast_fp32(self.model(batch.ids, None, batch.mask))
+        return upcast_fp32(self.model(batch.ids, mask=batch.mask))
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the summed cross-entropy at the first tokens of words, and the number of words."""

@@ -227,7 +227,7 @@ class RecurrentCaptioner(Seq2Seq):
         parts = nn.ModuleList([self.tgt_embed, self.decoder, self.head])
         initialize(parts, config.init, INITS)
 
-    def encode(self, src: Tensor, *_: Any, **masks: Any) -> RecurrentMemory:  # type: ignore[override]
+    def encode(self, src: Tensor, **masks: Any) -> RecurrentMemory:  # type: ignore[override]
         """Compute the memory of the decoder: the vectors (B, S, M) of the locations of each image.
 
         Args:
@@ -250,7 +250,7 @@ class RecurrentCaptioner(Seq2Seq):
         return memory
 
     def decode(  # type: ignore[override]
-        self, tgt: Tensor, memory: RecurrentMemory, *_: Any, cache: Any = None, **masks: Any
+        self, tgt: Tensor, memory: RecurrentMemory, *, cache: Any = None, **masks: Any
     ) -> Tensor:
         """Compute the input (N, T, D) of the head; N is a multiple of B.
 

@@ -25,7 +25,7 @@ from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers, Model
-from fourfold.layers.heads import class_head
+from fourfold.layers.heads import ClassHead
 from fourfold.layers.init import initialize
 from fourfold.layers.positions import make_positions
 from fourfold.layers.token_embedding import TokenEmbedding
@@ -213,7 +213,7 @@ class HierarchicalClassifier(Model):
         self.words = Level(config, config.d_embed, longest)
         self.sentences = None if is_flat else Level(config, config.d_model, config.max_sentences)
         self.dropout = Dropout(config.head_dropout)
-        self.head = class_head(config.d_model, config.n_classes)
+        self.head = ClassHead(config.d_model, config.n_classes)
         initialize(self, config.init)
 
     def example_inputs(

@@ -116,7 +116,7 @@ class MaskedAutoencoder(Model):
         self.pixels = nn.Linear(decoder.d_model, config.n_channels * config.patch_size**2)
         self._initialize()
 
-    def forward(self, images: Tensor, visible: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, *, visible: Tensor | None = None) -> Tensor:
         """Predict the pixels (B, N, P) of all patches, in the order of `patchify`.
 
         The predictions for visible patches are not trained.
@@ -125,9 +125,9 @@ class MaskedAutoencoder(Model):
             visible: (B, V) long, indices of the patches that the encoder sees. None means all
                 patches.
         """
-        return self.decode(self.encode(images, visible), visible)
+        return self.decode(self.encode(images, visible=visible), visible)
 
-    def encode(self, images: Tensor, visible: Tensor | None = None) -> Tensor:
+    def encode(self, images: Tensor, *, visible: Tensor | None = None) -> Tensor:
         """Compute the final hidden states of the class token and the visible patches.
 
         Args:

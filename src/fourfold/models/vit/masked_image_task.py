@@ -57,7 +57,7 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
 
     def step(self, batch: MaskedImageBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the masked patches, and the number of masked patches."""
-        predicted = self.model(batch.images, batch.visible)  # (B, N, P)
+        predicted = self.model(batch.images, visible=batch.visible)  # (B, N, P)
         targets, _, _ = self._targets(batch.images)
         errors = (predicted.to(targets.dtype) - targets).square().mean(-1)  # (B, N)
         errors = errors.scatter(1, batch.visible, 0.0)
@@ -92,7 +92,7 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
             C, side, side) in fp32, normalized like the input.
         """
         _, mean, std = self._targets(batch.images)
-        patches = self.model(batch.images, batch.visible).to(mean.dtype) * std + mean
+        patches = self.model(batch.images, visible=batch.visible).to(mean.dtype) * std + mean
         images = self._keep_visible(batch, self.model.unpatchify(patches))
         return batch.rows.cpu(), images.float().cpu()
 

@@ -19,6 +19,7 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model
+from fourfold.layers.heads import ClassHead
 from fourfold.layers.init import INITS, initialize, vaswani
 from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
 from fourfold.models.vit.positions import (
@@ -146,7 +147,6 @@ class ViT(Model):
 
     def __init__(self, config: ViTConfig, *, n_heads: int | None = None) -> None:
         super().__init__()
-        assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
         self.n_prefix = config.n_prefix
         positions = VIT_POSITIONS.get(config.positions, config.positions)
@@ -178,7 +178,7 @@ class ViT(Model):
         has_layer = bool(config.representation_size)
         self.representation = nn.Linear(n_pooled * config.d_model, width) if has_layer else None
         n_heads = 1 + config.distillation if n_heads is None else n_heads
-        self.heads = nn.ModuleList(nn.Linear(width, config.n_classes) for _ in range(n_heads))
+        self.heads = nn.ModuleList(ClassHead(width, config.n_classes) for _ in range(n_heads))
         initialize(self, config.init, {**INITS, "vit": init_vit})
         if isinstance(self.stack, PositionedStack):
             self.stack.initialize_positions()
