@@ -166,7 +166,7 @@ def test_without_a_memory_the_estimate_is_of_the_batch_as_it_stands(plan) -> Non
     arguments = ["--config", str(CONFIGS / "gpt2/tiny.yaml")]
     arguments += ["--model.init_args.config.vocab_size", "1000"]
     recipe = read_recipe(parser, parse(parser, arguments))
-    used = training_memory(recipe.config, recipe.n_parameters, 16 * 128)
+    used = training_memory(recipe.task.model, 16, length=128)
     assert said["memory, 32-true, one device"] == format_bytes(used.total)
 
 

@@ -40,8 +40,21 @@ RECIPES = {
     "t5-small": "t5/small",
     "clip-vit-base-patch32": "clip/b32",
 }
-# Sizes without a recipe: the counts of transformers 4 and torchvision.
+# Sizes without a recipe: the counts of transformers and torchvision. Those of DINOv2 and DINOv3 are
+# the published ones with a classifier of 1,000 classes, without the mask token of pre-training.
 COUNTS = {
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-8b": 8_190_735_360,
+    "modernbert-base": 149_655_232,
+    "modernbert-large": 395_881_664,
+    "vit_small_patch14_dinov2": 22_056_576 - 384 + 769_000,
+    "vit_base_patch14_dinov2": 86_580_480 - 768 + 1_537_000,
+    "vit_small_patch16_dinov3": 21_596_544 - 384 + 769_000,
+    "vit_base_patch16_dinov3": 85_660_416 - 768 + 1_537_000,
     "bert-base-cased": 108_932_934,
     "bert-large-cased": 334_661_958,
     "distilbert-base-uncased": 66_985_530,
@@ -59,8 +72,7 @@ COUNTS = {
 
 
 def count(name: str) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in fourfold.create(name).parameters())
+    return sum(p.numel() for p in fourfold.create(name, device="meta").parameters())
 
 
 def test_every_name_has_a_recipe_or_a_count() -> None:
@@ -88,6 +100,18 @@ def test_overrides_become_config_fields() -> None:
     assert (model.config.n_classes, model.config.n_layers, model.config.d_model) == (10, 1, 192)
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert model.training
+
+
+def test_device_and_data_type_are_those_of_the_weights() -> None:
+    model = fourfold.create("gpt2", n_layers=1, device="meta", dtype=torch.bfloat16)
+    assert (model.device.type, model.dtype) == ("meta", torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    torch.manual_seed(0)
+    single = fourfold.create("vit_tiny_patch16_224", n_layers=1, dtype=torch.float64)
+    torch.manual_seed(0)
+    expected = fourfold.create("vit_tiny_patch16_224", n_layers=1).double()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(single.state_dict()[name], value)
 
 
 def test_list_models_filters_by_pattern() -> None:

@@ -160,8 +160,8 @@ def test_a_tensor_on_the_wrong_device_is_found(
     task, data = TASKS["masked LM"](texts)
     encode = MaskedLM.encode
 
-    def encode_with_mask_on_cpu(self: MaskedLM, ids: Tensor, *_: Any) -> Tensor:
-        return encode(self, ids, None, torch.ones(ids.shape, dtype=torch.bool))
+    def encode_with_mask_on_cpu(self: MaskedLM, ids: Tensor, **_: Any) -> Tensor:
+        return encode(self, ids, mask=torch.ones(ids.shape, dtype=torch.bool))
 
     monkeypatch.setattr(MaskedLM, "encode", encode_with_mask_on_cpu)
     with pytest.raises((FakeTensorDeviceMismatchError, RuntimeError), match="same device"):

@@ -3,14 +3,13 @@
 Shapes: B batch, C channels, D model width, N patches.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
-from fourfold.layers.positions import PositionTable, make_positions
+from fourfold.layers.positions import make_positions
+from fourfold.models.vit.positions import VIT_POSITIONS
 
 
 def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
@@ -60,7 +59,7 @@ class PatchEmbedding(nn.Module):
         n_channels: int,
         d_model: int,
         *,
-        positions: str | Callable[[int, int], PositionTable] = "learned",
+        positions: str = "learned",
         n_prefix: int = 1,
         n_unplaced: int = 0,
         dropout: float = 0.0,
@@ -79,7 +78,9 @@ class PatchEmbedding(nn.Module):
         # A sinusoidal grid has no row for prefix tokens, so they get no position (big_vision).
         is_grid = positions in ("sincos2d", "sincos2d_mae")
         self.n_placed = 0 if is_grid else n_prefix - n_unplaced  # prefix tokens with a position
-        self.positions = make_positions(positions, n_patches + self.n_placed, d_model)
+        self.positions = make_positions(
+            positions, n_patches + self.n_placed, d_model, VIT_POSITIONS
+        )
         self.prefix = nn.Parameter(torch.zeros(n_prefix, d_model)) if n_prefix else None
         self.dropout = Dropout(dropout)
 

@@ -1,9 +1,9 @@
-"""Position embeddings: learned, sinusoidal, or sinusoidal on a two-dimensional grid.
+"""Position embeddings of texts: learned or sinusoidal.
 
-Shapes: N positions in a table, D model width, T tokens.
+`fourfold.models.vit.positions` adds those of images. Shapes: N positions in a table, D
+model width, T tokens.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -124,57 +124,6 @@ def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
     return PositionTable(torch.cat(_sines_and_cosines(n_rows, width), dim=-1), learned=False)
 
 
-def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> PositionTable:
-    """Build sinusoidal positions of a square grid of patches (Beyer et al. 2022, after MoCo v3).
-
-    The first half of the channels depends on the column of a patch, the second half on its row.
-    The wavelengths are geometric, from 2 pi to 10000 * 2 pi.
-
-    Args:
-        n_rows: Number of patches N.
-        width: Width D of a vector.
-        n_steps: Number of steps between both ends of this range. None means width / 4 - 1, so that
-            the longest wavelength is that of the last channel.
-
-    Raises:
-        InputError: `n_rows` is not a square number, or `width` is not divisible by 4.
-
-    Example:
-        >>> table = sincos2d(16, 8).weight.view(4, 4, 8)  # row, column, channel
-        >>> torch.equal(table[0, 1, :4], table[3, 1, :4])  # the column
-        True
-        >>> torch.equal(table[1, 0, 4:], table[1, 3, 4:])  # the row
-        True
-    """
-    side = math.isqrt(n_rows)
-    if side * side != n_rows or width % 4:
-        raise InputError(
-            f"sincos2d needs a square number of patches and a d_model divisible by 4,"
-            f" got {n_rows} patches and a d_model of {width}",
-            option="positions",
-        )
-    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    # Not torch.linspace, which transformers replaces by a version without the meta device.
-    steps = torch.arange(width // 4, dtype=torch.float64) / max(n_steps or width // 4 - 1, 1)
-    omega = 10000.0**-steps
-    angles = [axis.flatten()[:, None] * omega for axis in (x, y)]  # each (N, D/4)
-    table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
-    return PositionTable(table.float(), learned=False)
-
-
-def sincos2d_mae(n_rows: int, width: int) -> PositionTable:
-    """Build the positions of `sincos2d` with the wavelengths of MAE (He et al. 2021).
-
-    The range of wavelengths has width / 4 steps, so that no channel has the longest, as in
-    `sinusoidal`. Arguments and errors are those of `sincos2d`.
-
-    Example:
-        >>> torch.equal(sincos2d_mae(16, 8).weight, sincos2d(16, 8, n_steps=2).weight)
-        True
-    """
-    return sincos2d(n_rows, width, n_steps=width // 4)
-
-
 def _sines_and_cosines(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
     if width % 2:
         raise InputError(f"must be even for sinusoidal positions, got {width}", option="d_model")
@@ -184,40 +133,31 @@ def _sines_and_cosines(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
     return angles.sin().float(), angles.cos().float()
 
 
-POSITIONS: dict[str, Callable[[int, int], PositionTable] | None] = {
+Tables = dict[str, Callable[[int, int], PositionTable] | None]
+POSITIONS: Tables = {
     "none": None,
     "learned": learned,
     "sinusoidal": sinusoidal,
     "sinusoidal_halves": sinusoidal_halves,
-    "sincos2d": sincos2d,
-    "sincos2d_mae": sincos2d_mae,
 }
 
 
 def make_positions(
-    positions: str | Callable[[int, int], PositionTable], n_rows: int, d_model: int
+    positions: str, n_rows: int, d_model: int, tables: Tables = POSITIONS
 ) -> PositionTable | None:
     """Build a table of position vectors, or return None if `positions` is "none".
 
     Args:
-        positions: A name in `POSITIONS`, or a function that builds a table from (n_rows, d_model).
+        positions: A name in `tables`.
         n_rows: Number of positions N.
         d_model: Width D of a vector.
+        tables: Functions that build a table from N and D, by name; for images `VIT_POSITIONS` of
+            `fourfold.models.vit.positions`.
 
     Raises:
-        InputError: The name is unknown, or the table cannot be built with these sizes (for example,
-            sinusoidal positions of an odd width).
-
-    Example:
-        >>> make_positions("sinusoidal", 10, 6).weight.shape
-        torch.Size([10, 6])
-        >>> make_positions("none", 10, 6)
-        >>> make_positions("sinusoidal", 10, 5)
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: d_model must be even for sinusoidal positions, got 5
+        InputError: The name is unknown, or there is no table of this size, such as sinusoidal
+            positions of an odd width.
     """
-    if isinstance(positions, str):
-        check_choice("positions", positions, tuple(POSITIONS))
-    build = POSITIONS[positions] if isinstance(positions, str) else positions
+    check_choice("positions", positions, tuple(tables))
+    build = tables[positions]
     return None if build is None else build(n_rows, d_model)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from fourfold.analysis.flops import forward_flops, image_tokens, parameters
-from fourfold.analysis.memory import activation_bytes
+from fourfold.analysis.flops import forward_flops, parameters
 from fourfold.core.attention import attention_backend
 from fourfold.errors import InputError
 from fourfold.models import CLIP, CLIPConfig
@@ -242,14 +241,12 @@ def test_invalid_inputs_raise() -> None:
         model.encode_image(torch.zeros(1, 2, 4, 4).double())
 
 
-def test_flops_and_activations_sum_over_both_encoders() -> None:
+def test_flops_sum_over_both_encoders() -> None:
     with torch.device("meta"):
         model, x, ids = CLIP(TINY), images(1), torch.zeros(1, 9, dtype=torch.long)
     with attention_backend("naive"), FlopCounterMode(display=False) as counter:
         model(x.float(), ids)
     assert forward_flops(model, 9).total == counter.get_total_flops()
-    towers = activation_bytes(TINY, 9, 0) + activation_bytes(TINY.image_tower, 5)
-    assert activation_bytes(TINY, 9, image_tokens(TINY)) == towers
 
 
 @pytest.mark.slow

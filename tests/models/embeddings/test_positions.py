@@ -9,10 +9,10 @@ from fourfold.errors import InputError
 from fourfold.layers.positions import (
     learned,
     make_positions,
-    sincos2d,
     sinusoidal,
     sinusoidal_halves,
 )
+from fourfold.models.vit.positions import VIT_POSITIONS, sincos2d
 
 
 @pytest.mark.parametrize(("n_rows", "width"), [(1, 2), (7, 10), (5000, 16)])
@@ -76,7 +76,7 @@ def test_impossible_position_tables_are_rejected(
     positions: str, n_rows: int, width: int, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        make_positions(positions, n_rows, width)
+        make_positions(positions, n_rows, width, VIT_POSITIONS)
 
 
 @pytest.mark.parametrize("index", [slice(3, 5), torch.tensor([[0, 4]])])

@@ -57,9 +57,8 @@ class EncoderWithHead(MaskedLM):
         documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits of the task head, whose shape depends on the subclass."""
-        return self.logits(
-            self.hidden(ids, segments=segments, mask=mask, documents=documents), mask
-        )
+        h = self.hidden(ids, segments=segments, mask=mask, documents=documents)
+        return self.logits(h, mask)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map the result (B, T, `self.width`) of `hidden` to logits of a shape of the subclass."""
@@ -161,7 +160,7 @@ class BiLSTM(nn.Module):
         self.lstm = nn.LSTM(d_in, width, n_layers, batch_first=True, bidirectional=True)
 
     def forward(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        """Map hidden states (B, T, input width) to outputs (B, T, 2 H), 0 at padding on the right."""
+        """Map hidden states (B, T, ...) to outputs (B, T, 2 H), 0 at padding on the right."""
         left = None if mask is None else mask[:, 1:] & ~mask[:, :-1]
         assert left is None or not left.any(), "padding on the left"
         return run_padded(self.lstm, h, None if mask is None else mask.sum(1))[0]

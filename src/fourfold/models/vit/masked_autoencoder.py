@@ -19,6 +19,7 @@ from fourfold.layers.base_model import Model
 from fourfold.layers.init import vaswani
 from fourfold.layers.patch_embedding import PatchEmbedding
 from fourfold.layers.positions import make_positions
+from fourfold.models.vit.positions import VIT_POSITIONS
 
 MASK_TOKEN_STD = 0.02  # also of the class token
 
@@ -111,7 +112,9 @@ class MaskedAutoencoder(Model):
         self.decoder_map = nn.Linear(config.d_model, decoder.d_model)
         self.mask_token = nn.Parameter(torch.zeros(decoder.d_model))
         n_patches = (config.image_size // config.patch_size) ** 2
-        self.decoder_positions = make_positions(config.positions, n_patches, decoder.d_model)
+        self.decoder_positions = make_positions(
+            config.positions, n_patches, decoder.d_model, VIT_POSITIONS
+        )
         self.decoder_stack = Stack(decoder)
         self.pixels = nn.Linear(decoder.d_model, config.n_channels * config.patch_size**2)
         self._initialize()

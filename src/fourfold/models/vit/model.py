@@ -24,7 +24,6 @@ from fourfold.layers.init import INITS, initialize, vaswani
 from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
 from fourfold.models.vit.positions import (
     IN_STACK,
-    VIT_POSITIONS,
     AxialRotaryStack,
     PositionedStack,
     ViTPositions,
@@ -149,13 +148,12 @@ class ViT(Model):
         super().__init__()
         self.config = config
         self.n_prefix = config.n_prefix
-        positions = VIT_POSITIONS.get(config.positions, config.positions)
         positions_in_stack = config.positions in IN_STACK or config.positions_at != "stem"
         sizes = config.patch_size, config.n_channels, config.d_model
         self.embed = PatchEmbedding(
             config.image_size,
             *sizes,
-            positions="none" if positions_in_stack else positions,
+            positions="none" if positions_in_stack else config.positions,
             n_prefix=self.n_prefix,
             n_unplaced=config.n_unplaced,
             dropout=config.dropout,

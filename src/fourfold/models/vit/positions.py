@@ -6,7 +6,6 @@ Shapes: B batch, T tokens (prefix tokens and N patches), D model width, H heads.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -19,7 +18,12 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
 from fourfold.core.rotary import Rotation
 from fourfold.errors import InputError
-from fourfold.layers.positions import PositionTable, make_positions
+from fourfold.layers.positions import (
+    POSITIONS,
+    PositionTable,
+    Tables,
+    make_positions,
+)
 
 ViTPositions = Literal[
     "none",
@@ -80,8 +84,63 @@ class AxialPositions(PositionTable):
         return torch.cat([self.prefix, torch.cat([x, y], dim=-1).flatten(0, 1)])
 
 
-# Position tables in addition to those of `fourfold.layers.positions.POSITIONS`.
-VIT_POSITIONS: dict[str, Callable[[int, int], PositionTable]] = {"learned2d": AxialPositions}
+def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> PositionTable:
+    """Build sinusoidal positions of a square grid of patches (Beyer et al. 2022, after MoCo v3).
+
+    The first half of the channels depends on the column of a patch, the second half on its row.
+    The wavelengths are geometric, from 2 pi to 10000 * 2 pi.
+
+    Args:
+        n_rows: Number of patches N.
+        width: Width D of a vector.
+        n_steps: Number of steps between both ends of this range. None means width / 4 - 1, so that
+            the longest wavelength is that of the last channel.
+
+    Raises:
+        InputError: `n_rows` is not a square number, or `width` is not divisible by 4.
+
+    Example:
+        >>> table = sincos2d(16, 8).weight.view(4, 4, 8)  # row, column, channel
+        >>> torch.equal(table[0, 1, :4], table[3, 1, :4])  # the column
+        True
+        >>> torch.equal(table[1, 0, 4:], table[1, 3, 4:])  # the row
+        True
+    """
+    side = math.isqrt(n_rows)
+    if side * side != n_rows or width % 4:
+        raise InputError(
+            f"sincos2d needs a square number of patches and a d_model divisible by 4,"
+            f" got {n_rows} patches and a d_model of {width}",
+            option="positions",
+        )
+    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    # Not torch.linspace, which transformers replaces by a version without the meta device.
+    steps = torch.arange(width // 4, dtype=torch.float64) / max(n_steps or width // 4 - 1, 1)
+    omega = 10000.0**-steps
+    angles = [axis.flatten()[:, None] * omega for axis in (x, y)]  # each (N, D/4)
+    table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
+    return PositionTable(table.float(), learned=False)
+
+
+def sincos2d_mae(n_rows: int, width: int) -> PositionTable:
+    """Build the positions of `sincos2d` with the wavelengths of MAE (He et al. 2021).
+
+    The range of wavelengths has width / 4 steps, so that no channel has the longest, as in
+    `sinusoidal`. Arguments and errors are those of `sincos2d`.
+
+    Example:
+        >>> torch.equal(sincos2d_mae(16, 8).weight, sincos2d(16, 8, n_steps=2).weight)
+        True
+    """
+    return sincos2d(n_rows, width, n_steps=width // 4)
+
+
+VIT_POSITIONS: Tables = {
+    **POSITIONS,
+    "sincos2d": sincos2d,
+    "sincos2d_mae": sincos2d_mae,
+    "learned2d": AxialPositions,
+}
 
 
 class RelativePositionBias(nn.Module):
@@ -163,11 +222,14 @@ class PositionedStack(Stack):
         if positions == "relative":
             self.bias = RelativePositionBias(config.n_heads, length)
             return
-        build = VIT_POSITIONS.get(positions, positions)
         blocks: list[BlockWithPositions] = []
         for block in self.blocks:
             is_owner = not shared or not blocks
-            table = make_positions(build, length, config.d_model) if is_owner else None
+            table = (
+                make_positions(positions, length, config.d_model, VIT_POSITIONS)
+                if is_owner
+                else None
+            )
             blocks.append(BlockWithPositions(block, table or blocks[0].positions, is_owner))
         self.blocks = nn.ModuleList(blocks)
 
