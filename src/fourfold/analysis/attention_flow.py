@@ -1,4 +1,4 @@
-"""Attention through several layers: rollout, maximum flow, and gradient-weighted relevance.
+"""Attention through several layers: rollout, and gradient-weighted relevance.
 
 Shapes: L layers, B batch, H heads, T tokens.
 """
@@ -12,16 +12,13 @@ from torch import Tensor, nn
 
 from fourfold.analysis.attention_maps import Array, attention_layers
 from fourfold.core.attention import Attention
+from fourfold.layers.base_model import Model
 
 
 def with_residual(weights: Array) -> Array:
-    """Add the identity to attention weights (..., T, T), and divide each row by its sum.
+    """Return (A + I) / 2, divided by the sum of each row, for attention weights A (..., T, T).
 
-    For weights A whose rows sum to 1, the result is (A + I) / 2. The identity I represents the
-    residual connection (Abnar and Zuidema 2020, section 3).
-
-    Returns:
-        Array (..., T, T) whose rows sum to 1.
+    The identity I represents the residual connection (Abnar and Zuidema 2020, section 3).
     """
     mixed = weights + np.eye(weights.shape[-1], dtype=weights.dtype)
     total: Array = mixed.sum(-1, keepdims=True)
@@ -29,56 +26,21 @@ def with_residual(weights: Array) -> Array:
 
 
 def rollout(weights: Array) -> Array:
-    """Compute attention rollout (Abnar and Zuidema 2020).
+    """Compute attention rollout (L, ..., T, T) (Abnar and Zuidema 2020).
 
-    The attention weights of each layer are first averaged with the identity (see `with_residual`).
-    The rollout of a layer is the matrix product of these averages over the layer and all layers
-    before it.
+    Row i of layer l holds the contribution of each input token to token i after layer l, and sums
+    to 1. It is the matrix product of the weights of this layer and all layers before it, each
+    averaged with the identity (see `with_residual`).
 
     Args:
         weights: Self-attention weights (L, ..., T, T) of all layers from the first layer on,
             usually averaged over heads.
-
-    Returns:
-        Array (L, ..., T, T). Row i of layer l holds the contribution of each input token to token i
-            after layer l. The row sums to 1.
     """
     mixed = with_residual(weights)
     products = [mixed[0]]
     for layer in mixed[1:]:
         products.append(layer @ products[-1])
     return np.stack(products)
-
-
-def flow(weights: Array, query: int) -> Array:
-    """Compute attention flow (Abnar and Zuidema 2020): the maximum flow to each input token.
-
-    The capacity of the edge from token i of layer l to token j of layer l - 1 is the attention
-    weight after averaging with the identity (see `with_residual`). The maximum flow is computed for
-    one input token at a time, which takes seconds for more than about 50 tokens.
-
-    Args:
-        weights: Self-attention weights (L, T, T) of all layers from the first layer on, usually
-            averaged over heads.
-        query: Index of the token after the last layer at which the flow begins.
-
-    Returns:
-        Array (T,) of the maximum flow to each input token.
-    """
-    import networkx
-
-    mixed = with_residual(np.asarray(weights, np.float64))
-    graph = networkx.DiGraph()
-    for layer, matrix in enumerate(mixed, 1):
-        for i, j in np.argwhere(matrix > 0).tolist():
-            graph.add_edge((layer, i), (layer - 1, j), capacity=matrix[i, j])
-    start = len(mixed), query
-    reached = networkx.descendants(graph, start)
-    found = [
-        networkx.maximum_flow_value(graph, start, (0, key)) if (0, key) in reached else 0.0
-        for key in range(weights.shape[-1])
-    ]
-    return np.array(found)
 
 
 @contextmanager
@@ -102,24 +64,21 @@ def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> I
 
 
 def relevance(
-    model: nn.Module, forward: Callable[[], Tensor], paths: Sequence[str] | None = None
+    model: Model, forward: Callable[[], Tensor], paths: Sequence[str] | None = None
 ) -> Tensor:
     """Compute gradient-weighted attention (Chefer et al. 2021) of self-attention.
 
-    The relevance R (T, T) of a sequence starts as the identity. Each layer adds M R to R, where M
-    is the mean over heads of max(0, A * dy/dA), A are the attention weights of the layer, and y is
-    an output of the model. The model runs without fused attention kernels. The gradients of the
-    parameters are not changed.
+    The relevance R (B, T, T) starts as the identity. Each layer adds M R to R, where M is the mean
+    over heads of max(0, A * dy/dA), A are the attention weights of the layer, and y is an output of
+    the model. Row i is the relevance of each input token for token i. The model runs without fused
+    kernels.
 
     Args:
-        forward: Function without arguments that runs the model and returns the output y (B,) of
-            each sequence, such as the logit of one class.
+        forward: Function that runs the model and returns the output y (B,) of each sequence, such
+            as the logit of one class.
         paths: Paths of the attention modules in order; None means all modules named attn. The last
-            module may be attention pooling by one learned query, as in SigLIP.
-
-    Returns:
-        Relevance (B, T, T). Row i is the relevance of each input token for token i. With attention
-        pooling, the relevance (B, 1, T) for the pooled vector.
+            module may be attention pooling by one learned query, as in SigLIP; the result is then
+            (B, 1, T).
     """
     if paths is None:
         paths = [path for path in attention_layers(model) if path.endswith("attn")]

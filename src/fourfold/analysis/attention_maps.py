@@ -34,18 +34,16 @@ class LayerAttention(NamedTuple):
 
     Args:
         path: Path of the attention module in the model, such as "stack.blocks.0.attn".
-        name: Kind of attention. "self" is the self-attention of a model with one stack. "cross" is
-            the attention of a decoder to the output of an encoder. The self-attention of other
-            models has the path of the stack, such as "encoder" and "decoder". Attention pooling has
-            the path of the pooling module, such as "words.pool".
+        name: Kind of attention: "self" in a model with one stack, "cross" from a decoder to the
+            output of an encoder, otherwise the path of the stack or of the pooling, such as
+            "encoder" and "words.pool".
         layer: Index of the layer among the layers with the same name, from 0.
         weights: Attention weights (B, H, T, S) in fp32, or in fp64 if the model is in fp64.
             Recurrent attention, pooling and a `SingleHead` have one head, and pooling has one
             query.
         allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
-        centers: Predicted centre (B, T) of each query's window, in source positions from 1, for
-            recurrent attention with `attn_weights` local_p (Luong et al. 2015). None for all other
-            attention.
+        centers: Centre (B, T) of each query's window, in source positions from 1, for recurrent
+            attention with `attn_weights` local_p (Luong et al. 2015); None for all other attention.
     """
 
     path: str
@@ -81,14 +79,12 @@ def visit_attention(
     """Run a model, and call a function with the attention weights of each layer.
 
     The function `visit` is called when a layer runs, before its output is computed. For recurrent
-    attention, it is called after the run, once per layer with the weights of all steps. The weights
-    of a transformer layer are dropped after the call, unless `visit` keeps them. No dropout is
-    applied to the weights. The model is not changed.
+    attention, it is called after the run, with the weights of all steps. The weights of a layer are
+    dropped after the call, unless `visit` keeps them. No dropout is applied to the weights.
 
     Args:
         forward: Function without arguments that runs `model` once on a batch, without a cache.
-        paths: Paths of the attention modules whose weights are computed, as returned by
-            `attention_layers`. None means all attention modules.
+        paths: Paths of the attention modules whose weights are computed; None means all.
     """
     with ExitStack() as watches:
         for path, place in attention_layers(model).items():
@@ -132,21 +128,16 @@ def _watch_weights(module: Any, visit: Callable[[Tensor, Tensor], None]) -> Iter
 def attention_maps(
     model: Model, *inputs: Any, layers: Sequence[int] | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Run a model once in eval mode, and return the attention weights of all heads and layers.
+    """Run a model once in eval mode, and return the attention weights (B, H, T, S) of all layers.
 
-    The weights of generated tokens are computed from the prompt and the generated tokens together.
-    They equal the weights during decoding with a cache.
+    The weights are in fp32, or in fp64 for a model in fp64. The weights of generated tokens,
+    computed from the prompt and these tokens together, equal those during decoding with a cache.
 
     Args:
         *inputs: Positional arguments of the model, such as token ids.
         layers: Indices of the layers to return, counted for each kind of attention separately. A
             negative index counts from the last layer. None means all layers.
         **options: Keyword arguments of the model, such as `mask`.
-
-    Returns:
-        Tensors (B, H, T, S) in fp32, or in fp64 for a model in fp64, on the device of the model. A
-        key is the kind of attention, as in `LayerAttention`, and the index of the layer: "self.0",
-        "encoder.0", "cross.0", "image_stack.0" or "words.pool.0".
 
     Raises:
         InputError: The model has no attention, or no kind of attention has a layer in `layers`.
@@ -185,17 +176,10 @@ def attention(
 
 
 def select_layers(model: Model, layers: Sequence[int] | None, option: str = "layers") -> list[str]:
-    """Return the paths of the attention modules with the given layer indices.
-
-    Layers are counted for each kind of attention separately (see `LayerAttention.name`).
+    """Return the paths of the attention modules with the layer indices of `attention_maps`.
 
     Args:
-        layers: Indices of the layers. A negative index counts from the last layer of each kind.
-            None means all layers.
         option: Name of the option that has the value `layers`, for error messages.
-
-    Returns:
-        Paths such as "stack.blocks.0.attn", in the order of the modules of the model.
 
     Raises:
         InputError: The model has no attention, or no kind of attention has a layer in `layers`.
@@ -220,12 +204,7 @@ def select_layers(model: Model, layers: Sequence[int] | None, option: str = "lay
 
 
 def compact(weights: Tensor, dtype: str) -> Array:
-    """Convert attention weights to a NumPy array of the same shape.
-
-    Args:
-        weights: Attention weights in [0, 1], of any shape.
-        dtype: float16, float32, or uint8 for the result of `quantize`.
-    """
+    """Convert attention weights in [0, 1] to float16, float32, or uint8 (see `quantize`)."""
     weights = weights.detach()
     if dtype == "uint8":
         return quantize(weights.float().cpu().numpy())
@@ -249,17 +228,12 @@ def dequantize(quantized: Array) -> Array:
 def mean_maps(
     model: Model, module_name: Literal["attn", "cross_attn"], forward: Callable[[], object]
 ) -> list[Tensor]:
-    """Compute the attention weights of each layer, averaged over heads, for the first sample.
+    """Compute the weights (T, S) of each layer for the first sample, averaged over heads.
 
     Args:
-        module_name: attn for self-attention, cross_attn for the attention of a decoder to the
-            output of the encoder.
+        module_name: attn for self-attention (of an encoder and then of a decoder), cross_attn for
+            the attention of a decoder to the output of the encoder.
         forward: Function without arguments that runs `model` once on a batch.
-
-    Returns:
-        List of one matrix (T, S) in fp32 on the CPU for each layer, in the order in which the
-        layers run. For an encoder-decoder, attn gives the layers of the encoder and then those of
-        the decoder.
     """
     maps: list[Tensor] = []
     paths = [path for path in attention_layers(model) if path.rpartition(".")[2] == module_name]

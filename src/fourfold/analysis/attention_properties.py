@@ -44,13 +44,7 @@ class ScoreStatistics:
 
 @cache
 def score_statistics(width: int, scale: float, seed: int = 0) -> ScoreStatistics:
-    """Measure the statistics of the scores of random queries and keys.
-
-    Args:
-        width: Width D of queries and keys.
-        scale: Factor on the scores.
-        seed: Seed of the random numbers.
-    """
+    """Measure the statistics of the scores of random queries and keys of width D = `width`."""
     noise = torch.Generator().manual_seed(seed)
     q = torch.randn(N_QUERIES, 1, width, generator=noise, dtype=torch.float64)
     k = torch.randn(N_QUERIES, N_KEYS, width, generator=noise, dtype=torch.float64)
@@ -103,9 +97,8 @@ def layer_properties(
 
     Args:
         layer: Function from x (1, T, D) float64 and a `Mask` to outputs (1, T, D), such as a
-            `Stack` in float64.
+            `Stack`.
         width: Width D, which is even.
-        seed: Seed of the input and of the permutation.
     """
     noise = torch.Generator().manual_seed(seed)
     x = torch.randn(1, N_TOKENS, width, generator=noise, dtype=torch.float64)

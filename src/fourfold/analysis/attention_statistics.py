@@ -15,23 +15,14 @@ OFFSETS = {"previous": -1, "self": 0, "next": 1}
 
 
 class Statistic(NamedTuple):
-    """Statistic of each head of a layer, and its value under uniform attention.
-
-    Args:
-        value: Statistic (B, H) of the attention weights.
-        uniform: Statistic (B, H) of equal weights on all keys that the mask allows.
-    """
+    """Statistic (B, H) of each head of a layer, and its value under uniform attention."""
 
     value: Tensor
     uniform: Tensor
 
 
 def uniform_attention(allowed: Tensor) -> Tensor:
-    """Return attention weights (..., T, S) that are equal for all allowed keys of a query, in fp32.
-
-    Args:
-        allowed: Bool (..., T, S), True where a query may attend to a key.
-    """
+    """Return weights (..., T, S) in fp32 that are equal for all keys that a query may attend to."""
     return allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -46,16 +37,10 @@ def token_distances(n_queries: int, n_keys: int) -> Tensor:
 
 
 def patch_distances(n_rows: int, n_columns: int, n_prefix: int = 0) -> Tensor:
-    """Return the distances of the patches of an image, in patches.
+    """Return the Euclidean distances (T, T) of the patches of an image, in patches.
 
-    Args:
-        n_rows: Number of rows of patches.
-        n_columns: Number of columns of patches.
-        n_prefix: Number of tokens before the patches, such as the class token. Distances from and
-            to these tokens are NaN.
-
-    Returns:
-        Euclidean distances (T, T), where T is `n_prefix` + `n_rows` * `n_columns`.
+    The distances from and to the `n_prefix` tokens before the patches, such as the class token, are
+    NaN.
     """
     rows, columns = torch.arange(n_rows).float(), torch.arange(n_columns).float()
     places = torch.cartesian_prod(rows, columns)
@@ -65,15 +50,9 @@ def patch_distances(n_rows: int, n_columns: int, n_prefix: int = 0) -> Tensor:
 
 
 def mean_distance(weights: Tensor, distances: Tensor) -> Tensor:
-    """Compute the mean distance between query and key, weighted by the attention weights.
+    """Return the mean distance (...) of query and key, weighted by attention weights (..., T, S).
 
-    Args:
-        weights: Attention weights (..., T, S).
-        distances: Distance (T, S) of each pair of query and key. Pairs whose distance is NaN are
-            left out of the mean.
-
-    Returns:
-        Mean distances (...), such as (B, H), in the unit of `distances`.
+    Pairs whose distance (T, S) is NaN are left out of the mean.
     """
     known = ~distances.isnan()
     mass = (weights * known).sum((-1, -2))
@@ -81,46 +60,24 @@ def mean_distance(weights: Tensor, distances: Tensor) -> Tensor:
 
 
 def offset_share(weights: Tensor, offset: int) -> Tensor:
-    """Compute the mean attention weight of the key at a fixed offset from the query.
+    """Return the mean attention weight (...) of the key `offset` tokens after the query.
 
-    Args:
-        weights: Self-attention weights (..., T, T).
-        offset: Position of the key minus position of the query. Queries at whose offset there is no
-            key are left out of the mean.
-
-    Returns:
-        Mean weights (...), such as (B, H).
+    Queries that have no such key are left out of the mean of the weights (..., T, T).
     """
     return weights.diagonal(offset, -2, -1).mean(-1)
 
 
 def induction_targets(ids: Tensor) -> Tensor:
-    """Mark the keys that an induction head attends to (Olsson et al. 2022).
+    """Mark the keys (..., T, T) that an induction head attends to (Olsson et al. 2022).
 
     For a query at token i, these keys are the tokens after earlier occurrences of token i.
-
-    Returns:
-        Bool (..., T, T) for queries and keys, True at (i, j + 1) if j < i and token j equals token
-        i.
     """
     same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)).tril(-1)
     return torch.cat([torch.zeros_like(same[..., :1]), same[..., :-1]], -1)
 
 
 def target_share(weights: Tensor, targets: Tensor) -> Tensor:
-    """Compute the mean attention weight of marked keys.
-
-    For each query, the weights of its marked keys are added. The mean is over the queries that have
-    a marked key.
-
-    Args:
-        weights: Attention weights (B, H, T, S).
-        targets: Bool (B, T, S), True for a marked key of a query, such as the result of
-            `induction_targets`.
-
-    Returns:
-        Mean weights (B, H). The mean of a sequence without a marked key is NaN.
-    """
+    """Return the mean weight (B, H) of the marked keys (B, T, S) of a query; NaN without any."""
     has_target = targets.any(-1)[:, None]  # (B, 1, T)
     shares = (weights * targets[:, None]).sum(-1) * has_target
     return shares.sum(-1) / has_target.sum(-1)
@@ -140,26 +97,21 @@ def head_statistics(
     The share of a set of keys is the sum of their attention weights, averaged over the queries.
 
     Args:
-        weights: Attention weights (B, H, T, S).
-        allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
-        distances: Distances (T, S) of queries and keys, such as those of `patch_distances`. None
-            means `token_distances`.
-        separators: Bool (B, S), True at separators such as [SEP]. None leaves out the statistic
-            separator.
+        ids: Token ids (B, S) int64 of the keys. None leaves out the statistic induction.
+        distances: Distances (T, S) of queries and keys; None means `token_distances`.
+        separators: Bool (B, S), True at separators such as [SEP]. None leaves out separator.
         is_self: True for self-attention. False computes only entropy, first and separator.
 
     Returns:
-        Dictionary from names to `Statistic`, each with tensors (B, H):
+        Dictionary from names to `Statistic`:
 
         - entropy: Mean entropy of the weights of a query, in nats.
         - first: Share of the first key. It is 1 if all queries attend to this key only.
-        - separator: Share of all separators. Left out if there is none.
-        - distance: Mean distance of query and key, weighted by attention, in the unit of
-          `distances`.
+        - separator: Share of all separators.
+        - distance: Mean distance of query and key, weighted by attention.
         - previous, self, next: Share of the key one token before the query, at the query, and one
           token after the query. Left out for a sequence of one token.
-        - induction: Share of the keys of `induction_targets`. Left out if no token of the batch
-          has such a key.
+        - induction: Share of the keys of `induction_targets`. Left out if no token has such a key.
     """
     pairs = weights, uniform_attention(allowed)
     found = {
@@ -195,21 +147,15 @@ BROAD = 0.9  # least entropy of a broad head, as a fraction of the entropy of un
 
 
 def head_label(statistics: dict[str, tuple[float, float]]) -> str | None:
-    """Choose a label that describes the keys that one attention head attends to.
+    """Choose a label for the keys that one attention head attends to, or None.
 
-    A statistic of `head_statistics` that is a share of the attention weights qualifies for a label
-    if its value is at least (1 + u) / 2, where u is its value under uniform attention. These
-    statistics are previous, self, next, first, separator and induction. If several qualify, the
-    statistic with the largest value gives the label. If none qualifies, the label is broad if the
-    entropy is at least 90 % of the entropy of uniform attention.
+    A share of `head_statistics` qualifies for a label if its value is at least (1 + u) / 2, where u
+    is its value under uniform attention. If several qualify, the largest value gives the label. If
+    none qualifies, the label is broad if the entropy is at least 90 % of that of uniform attention.
 
     Args:
         statistics: Dictionary from names of statistics of one head to pairs of the value and the
             value under uniform attention. The name entropy is required.
-
-    Returns:
-        "previous", "self", "next", "first token", "separator", "induction", "broad", or None for no
-        label.
 
     Example:
         >>> head_label({"entropy": (0.7, 2.3), "previous": (0.8, 0.1), "self": (0.1, 0.1)})
@@ -226,23 +172,3 @@ def head_label(statistics: dict[str, tuple[float, float]]) -> str | None:
         return LABELS[max(shares, key=lambda name: shares[name])]
     value, uniform = statistics["entropy"]
     return "broad" if value >= BROAD * uniform > 0 else None
-
-
-def sink_rate(weights: Tensor, allowed: Tensor, key: int = 0, threshold: float = 0.3) -> Tensor:
-    """Compute the fraction of the heads that use a key as an attention sink (Gu et al. 2025).
-
-    A head uses a key as a sink if the mean weight of the key, over the queries that may attend to
-    this key, is above the threshold.
-
-    Args:
-        weights: Attention weights (B, H, T, S).
-        allowed: Bool (B or 1, 1, T, S), True where a query may attend to a key.
-        key: Index of the key.
-        threshold: Mean weight above which the key is a sink.
-
-    Returns:
-        Fraction of the H heads, from 0 to 1, for each sequence, (B,).
-    """
-    may_attend = allowed[..., key]
-    means = (weights[..., key] * may_attend).sum(-1) / may_attend.sum(-1).clamp(min=1)
-    return (means > threshold).float().mean(1)

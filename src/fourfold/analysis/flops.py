@@ -66,26 +66,21 @@ def forward_flops(
     source: int | None = None,
     head_fraction: float = 1.0,
 ) -> CostBreakdown:
-    """Count the FLOPs of a forward pass with a batch of one.
+    """Count the FLOPs of a forward pass with a batch of one, two for each multiply-add (MAC).
 
-    The input is one sequence, one image, one source with one target (encoder-decoder), or one image
-    with one text (CLIP). BERT's next-sentence head is not counted, because `forward` does not apply
-    it.
+    The inputs are those of `Model.example_inputs`. BERT's next-sentence head is not counted,
+    because `forward` does not apply it.
 
     Args:
-        length: Number of tokens, as in `Model.example_inputs`.
+        length: Number of tokens, or of target tokens.
         source: Number of source tokens.
         head_fraction: Fraction of the positions that the head is applied to, less than 1 for the
             training of a masked LM, which predicts the masked tokens only.
 
-    Raises:
-        InputError: As in `Model.example_inputs`.
-
     Example:
-        >>> from fourfold.models.registry import create
-        >>> with torch.device("meta"):
-        ...     model = create("vit_base_patch16_224")
-        >>> f"{forward_flops(model).total / 2e9:.1f} GMACs"  # one MAC is two FLOPs
+        >>> from fourfold.models import create
+        >>> flops = forward_flops(create("vit_base_patch16_224", device="meta"))
+        >>> f"{flops.total / 2e9:.1f} GMACs"
         '17.6 GMACs'
     """
     inputs = tuple(x.to("meta") for x in model.example_inputs(length, source))

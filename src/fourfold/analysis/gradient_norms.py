@@ -30,13 +30,10 @@ def input_gradient_norms(
     """Compute spectral norms of Jacobians of the last output with respect to earlier inputs.
 
     Args:
-        layers: Function from inputs (N, T, D) to outputs (N, T, S) for any number N of sequences.
-            The function treats the sequences independently, and applies no dropout.
-        distances: Distances k in tokens, each below T. The Jacobian for k is that of the output of
-            the last token with respect to the input k tokens before the last token.
-
-    Returns:
-        List of one norm for each distance.
+        layers: Function from inputs (N, T, D) to outputs (N, T, S) for any number N of sequences,
+            which it treats independently and without dropout.
+        x: Input of one sequence, (T, D), such as the embeddings of its tokens.
+        distances: Distances in tokens from the last token to an input, each below T.
     """
     with torch.no_grad():
         width = layers(x[None]).shape[-1]
@@ -48,15 +45,12 @@ def input_gradient_norms(
 def state_gradient_norms(layer: nn.RNNBase, x: Tensor, distances: Sequence[int]) -> list[float]:
     """Compute spectral norms of Jacobians of the last state with respect to earlier states.
 
-    The state of an LSTM is the pair (c, h) of all layers. The state of other cells is h.
+    The state of an LSTM is the pair (c, h) of all layers, that of other cells is h.
 
     Args:
         layer: Recurrent module of torch with `batch_first`, in one direction.
-        distances: Distances k in tokens, each below T. The Jacobian for k is that of the state
-            after the last token with respect to the state k tokens earlier.
-
-    Returns:
-        List of one norm for each distance.
+        x: Input of one sequence, (T, D).
+        distances: Distances in tokens between both states, each below T.
     """
     n_parts = 2 if isinstance(layer, nn.LSTM) else 1
     size = n_parts * layer.num_layers * layer.hidden_size  # S
@@ -94,19 +88,14 @@ def initial_gradient_norms(
 
     Args:
         of: "state" for derivatives with respect to earlier states of a recurrent layer, "input" for
-            derivatives with respect to earlier inputs. The norms of a transformer are always those
-            of the inputs of its first block.
+            those with respect to earlier inputs, or to inputs of the first block of a transformer.
         distances: Distances in tokens between the two states, or between output and input.
         cell: Kind of the recurrent layer: rnn, gru or lstm. None means a transformer.
         forget_bias: Number that is added to torch's initial bias of an LSTM's forget gate.
         orthogonal: Factor of the orthogonal recurrent matrix that replaces torch's initial matrix.
-            None keeps torch's matrix.
+        config: Config of the blocks of the transformer, which uses a causal mask and no positions.
         width: Width of the inputs, and number of units of the recurrent layer.
-        n_seeds: Number of random initializations, each with a random input. Norms are averaged over
-            them.
-
-    Returns:
-        List of one mean norm for each distance.
+        n_seeds: Number of random initializations and inputs, over which the norms are averaged.
     """
     norms = []
     for seed in range(n_seeds):
@@ -135,15 +124,9 @@ def initial_gradient_norms(
 def trained_gradient_norms(model: CausalLM, ids: Tensor, distances: Sequence[int]) -> list[float]:
     """Compute the gradient norms of a causal LM with respect to the embeddings of earlier tokens.
 
-    The differentiated vector is the output for the last token: the output of the transformer
-    blocks, or of the recurrent layers without the linear map after them. The model is copied. The
-    copy computes in float64, without dropout.
-
-    Args:
-        distances: Distances in tokens between the last output and the embedding, each below T.
-
-    Returns:
-        List of one norm for each distance, averaged over the sequences.
+    The differentiated vector is the output for the last token, of the transformer blocks or of the
+    recurrent layers without the linear map after them. A copy of the model computes in float64,
+    without dropout. The norms are averaged over the sequences ids (B, T), which have no padding.
     """
     model = deepcopy(model).double().eval()
     if isinstance(model.stack, RecurrentLayers):

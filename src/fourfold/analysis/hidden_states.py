@@ -14,15 +14,7 @@ from fourfold.core.block import Stack
 
 
 def hidden_states(stack: nn.Module, forward: Callable[[], object]) -> list[Tensor]:
-    """Run a model, and return the output (B, T, D) of each block of one of its stacks.
-
-    Args:
-        stack: A `Stack`, such as `model.stack` or `model.decoder`.
-        forward: Function without arguments that runs the model once.
-
-    Returns:
-        List of L tensors, from the first block to the last.
-    """
+    """Run a model by `forward`, and return the output (B, T, D) of each block of one stack."""
     assert isinstance(stack, Stack)
     states: list[Tensor] = []
     with ExitStack() as hooks:
@@ -35,30 +27,22 @@ def hidden_states(stack: nn.Module, forward: Callable[[], object]) -> list[Tenso
 
 
 def text_stack(model: Any) -> Stack | None:
-    """Return the `Stack` whose output is the input of the vocabulary head of a model.
-
-    Returns:
-        The stack; None if the model has no vocabulary head or no transformer blocks.
-    """
+    """Return the `Stack` before the vocabulary head of a model; None without such a pair."""
     stack = getattr(model, "decoder", getattr(model, "stack", None))
     return stack if isinstance(stack, Stack) and hasattr(model, "head") else None
 
 
 @torch.no_grad()
 def logit_lens(model: Any, forward: Callable[[], object], tokens: Tensor) -> Tensor:
-    """Compute the rank of given tokens in the logits of each block (nostalgebraist 2020).
+    """Compute the ranks (L, B, T) of tokens in the logits of each block (nostalgebraist 2020).
 
-    The method is known as logit lens. The logits of a block are computed from the output of the
-    block by the final norm of the stack and the output head of the model. The logits of the last
-    block are those of the model.
+    The logits of a block are computed from its output by the final norm of the stack and the head
+    of the model. Rank 0 is the most probable token.
 
     Args:
+        model: A causal LM, masked LM or encoder-decoder with transformer blocks.
         forward: Function without arguments that runs the model once.
-        tokens: Token ids (B, T) int64 whose ranks are computed, one for each position. For an
-            encoder-decoder, the positions are those of the target.
-
-    Returns:
-        Ranks (L, B, T) int64, where 0 is the most probable token.
+        tokens: Token ids (B, T) int64 whose ranks are computed, one for each (target) position.
     """
     stack = text_stack(model)
     assert stack is not None, "the model has no vocabulary head on transformer blocks"
@@ -76,8 +60,7 @@ class Activations(NamedTuple):
         largest: Largest absolute value.
         median: Median of the absolute values.
         location: Indices (row, token, channel) of the largest absolute value.
-        is_massive: True if `largest` is above 100 and above 1000 times the median (Sun et al.
-            2024).
+        is_massive: True if `largest` is above 100 and 1000 times the median (Sun et al. 2024).
     """
 
     largest: float
@@ -87,14 +70,7 @@ class Activations(NamedTuple):
 
 
 def massive_activations(states: list[Tensor]) -> list[Activations]:
-    """Find the largest activation in the output of each block (Sun et al. 2024).
-
-    Args:
-        states: Hidden states (B, T, D) of each block, such as the result of `hidden_states`.
-
-    Returns:
-        List of one `Activations` for each block.
-    """
+    """Find the largest activation in the states (B, T, D) of each block (Sun et al. 2024)."""
     found = []
     for state in states:
         sizes = state.detach().float().abs()

@@ -31,7 +31,8 @@ from fourfold.optim import hidden_matrices
 # Number of values that an optimizer stores for each weight. For muon, this is the number of AdamW;
 # Muon stores one value for each weight of a hidden matrix.
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adadelta": 2, "sgd": 1, "muon": 2}
-RECURRENT_LENGTH = 8  # tokens of a traced recurrent model, whose activations are linear in tokens
+# Rows and tokens of a traced recurrent model, whose activations are linear in both.
+RECURRENT_ROWS, RECURRENT_LENGTH = 8, 8
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,6 @@ def training_memory(
     """Estimate the memory of a training step on one device.
 
     Args:
-        model: The model, on any device, such as the meta device.
         rows: Number of rows of a micro-batch: sequences, sentence pairs or images. It may be a
             fraction, for a micro-batch of a number of tokens.
         length: Number of tokens of a row, as in `Model.example_inputs`.
@@ -84,16 +84,11 @@ def training_memory(
         optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
         replicated: Also count the copy of the gradients that DDP holds.
 
-    Raises:
-        InputError: The precision or the optimizer is unknown.
-
     Example:
         >>> from fourfold.models import create
-        >>> from fourfold.layers.base_model import on_meta
-        >>> with on_meta():
-        ...     model = create("vit_base_patch16_224")
+        >>> model = create("vit_base_patch16_224", device="meta")
         >>> f"{training_memory(model, 128).total / 2**30:.1f} GiB"
-        '15.3 GiB'
+        '16.7 GiB'
     """
     check_choice("optimizer", optimizer, tuple(OPTIMIZER_STATES))
     precision = canonical_precision(precision, "precision")
@@ -111,13 +106,7 @@ def training_memory(
 
 
 def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
-    """Count the bytes of weights, gradients and optimizer states of a model.
-
-    The result is a lower bound of the memory of training, without activations and loss.
-
-    Raises:
-        InputError: The precision is unknown.
-    """
+    """Count the bytes of weights, gradients and optimizer states, a lower bound of the memory."""
     weight, _ = PRECISIONS[canonical_precision(precision, "precision")]
     return getattr(torch, weight).itemsize * sum(_counts(model, optimizer))
 
@@ -151,12 +140,12 @@ def _stored_bytes(
 ) -> tuple[int, float]:
     """Count the bytes that autograd stores once, and for each row, in a pass up to the head."""
     fake = not model.is_recurrent  # a fake LSTM does not show the workspace of its kernel
-    traced = length if fake else RECURRENT_LENGTH
-    first, second = (
-        _trace(model, model.example_inputs(traced, source, n), precision, fake) for n in (1, 2)
-    )
-    by_row = second - first
-    return first - by_row, by_row * (1 if fake else (length or model.config.max_len) / traced)
+    traced, n_rows = (length, 1) if fake else (RECURRENT_LENGTH, RECURRENT_ROWS)
+    inputs = (model.example_inputs(traced, source, n) for n in (n_rows, 2 * n_rows))
+    first, second = (_trace(model, x, precision, fake) for x in inputs)
+    by_row = (second - first) / n_rows
+    factor = 1 if fake else (length or model.config.max_len) / RECURRENT_LENGTH
+    return 2 * first - second, by_row * factor
 
 
 def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool) -> int:
@@ -257,20 +246,14 @@ def split_batch(
 ) -> tuple[int, int]:
     """Divide the batch of an optimizer step into the largest micro-batches that fit into memory.
 
-    A batch is counted in samples or in tokens.
-
     Args:
         total: Number of samples or tokens in an optimizer step on all devices together.
-        devices: Number of devices.
-        fits: Function of the number of samples or tokens of a micro-batch, which returns True if
-            the micro-batch fits into the memory of one device.
+        fits: Function that returns True if a micro-batch of a number of samples or tokens fits.
         exact: True for samples: micro-batch x accumulation x devices must equal `total`. False for
-            tokens: the size of a micro-batch is rounded down, so an optimizer step may have fewer
-            than `total` tokens.
+            tokens: the size of a micro-batch is rounded down.
 
     Returns:
-        Size of a micro-batch, and number of micro-batches that a device accumulates in an optimizer
-        step.
+        Size of a micro-batch, and number of micro-batches that a device accumulates in a step.
 
     Raises:
         InputError: There are fewer samples or tokens than devices, `total` samples are not

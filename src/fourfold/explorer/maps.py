@@ -26,6 +26,7 @@ from fourfold.analysis.attention_maps import (
 )
 from fourfold.analysis.attention_statistics import head_label, head_statistics
 from fourfold.explorer.page import pack
+from fourfold.layers.base_model import Model
 
 T = TypeVar("T")
 DIGITS = 4  # significant digits to which statistics are rounded
@@ -103,7 +104,7 @@ class Collector:
         self.data += pack(scaled, entry["triangle"], self.precision)
         self.maps.append(entry)
 
-    def collect(self, model: nn.Module, forward: Callable[[], T], kinds: Mapping[str, Kind]) -> T:
+    def collect(self, model: Model, forward: Callable[[], T], kinds: Mapping[str, Kind]) -> T:
         """Run a model on one sequence, store its maps and curves, and return its output.
 
         `forward` runs the model once on a batch of one sequence. `kinds` has the options of each

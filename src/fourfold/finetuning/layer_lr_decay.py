@@ -4,9 +4,7 @@ from fourfold.layers.base_model import Model
 
 
 def layer_ids(model: Model) -> tuple[dict[str, int], int]:
-    """Return the layer index of each parameter by name, and the layer index of the head.
-
-    The index is that of the group in `Model.layer_groups`: 0 for embeddings, i + 1 for block i.
+    """Return the index of each parameter's group in `Model.layer_groups`, and that of the head.
 
     Example:
         >>> from fourfold.models import create
@@ -28,12 +26,6 @@ def layer_lr_scales(model: Model, layer_decay: float) -> dict[str, float]:
 
     The factor is 1 for the head and ``layer_decay**k`` for a parameter k layers below the head
     (Clark et al. 2020, ELECTRA; Bao et al. 2021, BEiT).
-
-    Example:
-        >>> from fourfold.models import create
-        >>> scales = layer_lr_scales(create("gpt2", n_layers=2, vocab_size=9), 0.5)
-        >>> scales["embed.tokens.weight"], scales["stack.blocks.1.attn.q.weight"]
-        (0.125, 0.5)
     """
     ids, head = layer_ids(model)
     return {name: layer_decay ** (head - layer) for name, layer in ids.items()}

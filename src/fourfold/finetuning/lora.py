@@ -16,13 +16,7 @@ class LoRALinear(nn.Module):
     """Linear layer with a low-rank update: x W^T + b + (alpha / R) (x A^T) B^T (section 4.1).
 
     Only A (R, D) and B (E, R) are trained. B is initialized to 0, which leaves the output of the
-    layer unchanged at first.
-
-    Args:
-        base: Linear layer with the weight W (E, D), which the update is added to.
-        rank: Rank R of the update.
-        alpha: Scale; the update is multiplied by alpha / R.
-        dropout: Dropout probability of the input of A.
+    layer unchanged at first. `dropout` applies to the input of A.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
@@ -46,14 +40,12 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
-    """Replace linear layers of a model by `LoRALinear` in place.
+    """Replace linear layers of a model by `LoRALinear` in place, without freezing a parameter.
 
-    Args:
-        tuning: Rank, scale and dropout of the updates. A linear layer is replaced if the last
-            component of its name is in `tuning.lora_targets`. The function freezes no parameter.
+    A layer is replaced if the last component of its name is in `tuning.lora_targets`.
 
     Raises:
-        InputError: No linear layer has a name in `tuning.lora_targets`.
+        InputError: No linear layer has such a name.
     """
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = {n: m for n, m in linear.items() if n.rpartition(".")[2] in tuning.lora_targets}
@@ -68,13 +60,7 @@ def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Replace each `LoRALinear` of a model by a linear layer, in place.
-
-    The weight of the linear layer includes the low-rank update.
-
-    Returns:
-        The same model.
-    """
+    """Replace each `LoRALinear` by an updated linear layer, in place, and return the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoRALinear):
             model.set_submodule(name, module.merged())

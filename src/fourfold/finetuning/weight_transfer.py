@@ -61,11 +61,7 @@ class TransferReport:
     left_out: list[Line] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Return the report as lines of text, such as "  loaded    embed.tokens.weight (9, 8)".
-
-        Tensors whose lines differ only in the number of the layer share a line. The line then has
-        the first and the last number, such as "stack.blocks.0-11.attn.q.weight".
-        """
+        """Return lines such as "  loaded    embed.tokens.weight (9, 8)", one for equal layers."""
         layers: dict[str, list[str]] = {}  # layer numbers by the text of the line around them
         for outcome, tensors in vars(self).items():
             for name, shape, rule in tensors:
@@ -90,18 +86,11 @@ def transfer(
     """Copy the weights of `source` into the tensors of `target` with matching names, in place.
 
     Args:
-        target: Model whose parameters are overwritten.
-        source: A model of any family.
         role: Part of the target that receives the weights: model, encoder or decoder.
-        more: Further tensors to copy, which are not in the state dict of `source`, by their names
-            in the target.
-        tokens: Ids of the n tokens that the vocabularies of both models contain. The first tensor
-            (n,) int64 holds the ids in the source's vocabulary, the second tensor those in the
-            target's vocabulary. None means that equal ids are equal tokens.
+        more: Further tensors by their names in the target.
+        tokens: Ids (n,) int64 of the n tokens of both vocabularies, in the source's and in the
+            target's. None means that equal ids are equal tokens.
         interpolation: Interpolation of image positions, a name in `vit_positions.INTERPOLATIONS`.
-
-    Returns:
-        Lists of the tensors that were copied, resized, left at their initial values or unused.
 
     Raises:
         InputError: The layers differ in width, norm, activation or number of heads; or no embedding

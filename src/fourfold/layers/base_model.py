@@ -165,7 +165,7 @@ class Model(nn.Module):
             >>> [len(group) for group in create("transformer_base", vocab_size=9).layer_groups()]
             [2, 2, 2, 2, 2, 2, 4, 1]
         """
-        blocks = [module.blocks for module in self.modules() if hasattr(module, "blocks")]
+        blocks: list[Any] = [m.blocks for m in self.modules() if hasattr(m, "blocks")]
         depths = zip_longest(*blocks, fillvalue=nn.Identity())
         groups = [self.embeddings(), *map(list, depths)]
         groups[-1] += self.stacks()

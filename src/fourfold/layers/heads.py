@@ -21,21 +21,15 @@ from fourfold.losses import linear_cross_entropy
 class VocabularyHead(nn.Module):
     """Linear map from hidden states to vocabulary logits, optionally tied to the token embedding.
 
-    `loss` computes the logits of one slice of the tokens at a time, so all logits are never in
-    memory at once.
-
     Args:
-        embedding: Token embedding (V, D).
-        tied: Use the matrix of `embedding` as output matrix; otherwise the head has its own matrix.
+        embedding: Token embedding (V, D), whose matrix a tied head uses.
         bias: Learn a bias for each token of the vocabulary (BERT, Marian).
         activation: A name in `fourfold.core.feed_forward.ACTIVATIONS`, used with `transform_norm`.
         transform_norm: Norm of BERT's transform, which precedes the output matrix: a dense layer
             (D, D), the activation and this norm. None means no transform.
-        transform_bias: Learn a bias in the dense layer of the transform.
-        width: Width D of the hidden states. None means the width of `embedding`, which is the only
-            possible width of a tied head.
-        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2). None means no
-            limit.
+        width: Width D of the hidden states of a head that is not tied. None means that of
+            `embedding`.
+        logit_cap: Limit c of the logits z, which become c tanh(z / c) (Gemma 2), or None.
 
     Attributes:
         scale: Factor on the hidden states, 1 in all models but T5.
@@ -81,13 +75,10 @@ class VocabularyHead(nn.Module):
         return self._shared[0].weight if self.own is None else self.own.weight
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return input, weight and bias of the linear map that computes the logits.
+        """Return input (..., D), weight (V, D) and bias (V,) or None of the map to the logits.
 
-        Returns:
-            A tuple of input x (..., D), weight (V, D), and bias (V,) or None. The input consists of
-            the transformed and scaled hidden states. The logits are ``x @ weight.T + bias``, which
-            `logit_cap` then limits. The weight of a quantized model is converted to the data type
-            of `h`.
+        The logits are ``x @ weight.T + bias``, which `logit_cap` then limits. The weight of a
+        quantized model is converted to the data type of `h`.
         """
         weight = self.weight
         if isinstance(weight, Int8Matrix):
@@ -117,17 +108,13 @@ class VocabularyHead(nn.Module):
 
         Args:
             hidden: Final hidden states (..., D), such as the result of `model.hidden(ids)`.
-            targets: Target token ids int64 of shape (...), the shape of `hidden` without D. Targets
-                equal to `fourfold.losses.IGNORE_INDEX` (-100) are ignored.
+            targets: Target token ids int64, of the shape of `hidden` without D. Targets equal to
+                `fourfold.losses.IGNORE_INDEX` (-100) are ignored.
             weights: Factor on the loss of each target, of the shape of `targets`. None means 1.
             label_smoothing: Probability mass that is taken from the target.
-            label_smoothing_type: Distribution of this mass over the vocabulary; see
+            label_smoothing_type: Distribution of this mass; see
                 `fourfold.losses.smoothing_weights`.
-            normalizer: Divisor of the summed loss. None means the number of targets that are not
-                ignored.
-
-        Returns:
-            A scalar in fp32, or in fp64 if the inputs are in fp64.
+            normalizer: Divisor of the summed loss. None means the number of targets that count.
         """
         return linear_cross_entropy(
             *self.output(hidden.flatten(0, -2)),
@@ -155,13 +142,11 @@ class ClassHead(nn.Linear):
 class PooledClassifier(nn.Module):
     """BERT's pooler with a classifier, applied to the hidden state of the first token.
 
-    The layers are a dense layer (D, D), tanh, dropout, and a linear layer (D, K). In ModernBERT, an
-    activation and a norm replace tanh.
+    The layers are a dense layer (D, D), tanh, dropout, and a linear layer (D, K).
 
     Args:
-        d_model: Model width D.
-        n_classes: Number of classes K.
-        dropout: Dropout probability of the pooler's output.
+        config: Config with the activation and the norm that replace tanh in ModernBERT, and with
+            the option `bias` of the dense layer; None means tanh and a bias.
     """
 
     def __init__(

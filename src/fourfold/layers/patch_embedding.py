@@ -13,15 +13,7 @@ from fourfold.models.vit.positions import VIT_POSITIONS
 
 
 def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
-    """Raise InputError unless `images` has the shape (B, n_channels, side, side).
-
-    Example:
-        >>> check_image_shape(torch.zeros(2, 3, 32, 32), n_channels=3, side=32)
-        >>> check_image_shape(torch.zeros(2, 1, 32, 32), n_channels=3, side=32)
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: images must have the shape (B, 3, 32, 32), got (2, 1, 32, 32)
-    """
+    """Raise InputError unless `images` has the shape (B, n_channels, side, side)."""
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[1:] != (n_channels, side, side):
         message = f"must have the shape (B, {n_channels}, {side}, {side}), got {shape}"
@@ -32,24 +24,15 @@ class PatchEmbedding(nn.Module):
     """Patch embedding of images, with learned prefix tokens (Dosovitskiy et al. 2020, eq. 1).
 
     Args:
-        image_size: Side of the square image in pixels.
-        patch_size: Side of a patch in pixels.
-        n_channels: Number of channels C.
-        d_model: Model width D.
-        positions: A name in `fourfold.layers.positions.POSITIONS`, or a function that
-            builds a `PositionTable` from the number of positions and the width D. With sincos2d or
-            sincos2d_mae, prefix tokens have no position.
+        image_size: Side of the square image in pixels, which `patch_size` must divide.
+        positions: A name in `fourfold.models.vit.positions.VIT_POSITIONS`. With sincos2d
+            or sincos2d_mae, prefix tokens have no position.
         n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
             distillation token.
         n_unplaced: Number of the last prefix tokens that have no position, such as registers.
         dropout: Dropout probability of the embedded tokens.
-        stem: Module that maps images (B, C, side, side) to one feature vector of width D for each
-            patch, (B, D, rows, columns), which replaces the pixels of the patch. None means no
-            stem.
-
-    Raises:
-        InputError: `image_size` is not divisible by `patch_size`, or the name of the positions is
-            unknown.
+        stem: Module that maps images to one feature vector of width D for each patch, (B, D, rows,
+            columns), which replaces the pixels of the patch. None means no stem.
     """
 
     def __init__(
@@ -85,14 +68,7 @@ class PatchEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed the patches of images, put the prefix tokens before them, and add the positions.
-
-        Shapes:
-            images (B, C, image_size, image_size) to (B, n_prefix + N, D).
-
-        Raises:
-            InputError: The images do not have the size and number of channels of this embedding.
-        """
+        """Map images (B, C, side, side) to prefix tokens and patches, (B, n_prefix + N, D)."""
         check_image_shape(images, self.n_channels, self.image_size)
         # Under autocast the convolution runs in low precision; the residual stream stays in fp32.
         x = self.patches(self.stem(images)).to(self.patches.weight.dtype).flatten(2).mT  # (B, N, D)
@@ -109,20 +85,12 @@ class PatchEmbedding(nn.Module):
 
 
 def convolutional_stem(patch_size: int, n_channels: int, d_model: int) -> nn.Sequential:
-    """Build convolutions that reduce each patch to one position (Xiao et al. 2021).
+    """Build convolutions that map the pixels of each patch to one vector (Xiao et al. 2021).
 
-    Each 3x3 convolution halves the side of the image. The last convolution has D output channels.
-    Each earlier convolution has half as many output channels as the next one. Each convolution is
-    followed by a GroupNorm of one group and a ReLU. The paper uses batch norm instead. With batch
-    norm, an optimizer step would depend on the division of the batch into micro-batches.
-
-    Args:
-        patch_size: Side of a patch in pixels, a power of 2.
-        n_channels: Number of channels C.
-        d_model: Model width D.
-
-    Returns:
-        A module from images (B, C, side, side) to (B, D, side / patch_size, side / patch_size).
+    The result is a module from images (B, C, side, side) to (B, D, rows, columns). Each 3x3
+    convolution halves the side and, from the last to the first, the number of channels. Each is
+    followed by a GroupNorm of one group and a ReLU. With the batch norm of the paper, an optimizer
+    step would depend on the division of the batch into micro-batches.
 
     Raises:
         InputError: `patch_size` is not a power of 2 from 2, or `d_model` is not divisible by

@@ -14,21 +14,13 @@ from fourfold.errors import InputError
 
 
 class PositionTable(nn.Module):
-    """Table of position vectors.
-
-    A learned table is a parameter. A fixed table is a buffer that the state dict does not contain.
-
-    Args:
-        table: Initial or fixed vectors (N, D).
-        learned: Make the table a parameter.
+    """Table of N position vectors: a parameter, or a buffer that the state dict does not contain.
 
     Example:
         >>> positions = PositionTable(torch.arange(8.0).view(4, 2), learned=False)
         >>> positions(slice(1, 3))
         tensor([[2., 3.],
                 [4., 5.]])
-        >>> positions(torch.tensor([[3, 0]])).shape
-        torch.Size([1, 2, 2])
     """
 
     weight: Tensor
@@ -41,13 +33,7 @@ class PositionTable(nn.Module):
             self.register_buffer("weight", table, persistent=False)
 
     def forward(self, index: Tensor | slice) -> Tensor:
-        """Look up the vectors of positions.
-
-        Args:
-            index: A slice of T positions, or the positions (B, T) of tokens, int64.
-
-        Returns:
-            (T, D) for a slice, (B, T, D) for a tensor.
+        """Look up the vectors (T, D) of a slice, or those (B, T, D) of a tensor of positions.
 
         Raises:
             InputError: A position is N or larger.
@@ -65,29 +51,15 @@ class PositionTable(nn.Module):
 
 
 def learned(n_rows: int, width: int) -> PositionTable:
-    """Build a table of `n_rows` learned position vectors, which are 0 before initialization.
-
-    Source: Devlin et al. 2018; Dosovitskiy et al. 2020, section 3.1.
-
-    Example:
-        >>> learned(512, 16).weight.requires_grad
-        True
-    """
+    """Build a table of learned position vectors, which are 0 before initialization."""
     return PositionTable(torch.zeros(n_rows, width), learned=True)
 
 
 def sinusoidal(n_rows: int, width: int) -> PositionTable:
-    """Build a table of sinusoidal positions (Vaswani et al. 2017, section 3.5).
+    """Build a table of sinusoidal positions (Vaswani et al. 2017, section 3.5), of an even width.
 
     Even channels are sines and odd channels cosines of the position, with wavelengths from 2 pi to
     10000 * 2 pi.
-
-    Args:
-        n_rows: Number of positions N.
-        width: Width D of a vector, which must be even.
-
-    Raises:
-        InputError: `width` is odd.
 
     Example:
         >>> table = sinusoidal(100, 4).weight
@@ -102,19 +74,7 @@ def sinusoidal(n_rows: int, width: int) -> PositionTable:
 
 
 def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
-    """Build a table of sinusoidal positions with all sines before all cosines.
-
-    Source: Vaswani et al. 2017, section 3.5, up to the order of the channels.
-
-    Marian and tensor2tensor have this order of channels; in `sinusoidal`, sines and cosines
-    alternate.
-
-    Args:
-        n_rows: Number of positions N.
-        width: Width D of a vector, which must be even.
-
-    Raises:
-        InputError: `width` is odd.
+    """Build a table of sinusoidal positions with all sines before all cosines (Marian).
 
     Example:
         >>> alternating, halves = sinusoidal(10, 6).weight, sinusoidal_halves(10, 6).weight
@@ -145,18 +105,14 @@ POSITIONS: Tables = {
 def make_positions(
     positions: str, n_rows: int, d_model: int, tables: Tables = POSITIONS
 ) -> PositionTable | None:
-    """Build a table of position vectors, or return None if `positions` is "none".
+    """Build a table of N position vectors of width D, or return None if `positions` is "none".
 
     Args:
         positions: A name in `tables`.
-        n_rows: Number of positions N.
-        d_model: Width D of a vector.
-        tables: Functions that build a table from N and D, by name; for images `VIT_POSITIONS` of
-            `fourfold.models.vit.positions`.
+        tables: Functions that build a table from N and D, by name.
 
     Raises:
-        InputError: The name is unknown, or there is no table of this size, such as sinusoidal
-            positions of an odd width.
+        InputError: The name is unknown, or there is no table of this size.
     """
     check_choice("positions", positions, tuple(tables))
     build = tables[positions]

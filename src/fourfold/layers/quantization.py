@@ -14,15 +14,7 @@ QUANTIZATIONS = ("int8",)
 
 
 class _Int8Layer(nn.Module):
-    """Base class of layers with an int8 matrix.
-
-    Args:
-        weight: Floating-point matrix (N, K), which is quantized row by row.
-
-    Attributes:
-        values: Buffer (N, K) of the integers, int8.
-        scales: Buffer (N, 1) of the scale of each row. The matrix is `values` * `scales`.
-    """
+    """Base class of layers with an int8 matrix: `values` (N, K), and `scales` (N, 1) of rows."""
 
     values: Tensor
     scales: Tensor
@@ -40,11 +32,7 @@ class _Int8Layer(nn.Module):
 
 
 class Int8Linear(_Int8Layer):
-    """Linear layer with weights in int8, for inference.
-
-    Args:
-        layer: Linear layer whose weight (N, K) is quantized. Its bias is used unchanged.
-    """
+    """Linear layer with weights in int8, for inference, made from a linear layer."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.weight)
@@ -56,11 +44,7 @@ class Int8Linear(_Int8Layer):
 
 
 class Int8Embedding(_Int8Layer):
-    """Token embedding (N, D) in int8, for inference; an output head may share its matrix.
-
-    Args:
-        layer: Token embedding whose matrix (N, D) is quantized.
-    """
+    """Token embedding (N, D) in int8, for inference; an output head may share its matrix."""
 
     def __init__(self, layer: nn.Embedding) -> None:
         super().__init__(layer.weight)
@@ -73,11 +57,12 @@ class Int8Embedding(_Int8Layer):
 
 
 def quantize(model: nn.Module, name: str | None, option: str = "quantize") -> None:
-    """Replace the linear layers and token embeddings of a model, in place.
+    """Replace the linear layers and token embeddings of a model on the CPU, in place.
 
-    Other weights, such as those of norms, positions and convolutions, keep their data type.
+    Other weights keep their data type. The model can no longer be trained or saved.
 
     Args:
+        name: int8, or None for no change.
         option: Name of the option that has the value `name`, for error messages.
 
     Raises:

@@ -6,11 +6,12 @@ from fourfold.errors import InputError
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_ids
 from fourfold.finetuning.lora import add_lora, is_lora
+from fourfold.layers.base_model import Model
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.token_embedding import TokenEmbedding
 
 
-def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
+def apply_finetuning(model: Model, tuning: TuningConfig) -> None:
     """Freeze layers of a model and add low-rank updates, in place.
 
     Raises:
@@ -42,7 +43,7 @@ def apply_finetuning(model: nn.Module, tuning: TuningConfig) -> None:
             parameter.requires_grad_(is_lora(model, name) or is_new)
 
 
-def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
+def frozen_at_epoch(model: Model, tuning: TuningConfig, epoch: int) -> list[nn.Parameter]:
     """Return the parameters that gradual unfreezing still freezes in an epoch, counted from 0."""
     if tuning.gradual_unfreezing_epochs is None:
         return []
@@ -51,7 +52,7 @@ def frozen_at_epoch(model: nn.Module, tuning: TuningConfig, epoch: int) -> list[
     return [p for name, p in model.named_parameters() if ids[name] <= last_frozen]
 
 
-def freeze_batchnorm(model: nn.Module, tuning: TuningConfig, epoch: int) -> None:
+def freeze_batchnorm(model: Model, tuning: TuningConfig, epoch: int) -> None:
     """Freeze the running statistics of batch norms in layers that are frozen in an epoch.
 
     Frozen batch norms are set to eval mode, and all others to training mode. Without gradual

@@ -1,12 +1,11 @@
-"""Rollout, attention flow and gradient-weighted attention against brute force."""
+"""Rollout and gradient-weighted attention against brute force."""
 
 from itertools import product
 
 import numpy as np
-import pytest
 import torch
 
-from fourfold.analysis.attention_flow import flow, relevance, rollout, with_residual
+from fourfold.analysis.attention_flow import relevance, rollout, with_residual
 from tests.fixtures.tiny_models import build, tokens
 
 
@@ -27,36 +26,6 @@ def test_rollout_is_the_sum_over_all_paths() -> None:
     np.testing.assert_allclose(found[-1], expected)
     np.testing.assert_allclose(found.sum(-1), 1.0)
     np.testing.assert_allclose(found[0], (maps[0] + np.eye(4)) / 2)
-
-
-def test_flow_is_the_minimum_over_all_cuts() -> None:
-    """By the theorem of Ford and Fulkerson, the maximum flow is the capacity of the minimum cut."""
-    maps = random_maps(2, 3)
-    mixed = with_residual(maps)
-    inner = [(2, i) for i in range(3)] + [(1, i) for i in range(3)] + [(0, i) for i in range(3)]
-    found = flow(maps, query=1)
-    for key in range(3):
-        cuts = []
-        for sides in product((True, False), repeat=len(inner)):
-            source = {node for node, side in zip(inner, sides, strict=True) if side}
-            if (2, 1) not in source or (0, key) in source:
-                continue
-            cuts.append(
-                sum(
-                    mixed[layer - 1][i, j]
-                    for layer, i in source
-                    for j in range(3)
-                    if layer and (layer - 1, j) not in source
-                )
-            )
-        assert found[key] == pytest.approx(min(cuts))
-
-
-def test_flow_of_causal_attention_reaches_no_later_token() -> None:
-    maps = np.tril(random_maps(2, 4))
-    found = flow(maps / maps.sum(-1, keepdims=True), query=1)
-    assert (found[:2] > 0).all()
-    assert (found[2:] == 0).all()
 
 
 def test_relevance_equals_that_of_finite_differences() -> None:

@@ -10,7 +10,6 @@ from fourfold.analysis.attention_statistics import (
     head_label,
     head_statistics,
     patch_distances,
-    sink_rate,
 )
 
 T = 6
@@ -101,14 +100,3 @@ def test_uniform_heads_are_broad_and_mixed_heads_have_no_label() -> None:
     assert head_label({"entropy": (1.0, 2.1), "induction": (0.59, 0.067)}) == "induction"
     # A share of 1 that the mask enforces is no label.
     assert head_label({"entropy": (0.0, 0.0), "first": (1.0, 1.0)}) is None
-
-
-def test_sink_rate_counts_heads_with_a_large_mean_weight_on_the_key() -> None:
-    weights, allowed = causal_attention()
-    means = weights[..., 0].mean(-1)  # all queries may attend to the first key
-    expected = (means > 0.3).float().mean(1)
-    torch.testing.assert_close(sink_rate(weights, allowed), expected)
-    later = weights[:, :, 2:, 2].mean(-1)
-    torch.testing.assert_close(
-        sink_rate(weights, allowed, key=2, threshold=0.2), (later > 0.2).float().mean(1)
-    )

@@ -75,7 +75,7 @@ class ConvolutionalLMConfig(ModelConfig):
 
     @property
     def layer_dilations(self) -> list[int]:
-        """Dilation in tokens of each of the `n_layers` blocks, from the first block on."""
+        """Dilation in tokens of each of the `n_layers` blocks."""
         return [self.dilations[i % len(self.dilations)] for i in range(self.n_layers)]
 
     @property
@@ -113,14 +113,7 @@ class ConvolutionalBlock(nn.Module):
         self.expand = nn.Linear(half, width)
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Apply the convolution and the residual connection.
-
-        Args:
-            real: (B, T, 1) bool, True = real token. None means that all tokens are real.
-
-        Returns:
-            Output (B, T, D).
-        """
+        """Map x (B, T, D) to (B, T, D); `real` (B, T, 1) is True at real tokens, None means all."""
         if self.is_gated:
             y = F.glu(self._convolve(self.dropout(x), real), dim=-1)
             return (x + y) * 0.5**0.5  # keeps the variance
@@ -144,10 +137,7 @@ class ConvolutionalStack(Layers):
         )
 
     def forward(self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None) -> Tensor:
-        """Run the blocks over x (B, T, D).
-
-        Returns:
-            Hidden states (B, T, D).
+        """Run the blocks over x (B, T, D). Of the mask, only that of padding is used.
 
         Raises:
             InputError: The mask separates packed documents, or a cache is given.

@@ -99,11 +99,7 @@ class SingleHead(nn.Module):
         self.v = projection(width)
 
     def forward(self, x: Tensor, mask: LoweredMask, cache: LayerCache | None = None) -> Tensor:
-        """Compute self-attention.
-
-        Returns:
-            Output (B, T, D).
-        """
+        """Compute self-attention of x (B, T, D) with a lowered mask (see `lower_mask`)."""
         q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))  # (B, 1, T, Dk or D)
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -121,14 +117,7 @@ class SingleHead(nn.Module):
 
 
 class LadderBlock(Block):
-    """Transformer block with only some of its components, for ablations.
-
-    The field `config.rung` selects the components, such as scaled for a single head with scaled
-    scores. `fourfold.models.baselines.ladder` lists all rungs. The rung full uses `Block` itself.
-
-    Args:
-        drop_path: Probability that a layer with a residual connection is skipped in training.
-    """
+    """Transformer block with the components that `config.rung`, which is not full, selects."""
 
     def __init__(self, config: LadderConfig, drop_path: float) -> None:
         super().__init__(config, drop_path=drop_path)
@@ -154,13 +143,7 @@ class LadderBlock(Block):
         rotation: Rotation | None = None,
         **memory: Any,
     ) -> Tensor:
-        """Compute the output (B, T, D) of the block.
-
-        Args:
-            bias: Tensor added to the attention scores, or None. The rungs with a single head
-                ignore it.
-            rotation: Rotation of queries and keys, or None. The rungs with a single head ignore it.
-        """
+        """Compute the output (B, T, D) of the block; a single head ignores bias and rotation."""
         if self.rung == "none":
             return x
         if self.rung == "mlp":
@@ -190,9 +173,6 @@ class LadderLM(CausalLM):
     """Causal language model whose layers have only some components of a transformer block.
 
     Source: the order of the components in Bishop and Bishop 2024, chapter 12.
-
-    The field `config.rung` selects the components (see `LadderLMConfig`). Arguments and result of a
-    call are those of `CausalLM`.
     """
 
     attention_classes = (Attention, SingleHead)
@@ -204,10 +184,8 @@ class LadderClassifier(SequenceClassifier):
 
     Source: the order of the components in Bishop and Bishop 2024, chapter 12.
 
-    The field `config.rung` selects the components (see `LadderClassifierConfig`). With
-    ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is the
-    mean of the token embeddings. With post-norm, the embeddings are normalized on every rung, as in
-    BERT.
+    With ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is
+    the mean of the token embeddings. With post-norm, the embeddings are normalized on every rung.
     """
 
     attention_classes = (Attention, SingleHead)

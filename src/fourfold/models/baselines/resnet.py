@@ -77,10 +77,7 @@ class ResNet(Model):
             self.net.maxpool = nn.Identity()
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode.
-
-        Batch norms with frozen weights (`requires_grad` is False) stay in evaluation mode.
-        """
+        """Set the mode; batch norms with frozen weights (`requires_grad`) stay in eval mode."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:
@@ -94,11 +91,7 @@ class ResNet(Model):
         return [[net.conv1, net.bn1], *([stage] for stage in stages), [self]]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) of images (B, C, side, side).
-
-        Raises:
-            InputError: The images do not have the size or channels of the config.
-        """
+        """Compute logits (B, K) of images (B, C, side, side)."""
         check_image_shape(images, self.config.n_channels, self.config.image_size)
         logits: Tensor = self.net(images)
         return logits

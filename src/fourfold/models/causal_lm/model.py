@@ -106,17 +106,6 @@ class CausalLM(Model):
         windows = self.config.windows()
         return WindowCache(windows) if any(windows) else KVCache()
 
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the logits (B, T, V) of the next token at each position."""
-        return self.logits(self.hidden(ids, mask=mask, cache=cache, documents=documents))
-
     def hidden(
         self,
         ids: Tensor,
@@ -125,20 +114,11 @@ class CausalLM(Model):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the final hidden states (B, T, D), which are the input of the head.
-
-        Raises:
-            InputError: The sequence is longer than `max_len`.
-        """
+        """Compute the final hidden states (B, T, D), which are the input of the head."""
         attn_mask, positions = mask_and_positions(ids, mask, documents, cache, causal=True)
         return self.stack(self.embed(ids, positions), attn_mask, cache=cache)
 
 
 def capped_softmax(scores: Tensor, limit: float) -> Tensor:
-    """Apply softmax to c tanh(s / c) over the keys, for scores s (B, H, Tq, Tk).
-
-    Args:
-        scores: Attention scores; -inf marks a key that the mask hides.
-        limit: The limit c.
-    """
+    """Apply softmax to c tanh(s / c) over the keys, for scores s (B, H, Tq, Tk) and c = `limit`."""
     return cap(scores, limit).masked_fill(scores == -torch.inf, -torch.inf).softmax(-1)

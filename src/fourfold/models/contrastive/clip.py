@@ -127,9 +127,7 @@ class CLIP(Model):
     def forward(self, images: Tensor, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Compute the scaled cosine similarities (B, S) of B images and S texts.
 
-        Raises:
-            InputError: The images do not have the size of the config, or a text is longer than
-                `max_len`.
+        The token ids (S, T) of each text contain the end-of-text token.
         """
         return self.similarity(self.encode_image(images), self.encode_text(ids, mask))
 
@@ -139,7 +137,11 @@ class CLIP(Model):
         return self.image_projection(x[:, 0])  # (B, E)
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute the embeddings (S, E) of texts, not normalized."""
+        """Compute the embeddings (S, E) of texts (S, T), not normalized.
+
+        Padding on the right needs no mask, unless the config's `eos_id` is None and the id of the
+        padding token is higher than that of the end-of-text token.
+        """
         attn_mask, positions = mask_and_positions(ids, mask, None, None, causal=True)
         x = self.text_stack(self.text_embed(ids, positions), attn_mask)  # (S, T, D)
         real = ids if mask is None else ids.masked_fill(~mask, -1)
@@ -148,11 +150,7 @@ class CLIP(Model):
         return self.text_projection(x[rows, end.argmax(-1)])  # (S, E)
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Compute scaled cosine similarities (B, S) of embeddings, in at least fp32.
-
-        Args:
-            texts: Embeddings (S, E) of texts.
-        """
+        """Compute scaled cosine similarities (B, S) of embeddings (B, E), (S, E), in fp32."""
         device_type = "cpu" if images.is_meta else images.device.type  # autocast has no "meta"
         with torch.autocast(device_type, enabled=False):
             scale = self.scale
@@ -161,11 +159,7 @@ class CLIP(Model):
 
     @property
     def scale(self) -> Tensor:
-        """Learned factor on the cosine similarities, a scalar tensor.
-
-        The parameter `log_scale` is the logarithm of the factor. The factor has the data type fp32,
-        or fp64 if the parameters of the model are in fp64.
-        """
+        """Learned factor on the cosine similarities, a scalar in at least fp32."""
         exact = torch.promote_types(self.log_scale.dtype, torch.float32)
         return self.log_scale.to(exact).exp()
 
@@ -174,7 +168,10 @@ class CLIP(Model):
         return [*super().embeddings(), self.image_norm]
 
     def _initialize(self) -> None:
-        """Draw matrices from normal distributions with mean 0, and set biases to 0."""
+        """Draw matrices from normal distributions with mean 0, and set biases to 0.
+
+        The standard deviation depends on the width and depth of the encoder that has the matrix.
+        """
         for name, parameter in self.named_parameters():
             side = "image_" if name.startswith("image_") else ""
             std = getattr(self.config, side + "d_model") ** -0.5

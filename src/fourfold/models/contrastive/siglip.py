@@ -96,10 +96,10 @@ class SigLIP(CLIP):
         return self.image_pool(self.image_stack(self.image_embed(images)))
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute the embeddings (S, E) of texts, not normalized.
+        """Compute the embeddings (S, E) of texts with padding on the right, not normalized.
 
         The embedding of a text is that of its last position. Each text is first padded to `max_len`
-        tokens, so the number of columns of `ids` does not change the result.
+        tokens by `pad_id`, which also replaces the tokens that the mask hides.
         """
         if mask is not None:
             ids = ids.masked_fill(~mask, self.config.pad_id)
@@ -118,11 +118,7 @@ class SigLIP(CLIP):
         return vit
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Compute the logits (B, S) of pairs of embeddings, in at least fp32.
-
-        Args:
-            texts: Embeddings (S, E) of texts.
-        """
+        """Compute the logits (B, S) of pairs of embeddings (B, E) and (S, E), in at least fp32."""
         return super().similarity(images, texts) + self.logit_bias
 
 

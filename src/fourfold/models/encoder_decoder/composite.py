@@ -65,8 +65,8 @@ class CompositeEncoderDecoder(Seq2Seq):
 
     Source: Rothe et al. 2020, for texts.
 
-    A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch
-    (B, C, side, side), and `src_mask` and `src_documents` are ignored.
+    A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch (B, C,
+    side, side), and `src_mask` and `src_documents` are ignored.
     """
 
     def __init__(self, config: TextToTextConfig | ImageToTextConfig) -> None:
@@ -90,12 +90,7 @@ class CompositeEncoderDecoder(Seq2Seq):
     def encode(
         self, src: Tensor, *, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> Tensor:
-        """Compute the encoder output (B, S, D), mapped to the width D of the decoder.
-
-        Raises:
-            InputError: The images do not have the size of the encoder's config, or a text is longer
-                than the encoder's `max_len`.
-        """
+        """Compute the encoder output (B, S, D), mapped to the width D of the decoder."""
         if self.accepts_images:
             n_prefix = self.config.encoder.n_prefix
             memory = self.encoder(self.src_embed(src), Mask(n_global=n_prefix))

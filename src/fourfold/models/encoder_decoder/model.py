@@ -5,7 +5,7 @@ Shapes: B batch, S source tokens, T target tokens, D model width, V vocabulary.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
@@ -102,28 +102,6 @@ class Seq2Seq(Model):
     decoder: Stack
     head: VocabularyHead
 
-    def forward(
-        self,
-        src: Tensor,
-        tgt: Tensor,
-        *,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        src_documents: Tensor | None = None,
-        tgt_documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the logits (B, T, V) of the next token at each position of the target."""
-        return self.logits(
-            self.hidden(
-                src,
-                tgt,
-                src_mask=src_mask,
-                tgt_mask=tgt_mask,
-                src_documents=src_documents,
-                tgt_documents=tgt_documents,
-            )
-        )
-
     def hidden(
         self,
         src: Tensor,
@@ -135,15 +113,9 @@ class Seq2Seq(Model):
         tgt_documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the final hidden states (B, T, D) of the decoder, the input of the head."""
-        memory = self.encode(src, src_mask=src_mask, src_documents=src_documents)
-        return self.decode(
-            tgt,
-            memory,
-            src_mask=src_mask,
-            tgt_mask=tgt_mask,
-            src_documents=src_documents,
-            tgt_documents=tgt_documents,
-        )
+        source: dict[str, Any] = {"src_mask": src_mask, "src_documents": src_documents}
+        target: dict[str, Any] = {"tgt_mask": tgt_mask, "tgt_documents": tgt_documents}
+        return self.decode(tgt, self.encode(src, **source), **source, **target)
 
     def encode(
         self, src: Tensor, *, src_mask: Tensor | None = None, src_documents: Tensor | None = None

@@ -73,15 +73,8 @@ class RelativeBias(nn.Module):
 
     A bucket is a range of distances between query and key. In each direction, the first half of the
     buckets hold one distance each. The widths of the other buckets grow geometrically. All
-    distances from `max_distance` on are in the last bucket.
-
-    Args:
-        n_heads: Number of heads H.
-        n_buckets: Number of buckets, of both directions together if `bidirectional`.
-        max_distance: Distance from which on all distances are in the last bucket. The last bucket
-            may begin at a smaller distance.
-        bidirectional: True if keys may come after the query, as in an encoder. Half of the buckets
-            are then for such keys.
+    distances from `max_distance` on are in the last bucket. If keys may come after the query
+    (`bidirectional`, in an encoder), half of the buckets are for such keys.
     """
 
     def __init__(
@@ -93,28 +86,13 @@ class RelativeBias(nn.Module):
         self.bidirectional = bidirectional
 
     def forward(self, q_len: int, k_len: int) -> Tensor:
-        """Return the bias on the attention scores.
-
-        Args:
-            q_len: Number of queries Tq, which are the last tokens of the sequence.
-            k_len: Number of keys Tk, which are all tokens of the sequence.
-
-        Returns:
-            Bias (1, H, Tq, Tk).
-        """
+        """Return the bias (1, H, Tq, Tk) for the last `q_len` tokens as queries, all as keys."""
         k = torch.arange(k_len, device=self.table.weight.device)
         values = self.table(self.buckets(k - k[k_len - q_len :, None]))  # (Tq, Tk, H)
         return values.permute(2, 0, 1)[None]
 
     def buckets(self, relative_positions: Tensor) -> Tensor:
-        """Return the bucket index of each relative position.
-
-        Args:
-            relative_positions: Position of a key minus position of a query, int64 of any shape.
-
-        Returns:
-            Indices of rows of `table`, int64 in the same shape.
-        """
+        """Return the row of `table` for each position of a key relative to a query."""
         n = self.table.num_embeddings // (2 if self.bidirectional else 1)
         if not self.bidirectional:
             relative_positions = relative_positions.clamp(max=0)
@@ -132,11 +110,7 @@ class BiasedStack(Stack):
     """Encoder or decoder of T5: a stack whose blocks share one learned relative position bias.
 
     A dropout layer follows the last block. torch's fused attention kernel for CPUs computes no
-    gradient of a bias. Training on a CPU therefore uses attention without a fused kernel, which
-    stores the attention weights of all pairs of query and key.
-
-    Args:
-        cross_attention: Build a decoder, with causal buckets and cross-attention to the encoder.
+    gradient of a bias. Training on a CPU therefore stores the attention weights of all pairs.
     """
 
     def __init__(self, config: T5Config, *, cross_attention: bool = False) -> None:
@@ -150,11 +124,7 @@ class BiasedStack(Stack):
     def forward(
         self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None, **memory: Any
     ) -> Tensor:
-        """Run `Stack.forward` with the relative bias on the scores of self-attention.
-
-        Returns:
-            (B, T, D).
-        """
+        """Run `Stack.forward` with the relative bias on the scores of self-attention."""
         bias = self.bias(x.shape[1], x.shape[1] if cache is None else cache.length)
         return self.dropout(super().forward(x, mask, bias=bias, cache=cache, **memory))
 
@@ -162,10 +132,9 @@ class BiasedStack(Stack):
 def init_t5(model: nn.Module) -> None:
     """Initialize the weights of a T5 in place, with the distributions of the authors' code.
 
-    Weights are drawn from normal distributions with mean 0. The standard deviation is 1 for
-    embeddings, 1 / sqrt(input width) for matrices, and 1 / sqrt(D) for relative biases, where D is
-    the model width. It is 1 / sqrt(input width * head width) for query projections, because
-    attention scores are not scaled. Biases of linear layers are 0.
+    The standard deviation is 1 for embeddings, 1 / sqrt(input width) for matrices, 1 / sqrt(D) for
+    relative biases, and 1 / sqrt(input width * head width) for query projections, because attention
+    scores are not scaled. Biases of linear layers are 0.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

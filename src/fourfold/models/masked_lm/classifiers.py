@@ -53,9 +53,8 @@ class SequenceClassifierConfig(ClassifierConfig):
 class SequenceClassifier(EncoderWithFeatures):
     """Sequence classifier on an encoder (Devlin et al. 2018, section 4.1).
 
-    The hidden states of the tokens are pooled into one vector (see `config.pool`). A dense layer
-    with tanh (or see `config.head_norm`), dropout and a linear layer map this vector to the logits
-    (B, K).
+    The hidden states are pooled into one vector (see `config.pool`), which a dense layer with tanh
+    (or see `config.head_norm`), dropout and a linear layer map to the logits (B, K).
     """
 
     config: SequenceClassifierConfig
@@ -119,10 +118,7 @@ class SpanExtractor(EncoderWithFeatures):
         initialize(self.span, config.init)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (B, T, D) to logits (B, T, 2): start and end of the answer.
-
-        The mask is ignored.
-        """
+        """Map hidden states (B, T, D) to logits (B, T, 2): start and end of the answer."""
         return self.span(h)
 
 
@@ -159,12 +155,7 @@ class CausalClassifier(CausalLM):
 
 
 def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
-    """Pool the hidden states (B, T, D) of each sequence into one vector (B, 1, D).
-
-    Args:
-        pool: first (first token), last (last real token, with padding on either side) or mean
-            (mean of all real tokens).
-    """
+    """Pool hidden states (B, T, D) to (B, 1, D): first, last or mean of the real ones."""
     if pool == "first":
         return h[:, :1]
     if mask is None:

@@ -10,7 +10,7 @@ units of an LSTM in each direction.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,17 +48,9 @@ class EncoderWithHead(MaskedLM):
         self.causal = config.causal
         self.width = config.d_model
 
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, ids: Tensor, *, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the logits of the task head, whose shape depends on the subclass."""
-        h = self.hidden(ids, segments=segments, mask=mask, documents=documents)
-        return self.logits(h, mask)
+        return self.logits(self.hidden(ids, mask=mask, **options), mask)
 
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map the result (B, T, `self.width`) of `hidden` to logits of a shape of the subclass."""

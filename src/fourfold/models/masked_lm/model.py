@@ -71,9 +71,6 @@ class MaskedLM(Model):
 
     A call of the model takes the arguments of `encode` and returns the logits (B, T, V) of the
     token at each position.
-
-    Attributes:
-        stack_class: Class of the stack between embedding and head, built from the config.
     """
 
     causal = False
@@ -100,17 +97,6 @@ class MaskedLM(Model):
         self.next_sentence = PooledClassifier(config.d_model, 2) if config.next_sentence else None
         initialize(self, config.init)
 
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the logits (B, T, V) of the token at each position."""
-        return self.logits(self.hidden(ids, segments=segments, mask=mask, documents=documents))
-
     def encode(
         self,
         ids: Tensor,
@@ -119,35 +105,20 @@ class MaskedLM(Model):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Compute the final hidden states (B, T, D).
-
-        Raises:
-            InputError: The sequence is longer than `max_len`.
-        """
+        """Compute the final hidden states (B, T, D)."""
         attn_mask, positions = mask_and_positions(ids, mask, documents, None, causal=self.causal)
         return self.stack(self.embed(ids, positions, segments), attn_mask)
 
     def logits(self, h: Tensor) -> Tensor:
-        """Map hidden states (..., D) to logits (..., V).
-
-        Raises:
-            InputError: The model was built without a vocabulary head.
-        """
+        """Map hidden states (..., D) to logits (..., V); InputError without a vocabulary head."""
         if not self.config.head:
             raise InputError("must be true to compute logits of a masked LM", option="head")
         return super().logits(h)
 
     def output_at(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the arguments of the linear map that computes the logits at selected positions.
+        """Return input, weight and bias of the map to the logits (see `VocabularyHead.output`).
 
-        The logits of the N positions are ``x @ weight.T + bias``, which this method does not
-        compute.
-
-        Args:
-            positions: Indices (N,) of the positions in the flattened batch of B * T tokens.
-
-        Returns:
-            A tuple of input x (N, D), weight (V, D), and bias (V,) or None.
+        The N positions are indices in the flattened batch of B * T tokens.
         """
         return self.head.output(h.flatten(0, 1)[positions])
 

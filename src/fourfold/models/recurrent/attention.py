@@ -137,14 +137,12 @@ class RecurrentAttention(nn.Module):
         """Record the attention weights of each call of `forward` within the context.
 
         Args:
-            noise: Independent exponential random numbers (B, T, S) with the mean 1, from which
-                hard_sample and hard_gumbel draw the positions of T target tokens. None draws the
-                numbers from torch's generator.
+            noise: Exponential random numbers (B, T, S) with the mean 1, from which hard_sample and
+                hard_gumbel draw the positions of T target tokens. None means torch's generator.
 
         Yields:
-            A list, to which each call of `forward` appends a pair of tensors (B, Tq, S). The first
-            is the result of `probabilities`. The second is the result of `select`, the weights that
-            are used, which are one-hot vectors for hard attention.
+            A list, to which each call appends the results (B, Tq, S) of `probabilities` and of
+                `select`.
         """
         records: list[tuple[Tensor, Tensor]] = []
         self._records, self._noise = records, noise
@@ -189,13 +187,10 @@ class RecurrentAttention(nn.Module):
             visit(torch.cat(weights, 2), torch.cat(allowed, 2), joined)
 
     def project(self, memory: Tensor) -> Tensor:
-        """Compute the part of the scores that depends on the memory only.
+        """Compute the part of the scores that depends on the memory (N, S, M) only.
 
-        The result is computed once per source, and is the argument `projected` of `forward`.
-
-        Returns:
-            (N, S, Q) for the score general, (N, S, A) for the scores additive and concat, and
-            `memory` itself for other scores.
+        The result is (N, S, Q) for the score general, (N, S, A) for additive and concat, and
+        `memory` itself for other scores.
         """
         if self.score == "general":
             return self.w_a(memory)
@@ -216,6 +211,9 @@ class RecurrentAttention(nn.Module):
         Args:
             query: Queries (B, Tq, Q). Each source has B / N consecutive rows, such as its
                 hypotheses in beam search.
+            memory: Encoder states (N, S, M).
+            mask: (N, S) bool, True = real token, or (B, S) with equal rows for the beams of a
+                source.
             projected: Result of `project(memory)`.
             step: Position of the first query in the target, from 0, for all rows or by row (B,).
                 Only local_m and the noise of `recording` need it.
@@ -223,8 +221,9 @@ class RecurrentAttention(nn.Module):
                 scaled are computed by the kernels of `fourfold.core.attention.attend`.
 
         Returns:
-            Contexts (B, Tq, M), and weights (B, Tq, S) or None. The weights are in fp32, or in fp64
-            if the queries are in fp64. A source without a real position gives zeros.
+            Contexts (B, Tq, M), and weights (B, Tq, S) in at least fp32, or None. A source without
+                a real
+            position gives zeros.
 
         Raises:
             InputError: A source is longer than the location score was trained for; or positions
@@ -257,16 +256,8 @@ class RecurrentAttention(nn.Module):
     ) -> Tensor:
         """Compute the attention weights (B, Tq, S) before hard attention selects a position.
 
-        The result differs from the weights of `forward` only for hard attention.
-
-        Args:
-            query: Queries (B, Tq, Q).
-            projected: Result of `project` for the memory of N sources.
-            step: Position of the first query in the target, from 0, for all rows or by row (B,).
-
-        Raises:
-            InputError: A source is longer than the location score was trained for; or positions
-                would be drawn at random for several beams of a source.
+        The arguments and errors are those of `forward`, and so is the result unless attention is
+        hard.
         """
         n_sources, length = projected.shape[:2]
         if self.draws and len(query) != n_sources:
@@ -306,32 +297,19 @@ class RecurrentAttention(nn.Module):
         return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1)
 
     def centers(self, q: Tensor, n_real: Tensor | int) -> Tensor:
-        """Predict the centre of the window of local_p for each query.
+        """Predict the centre (N, T, 1) of the window of local_p for each query (N, T, Q).
 
-        Args:
-            q: Queries (N, T, Q), T for each of N sources.
-            n_real: Number of real positions of each source, (N or 1, 1, 1) or one number.
-
-        Returns:
-            Centres (N, T, 1), real numbers from 0 to `n_real`. They are in fp32, or in fp64 if the
-            queries are in fp64.
+        The centres are real numbers from 0 to `n_real`, the number of real positions of each
+        source, in at least fp32.
         """
         return n_real * torch.sigmoid(upcast_fp32(self.v_p(torch.tanh(self.w_p(q)))))
 
     def select(self, alpha: Tensor, step: int | Tensor = 0) -> Tensor:
-        """Convert the result of `probabilities` to the attention weights that are used.
+        """Convert the result (B, Tq, S) of `probabilities` to the attention weights that are used.
 
-        Hard attention selects one position, and the weights are one-hot vectors. All other weights
-        are returned unchanged. A random position is argmax_s alpha_s / e_s with e_s ~ Exp(1). This
-        is the Gumbel trick argmax_s log(alpha_s) + g_s with the noise g_s = -log(e_s).
-
-        Args:
-            alpha: Result (B, Tq, S) of `probabilities`.
-            step: Position of the first query in the target, from 0. Only the argument `noise` of
-                `recording` needs it.
-
-        Returns:
-            Attention weights (B, Tq, S).
+        Hard attention selects one position, and the weights are one-hot vectors. A random position
+        is argmax_s alpha_s / e_s with e_s ~ Exp(1). This is the Gumbel trick argmax_s log(alpha_s)
+        + g_s with the noise g_s = -log(e_s).
         """
         if not self.weighting.startswith("hard"):
             return alpha

@@ -106,15 +106,9 @@ class CaptionDecoder(Layers):
 
     At each step, the previous hidden state h attends to the locations of the image, which gives the
     context z. A scalar gate multiplies z. The input of the LSTM is the embedded previous token E y
-    and z. The output is tanh(L_h h' + E y + L_z z), where h' is the new hidden state. Without
-    attention, the output has no term L_z z. With attention, the initial hidden state and cell are
-    computed from the mean vector of all locations by a common tanh layer and one tanh layer each.
-
-    Args:
-        memory_size: Width M of a location's vector.
-
-    Attributes:
-        cross_attn: Attention to the locations; None without attention.
+    and z. The output is tanh(L_h h' + E y + L_z z), where h' is the new hidden state. The initial
+    hidden state and cell are computed from the mean vector of all locations. Without attention, the
+    output has no term L_z z.
     """
 
     def __init__(self, config: RecurrentCaptionerConfig, memory_size: int) -> None:
@@ -146,11 +140,7 @@ class CaptionDecoder(Layers):
             self.initial_cell = Linear(memory_size, hidden)
 
     def memory(self, locations: Tensor) -> RecurrentMemory:
-        """Build the memory of the decoder, which includes its initial state.
-
-        Args:
-            locations: Vectors (B, S, M) of the locations of each image.
-        """
+        """Build the memory, with the initial state, from the vectors (B, S, M) of the locations."""
         mean = locations.mean(1)
         if self.cross_attn is not None:
             summary = self.summary(mean).tanh()
@@ -194,17 +184,14 @@ class CaptionDecoder(Layers):
 
 
 class RecurrentCaptioner(Seq2Seq):
-    """Captioner with an LSTM decoder: Show and tell, and Show, attend and tell.
+    """Captioner with an LSTM decoder: Show and tell, and Show, attend and tell (Xu et al. 2015).
 
     The inputs are images with `config.encoder`, otherwise feature maps (B, M, height, width), such
     as those of a frozen network. With attention, the embedding of the first token is zero, as in
-    the released code of Xu et al. 2015, so the start token has no vector of its own.
-
-    This model differs from the released code in five points. Dropout rescales the kept units in
-    training, where the code rescales the weights in evaluation. The attention score has one hidden
-    layer instead of two, and no biases. The deep output has one bias instead of two. The gates of
-    the LSTM have two biases instead of one, as in torch. Captions of different lengths share a
-    batch.
+    the released code of Xu et al. 2015. This model differs from that code in five points. Dropout
+    rescales the kept units in training. The attention score has one hidden layer instead of two,
+    and no biases. The deep output has one bias instead of two. The gates of the LSTM have two
+    biases instead of one, as in torch. Captions of different lengths share a batch.
     """
 
     is_recurrent = True
@@ -228,11 +215,7 @@ class RecurrentCaptioner(Seq2Seq):
         initialize(parts, config.init, INITS)
 
     def encode(self, src: Tensor, **masks: Any) -> RecurrentMemory:  # type: ignore[override]
-        """Compute the memory of the decoder: the vectors (B, S, M) of the locations of each image.
-
-        Args:
-            src: Images (B, C, side, side), or feature maps (B, M, height, width).
-            masks: Ignored.
+        """Compute the memory of the decoder from images or feature maps; masks are ignored.
 
         Raises:
             InputError: The images or feature maps do not have the size or channels of the config.
@@ -252,10 +235,7 @@ class RecurrentCaptioner(Seq2Seq):
     def decode(  # type: ignore[override]
         self, tgt: Tensor, memory: RecurrentMemory, *, cache: Any = None, **masks: Any
     ) -> Tensor:
-        """Compute the input (N, T, D) of the head; N is a multiple of B.
-
-        Masks are ignored, since padding on the right follows all real tokens.
-        """
+        """Compute the input (N, T, D) of the head; padding on the right needs no masks."""
         x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
         if self.config.image == "attention" and (cache is None or cache.length == 0):
             x = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], dim=1)

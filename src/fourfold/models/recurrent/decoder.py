@@ -140,13 +140,10 @@ class RecurrentMemory:
     """Output of an encoder for B sources, in the form that a `RecurrentDecoder` reads.
 
     Args:
-        vectors: Vectors (B, S, M). A decoder with attention attends to them. Without attention, S
-            is 1. If the field `context` of the config is every_step, the vector is an input of each
-            step. Otherwise a decoder without attention does not use it.
-        mask: (B, S) bool, True = real vector, False = padding. None means that all vectors are
-            real.
-        initial: Initial state of the decoder: a tuple of the hidden states (L, B, H), and for an
-            LSTM also the cells (L, B, H).
+        vectors: Vectors (B, S, M) that a decoder attends to. Without attention, S is 1, and the
+            vector is an input of each step if the field `context` of the config is every_step.
+        mask: (B, S) bool, True = real vector; None means that all vectors are real.
+        initial: Initial state of the decoder, with tensors (L, B, H).
         projected: Part (B, S, width) of the attention scores that depends on the vectors only.
     """
 
@@ -272,13 +269,9 @@ class RecurrentDecoder(Layers):
     ) -> tuple[Tensor, Tensor]:
         """Compute one output for each vector of the memory, for attention to this vector only.
 
-        The model must have `decoder` luong, `context` attention and no input feeding. The arguments
-        are those of `forward`.
-
-        Returns:
-            A tuple of the attention weights (N, T, S), and the input (N, T, S, output width) of the
-            output matrix for each vector of the memory. The weights of hard attention are the
-            probabilities from which a position is chosen.
+        The model must have `decoder` luong, `context` attention and no input feeding. The result is
+        the attention weights (N, T, S), of hard attention those before the choice of a position,
+        and the input (N, T, S, output width) of the output matrix.
         """
         assert self.cross_attn is not None
         assert self.combine is not None
@@ -335,13 +328,13 @@ class RecurrentDecoder(Layers):
             loop = Loop(self.stack, x, state)
             hs, contexts = loop.run(first, start, partial(self.context, memory=memory))
             return self.readout(hs[:, :-1], x, contexts), loop.state
-        contexts, inputs = None, x
+        inputs, found = x, None
         if self.config.context == "every_step":
-            contexts = self.context(x, memory, start)
-            inputs = torch.cat([x, contexts], dim=2)
+            found = self.context(x, memory, start)
+            inputs = torch.cat([x, found], dim=2)
         h, state = self.stack(inputs, None, state)
         queries = torch.cat([first[:, None], h[:, :-1]], dim=1)
-        return self.readout(queries, x, contexts), state
+        return self.readout(queries, x, found), state
 
 
 def stack_from_config(
@@ -364,15 +357,7 @@ class Loop:
 
     The input of a step is the concatenation of an embedded token (D values) and of a vector that is
     known only after the step before it, such as an attention context. The products of all tokens
-    with the input matrix are computed at once.
-
-    Args:
-        stack: The stack, with one direction.
-        x: Embedded tokens (N, T, D) of all steps.
-        state: State before the first step, a tuple of tensors (L, N, H).
-
-    Attributes:
-        products: Product (N, G H) of the embedded token of each step with the input matrix.
+    with the input matrix, the attribute `products`, are computed at once.
     """
 
     def __init__(self, stack: RecurrentStack, x: Tensor, state: State) -> None:
@@ -401,10 +386,9 @@ class Loop:
         """Run all steps, each with the context of the hidden state before it.
 
         Args:
-            first: Hidden state (N, H) of the last layer before the first step.
-            start: Position of the first step.
-            context: Function from a hidden state (N, 1, H) and `start`, its position, to a context
-                (N, 1, M).
+            first: Hidden state (N, H) of the last layer before the first step, whose position is
+                `start`.
+            context: Function from a hidden state (N, 1, H) and its position to a context (N, 1, M).
 
         Returns:
             Hidden states (N, 1 + T, H), beginning with `first`, and contexts (N, T, M).
@@ -422,14 +406,7 @@ class Loop:
 
 
 class MaxoutReadout(nn.Module):
-    """Maxout output layer of Bahdanau et al. 2015, section A.2.2.
-
-    The input is the previous state, the previous token and the context. Each output is the maximum
-    of two values.
-
-    Args:
-        memory_size: Width M of the context; 0 for a decoder without a context.
-    """
+    """Maxout output layer of Bahdanau et al. 2015, section A.2.2, of state, token and context."""
 
     def __init__(self, config: RecurrentDecoderConfig, memory_size: int) -> None:
         super().__init__()
@@ -439,13 +416,7 @@ class MaxoutReadout(nn.Module):
         self.from_context = Linear(memory_size, units, bias=False) if memory_size else None
 
     def forward(self, states: Tensor, tokens: Tensor, contexts: Tensor | None) -> Tensor:
-        """Compute the outputs (N, T, readout width).
-
-        Args:
-            states: Hidden state (N, T, H) of the last layer before each step.
-            tokens: Embedded previous tokens (N, T, D).
-            contexts: Contexts (N, T, M); None without a context.
-        """
+        """Compute the outputs (N, T, readout width), each the maximum of two values."""
         y = self.from_state(states) + self.from_token(tokens)
         if contexts is not None and self.from_context is not None:
             y = y + self.from_context(contexts)

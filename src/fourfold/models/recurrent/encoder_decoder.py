@@ -169,14 +169,10 @@ class RecurrentEncoderDecoder(Seq2Seq):
     def encode(  # type: ignore[override]
         self, src: Tensor, *, src_mask: Tensor | None = None, src_documents: Tensor | None = None
     ) -> RecurrentMemory:
-        """Run the encoder over the real tokens of each source.
+        """Run the encoder over the real tokens of each source, and build the memory of the decoder.
 
-        Returns:
-            Memory of the decoder, with B sources. Its vectors are in the order of the source
-            tokens, with padding on the right.
-
-        Raises:
-            InputError: `src_documents` is not None.
+        The vectors of the memory are in the order of the source tokens, with padding on the right.
+        An InputError rejects `src_documents`.
         """
         _check_no_documents(src_documents=src_documents)
         lengths = mask = None
@@ -209,11 +205,8 @@ class RecurrentEncoderDecoder(Seq2Seq):
         """Compute the input (N, T, output width) of the head; N is a multiple of B.
 
         A model with `mix_outputs` and `attn_weights` softmax returns log-probabilities (N, T, V)
-        instead, which are also its logits. The memory holds the mask of the source, and padding of
-        the target on the right follows all real tokens, so the masks are ignored.
-
-        Raises:
-            InputError: `tgt_documents` is not None.
+        instead, which are also its logits. Masks are ignored, since the memory holds that of the
+        source. An InputError rejects `tgt_documents`.
         """
         _check_no_documents(tgt_documents=tgt_documents)
         if not self._mixes:
@@ -224,14 +217,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
     def decode_by_vector(
         self, tgt: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Run the decoder for the losses of `fourfold.models.recurrent.hard_attention`.
-
-        Returns:
-            A tuple of four values, which are arguments of `marginal_cross_entropy`: logarithms
-            (N T, S) of the attention weights, inputs (N T, S, output width) of the output matrix
-            for each vector of the memory, the output matrix (V, output width), and its bias (V,) or
-            None.
-        """
+        """Return the first four arguments of `hard_attention.marginal_cross_entropy`."""
         x = self.tgt_embed(tgt, slice(0, tgt.shape[1]))
         alpha, y = self.decoder.by_vector(x, memory, cache)  # type: ignore[operator]
         return log_weights(alpha).flatten(0, 1), *self.head.output(y.flatten(0, 1))

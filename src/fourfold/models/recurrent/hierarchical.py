@@ -96,10 +96,6 @@ class Pooling(nn.Module):
 
     The weights of "attention" are softmax(tanh(W h + b) . u), where the context vector u is a
     parameter (Yang et al. 2016, eqs. 5 to 7). The weights of "mean" are equal.
-
-    Args:
-        d_model: Width D of an annotation.
-        pool: mean, max or attention.
     """
 
     def __init__(self, d_model: int, pool: Pool) -> None:
@@ -145,14 +141,7 @@ class Pooling(nn.Module):
 
 
 class Level(Layers):
-    """Encoder and pooling of one level of a hierarchical attention network.
-
-    The elements of a sequence are the words of a sentence, or the sentences of a document.
-
-    Args:
-        d_in: Width of the input vectors.
-        max_len: Largest number of elements of a sequence, for the positions of blocks.
-    """
+    """Encoder and pooling of the words of sentences, or of the sentences of documents."""
 
     def __init__(self, config: HierarchicalClassifierConfig, d_in: int, max_len: int) -> None:
         super().__init__()
@@ -172,10 +161,7 @@ class Level(Layers):
         self.pool = Pooling(d_model, config.pool)
 
     def encode(self, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Encode sequences of vectors, without pooling.
-
-        Args:
-            lengths: Number of real elements of each of the N sequences, at least 1.
+        """Encode sequences of vectors (N, T, ...), each of at least one real element.
 
         Returns:
             Annotations (N, T, D), and the mask (N, T) bool of the real elements.
@@ -231,8 +217,8 @@ class HierarchicalClassifier(Model):
             n_sentences: Number of sentences of each of the B documents, at least 1.
 
         Raises:
-            InputError: A document has no sentence, a sentence has no word, the numbers do not agree
-                with the shape of `ids`, or a sequence is too long for the positions of the blocks.
+            InputError: A document or a sentence is empty, the numbers do not agree with the shape
+                of `ids`, or a sequence is too long for the positions of the blocks.
         """
         _check_sizes(ids, n_words, n_sentences)
         if self.sentences is None:

@@ -125,24 +125,13 @@ class MaskedAutoencoder(Model):
         The predictions for visible patches are not trained.
 
         Args:
-            visible: (B, V) long, indices of the patches that the encoder sees. None means all
-                patches.
+            visible: (B, V) long, different indices of the patches that the encoder sees, which are
+                numbered row by row. None means all patches.
         """
         return self.decode(self.encode(images, visible=visible), visible)
 
     def encode(self, images: Tensor, *, visible: Tensor | None = None) -> Tensor:
-        """Compute the final hidden states of the class token and the visible patches.
-
-        Args:
-            visible: (B, V) long, indices of the patches that the encoder sees, without repetitions.
-                Patches are numbered row by row. None means all patches.
-
-        Returns:
-            Hidden states (B, 1 + V, D), the class token first.
-
-        Raises:
-            InputError: The images do not have the size or channels of the config.
-        """
+        """Compute the final hidden states (B, 1 + V, D) of class token and visible patches."""
         x = self.embed(images)  # (B, 1 + N, D)
         if visible is not None:
             index = visible[..., None].expand(-1, -1, x.shape[-1])
@@ -150,11 +139,7 @@ class MaskedAutoencoder(Model):
         return self.stack(x)
 
     def decode(self, h: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Predict the pixels (B, N, P) of all patches from the output of the encoder.
-
-        Args:
-            visible: (B, V) long, indices of the visible patches. None means all patches.
-        """
+        """Predict the pixels (B, N, P) of all patches from the result (B, 1 + V, D) of `encode`."""
         assert self.decoder_positions is not None
         positions = self.decoder_positions.weight  # (N, E)
         # Under autocast the linear map runs in low precision; the residual stream stays in fp32.
@@ -182,7 +167,11 @@ class MaskedAutoencoder(Model):
         return grid.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
     def _initialize(self) -> None:
-        """Initialize the weights like the authors' code."""
+        """Initialize the weights like the authors' code.
+
+        Matrices, also the patch projection as (D, P), are drawn by Glorot's rule, class and mask
+        token from N(0, 0.02).
+        """
         vaswani(self)
         nn.init.xavier_uniform_(self.embed.patches.weight.flatten(1))
         assert self.embed.prefix is not None

@@ -182,15 +182,7 @@ class ViT(Model):
             self.stack.initialize_positions()
 
     def encode(self, images: Tensor) -> Tensor:
-        """Compute the final hidden states of images (B, C, side, side).
-
-        Returns:
-            (B, prefix + N, D): the prefix tokens (class token, distillation token, registers), then
-            the patches.
-
-        Raises:
-            InputError: The images do not have the size or channels of the config.
-        """
+        """Compute the final hidden states (B, prefix + N, D) of prefix tokens and patches."""
         return self.stack(self.embed(images), Mask(n_global=self.n_prefix))
 
     def logits(self, h: Tensor) -> Tensor:
@@ -202,14 +194,10 @@ class ViT(Model):
         return torch.stack(self.logits_per_head(h)).mean(0)
 
     def logits_per_head(self, h: Tensor) -> list[Tensor]:
-        """Map hidden states (B, prefix + N, D) to the logits of each classification head.
+        """Map hidden states (B, prefix + N, D) to the logits (B, K) of each classification head.
 
-        The class head reads the class token, the mean of all patches, or both. The distillation
-        head reads the distillation token.
-
-        Returns:
-            List of the logits (B, K) of the class head and, for a model with a distillation token,
-            of the logits (B, K) of the distillation head.
+        The class head reads the class token, the mean of all patches, or both; the distillation
+        head, if any, reads the distillation token.
         """
         if self.config.pool == "cls_mean":
             pooled = [torch.cat([h[:, 0], h[:, self.n_prefix :].mean(1)], dim=-1)]  # (B, 2 D)
@@ -226,9 +214,8 @@ def init_vit(model: nn.Module) -> None:
     """Initialize the weights of a ViT in place, like google-research/vision_transformer.
 
     Matrices are drawn by Glorot's rule, and the patch projection by LeCun's rule. The biases of
-    feed-forward layers have the standard deviation 1e-6, and learned positions 0.02; both are drawn
-    from a normal distribution with mean 0. All other biases, the prefix tokens and the
-    classification heads are 0.
+    feed-forward layers have the standard deviation 1e-6, and learned positions 0.02. All other
+    biases, the prefix tokens and the classification heads are 0.
     """
     vaswani(model)
     for module in model.modules():

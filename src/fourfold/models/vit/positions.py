@@ -53,17 +53,9 @@ class AxialPositions(PositionTable):
 
     Source: Dosovitskiy et al. 2020, appendix D.4.
 
-    The vector of a patch is the concatenation of D / 2 values for the column and D / 2 values for
-    the row of the patch. Each token before the patches, such as the class token, has a vector of D
-    values.
-
-    Args:
-        n_rows: Number of rows of the table, which is the number of tokens T. The largest square
-            number up to T is the number of patches N.
-        width: Width D of a vector, which must be even.
-
-    Raises:
-        InputError: `width` is odd.
+    The vector of a patch is the concatenation of D / 2 values for its column and D / 2 values for
+    its row. Each token before the patches, such as the class token, has D values. The largest
+    square number up to `n_rows` is the number of patches N.
     """
 
     def __init__(self, n_rows: int, width: int) -> None:
@@ -87,23 +79,18 @@ class AxialPositions(PositionTable):
 def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> PositionTable:
     """Build sinusoidal positions of a square grid of patches (Beyer et al. 2022, after MoCo v3).
 
-    The first half of the channels depends on the column of a patch, the second half on its row.
-    The wavelengths are geometric, from 2 pi to 10000 * 2 pi.
+    The first half of the channels depends on the column of a patch, the second half on its row. The
+    wavelengths are geometric, from 2 pi to 10000 * 2 pi.
 
     Args:
-        n_rows: Number of patches N.
-        width: Width D of a vector.
+        n_rows: Number of patches N, a square number.
+        width: Width D of a vector, divisible by 4.
         n_steps: Number of steps between both ends of this range. None means width / 4 - 1, so that
             the longest wavelength is that of the last channel.
-
-    Raises:
-        InputError: `n_rows` is not a square number, or `width` is not divisible by 4.
 
     Example:
         >>> table = sincos2d(16, 8).weight.view(4, 4, 8)  # row, column, channel
         >>> torch.equal(table[0, 1, :4], table[3, 1, :4])  # the column
-        True
-        >>> torch.equal(table[1, 0, 4:], table[1, 3, 4:])  # the row
         True
     """
     side = math.isqrt(n_rows)
@@ -125,12 +112,7 @@ def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> Position
 def sincos2d_mae(n_rows: int, width: int) -> PositionTable:
     """Build the positions of `sincos2d` with the wavelengths of MAE (He et al. 2021).
 
-    The range of wavelengths has width / 4 steps, so that no channel has the longest, as in
-    `sinusoidal`. Arguments and errors are those of `sincos2d`.
-
-    Example:
-        >>> torch.equal(sincos2d_mae(16, 8).weight, sincos2d(16, 8, n_steps=2).weight)
-        True
+    No channel has the longest wavelength, as in `sinusoidal`.
     """
     return sincos2d(n_rows, width, n_steps=width // 4)
 
@@ -148,12 +130,8 @@ class RelativePositionBias(nn.Module):
 
     Source: Dosovitskiy et al. 2020, appendix D.4, without the dependence on the query.
 
-    A distance is the position of the key minus that of the query in the sequence of all tokens,
-    from -(T - 1) to T - 1. The class token and the distillation token count as positions.
-
-    Args:
-        n_heads: Number of heads H.
-        length: Number of tokens T.
+    A distance is the position of the key minus that of the query in the sequence of all T =
+    `length` tokens, of which the class token and the distillation token are the first.
     """
 
     index: Tensor
@@ -174,10 +152,9 @@ class BlockWithPositions(nn.Module):
     """Wrapper of a transformer block, which adds position vectors to the input of the block.
 
     Args:
-        block: Transformer block that maps x (B, T, D) to (B, T, D).
         positions: Table of the position vectors (T, D).
-        is_owner: Register the table as a submodule. If several blocks share a table, this must be
-            True for exactly one of them, so that the state dict contains the table once.
+        is_owner: Register the table as a submodule. This must be True for exactly one of the blocks
+            that share a table, so that the state dict contains the table once.
     """
 
     positions: PositionTable
@@ -191,13 +168,7 @@ class BlockWithPositions(nn.Module):
             object.__setattr__(self, "positions", positions)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Add the position vectors to x (B, T, D), and run the block on the sum.
-
-        All other arguments are passed to the block.
-
-        Returns:
-            Output (B, T, D) of the block.
-        """
+        """Run the block on x (B, T, D) plus the positions, with all other arguments."""
         return self.block(x + self.positions.weight, *args, **kwargs)
 
 
@@ -207,11 +178,9 @@ class PositionedStack(Stack):
     Source: Dosovitskiy et al. 2020, appendix D.4.
 
     Args:
-        positions: Kind of positions. relative is a `RelativePositionBias` that all blocks share.
-            learned and learned2d are position vectors that each block adds to its input.
+        positions: relative, for a bias that all blocks share, or learned or learned2d, for vectors.
         length: Number of tokens T.
-        shared: Add the vectors of one table in all blocks. False gives each block a table of its
-            own. Ignored for relative.
+        shared: Add the vectors of one table in all blocks. False gives each block its own table.
     """
 
     def __init__(
@@ -225,29 +194,20 @@ class PositionedStack(Stack):
         blocks: list[BlockWithPositions] = []
         for block in self.blocks:
             is_owner = not shared or not blocks
-            table = (
-                make_positions(positions, length, config.d_model, VIT_POSITIONS)
-                if is_owner
-                else None
-            )
-            blocks.append(BlockWithPositions(block, table or blocks[0].positions, is_owner))
+            table = blocks[0].positions if blocks else None
+            if is_owner:
+                table = make_positions(positions, length, config.d_model, VIT_POSITIONS)
+            assert table is not None
+            blocks.append(BlockWithPositions(block, table, is_owner))
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor, mask: Mask = Mask(), **kwargs: Any) -> Tensor:
-        """Run all blocks on x (B, T, D), with the relative position bias, if any, on the scores.
-
-        Returns:
-            Hidden states (B, T, D) after the last block and the final norm.
-        """
+        """Run `Stack.forward`, with the relative position bias, if any, on the scores."""
         bias = None if self.bias is None else self.bias()
         return super().forward(x, mask, bias=bias, **kwargs)
 
     def initialize_positions(self) -> None:
-        """Draw the learned position tables from N(0, 0.02), where 0.02 is the standard deviation.
-
-        The method changes the tables in place. It overwrites the values that the initialization of
-        the model gave to the tables.
-        """
+        """Draw the learned position tables again, from N(0, 0.02)."""
         for module in self.modules():
             if isinstance(module, PositionTable) and isinstance(module.weight, nn.Parameter):
                 init.normal_(module.weight, std=INIT_STD)
@@ -257,9 +217,8 @@ class AxialRotaryStack(Stack):
     """Stack whose rotary positions are the row and the column of each patch (DINOv3).
 
     Source: Siméoni et al. 2025. The centres of the patches have coordinates from -1 to 1 in both
-    directions, so the positions do not depend on the number of patches. The base of the wavelengths
-    is `config.rope_theta`. Half of the pairs of channels are rotated by the row, the other half by
-    the column. Tokens before the patches are not rotated.
+    directions, so the positions do not depend on the number of patches. Half of the pairs of
+    channels are rotated by the row, the other half by the column. Prefix tokens are not rotated.
 
     Args:
         side: Number of rows, and of columns, of patches.
@@ -287,21 +246,15 @@ class AxialRotaryStack(Stack):
 
 
 def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
-    """Interpolate the position embeddings of a grid of patches to a grid of another size.
+    """Interpolate the positions of a grid of patches to a grid of another size.
 
     Source: Dosovitskiy et al. 2020, section 3.2.
 
-    The first rows of a table are the vectors of prefix tokens (class and distillation token). The
-    rows of prefix tokens are copied from `old` if both tables have them.
-
     Args:
-        old: Table (prefix + S * S, D) of the source.
-        new: Table (prefix + S' * S', D) of the target, whose values are used for the prefix tokens
-            that `old` does not have.
+        old: Table (prefix + S * S, D) of the source. The rows of prefix tokens are copied.
+        new: Table (prefix + S' * S', D), whose values are used for the prefix tokens that `old`
+            does not have.
         interpolation: A name in `INTERPOLATIONS`.
-
-    Returns:
-        A new table in the shape of `new`.
     """
     old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
     old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
