@@ -40,12 +40,10 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(model: nn.Module, tuning: TuningConfig) -> None:
-    """Replace linear layers of a model by `LoRALinear` in place, without freezing a parameter.
-
-    A layer is replaced if the last component of its name is in `tuning.lora_targets`.
+    """Replace the linear layers in `tuning.lora_targets` by `LoRALinear`, in place.
 
     Raises:
-        InputError: No linear layer has such a name.
+        InputError: No linear layer has a name with such a last component.
     """
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = {n: m for n, m in linear.items() if n.rpartition(".")[2] in tuning.lora_targets}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.config import TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
@@ -183,7 +184,6 @@ class Model(nn.Module):
 
         Args:
             length: Number of tokens, or of target tokens. None means `max_len` of the config.
-                Ignored by a model without text.
             source: Number of source tokens. None means `length`, at most `max_len` of the encoder.
             batch: Number of rows.
 
@@ -227,6 +227,22 @@ def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedd
     )
 
 
+def patches_from_config(config: Any, d_model: int, **options: Any) -> PatchEmbedding:
+    """Build the patch embedding of an image model of width `d_model`."""
+    sizes = config.image_size, config.patch_size, config.n_channels
+    return PatchEmbedding(*sizes, d_model, **options)
+
+
+def second_stack(config: TransformerConfig, **sizes: int) -> TransformerConfig:
+    """Return the config of the blocks of a second stack, which has other sizes.
+
+    Options that depend on the width of a head are None; all other options are those of `config`.
+    """
+    values = {field.name: getattr(config, field.name) for field in fields(TransformerConfig)}
+    values |= dict.fromkeys(("d_head", "d_value", "n_kv_heads", "attn_scale"))
+    return TransformerConfig(**values | sizes)
+
+
 class SkipRandomFills(TorchFunctionMode):
     """Mode in which `normal_` and `uniform_` leave their tensor unchanged."""
 
@@ -245,10 +261,7 @@ class SkipRandomFills(TorchFunctionMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Build the models of the block on the device "meta", without memory for their weights.
-
-    Random fills are skipped: on this device they change nothing, but torch imports its compiler for
-    them, and needs milliseconds for each.
-    """
+    """Build the models of the block on the device "meta", without memory for their weights."""
+    # Random fills would change nothing, but torch would import its compiler for them.
     with torch.device("meta"), SkipRandomFills():
         yield

@@ -22,8 +22,8 @@ normal = partial(init.normal_, std=0.02)
 def vaswani(model: nn.Module) -> None:
     """Initialize the weights as tensor2tensor 1.0 does; Vaswani et al. 2017 do not describe it.
 
-    Matrices are drawn by Glorot's uniform rule. Embeddings and learned positions are drawn from a
-    normal distribution with mean 0 and standard deviation 1/sqrt(D). Biases are 0.
+    Matrices are drawn by Glorot's uniform rule, embeddings and learned positions from N(0,
+    1/sqrt(D)). Biases are 0.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -90,11 +90,7 @@ INITS: dict[str, Callable[[nn.Module], None]] = {
 def initialize(
     model: nn.Module, name: str, inits: Mapping[str, Callable[[nn.Module], None]] = INITS
 ) -> None:
-    """Initialize the weights of a model in place; norms keep their weights 1 and biases 0.
-
-    Args:
-        inits: Functions by name. A family with an initialization of its own passes
-            ``{**INITS, "name": function}``.
+    """Initialize a model in place by a function of `inits`; norms keep weights 1 and biases 0.
 
     Raises:
         InputError: `name` is not a name in `inits`.

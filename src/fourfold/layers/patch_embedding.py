@@ -64,6 +64,7 @@ class PatchEmbedding(nn.Module):
         self.positions = make_positions(
             positions, n_patches + self.n_placed, d_model, VIT_POSITIONS
         )
+        # The class token, the distillation token and the registers, in this order.
         self.prefix = nn.Parameter(torch.zeros(n_prefix, d_model)) if n_prefix else None
         self.dropout = Dropout(dropout)
 

@@ -57,13 +57,10 @@ class Int8Embedding(_Int8Layer):
 
 
 def quantize(model: nn.Module, name: str | None, option: str = "quantize") -> None:
-    """Replace the linear layers and token embeddings of a model on the CPU, in place.
+    """Replace the linear layers and token embeddings of a model on the CPU by int8, in place.
 
-    Other weights keep their data type. The model can no longer be trained or saved.
-
-    Args:
-        name: int8, or None for no change.
-        option: Name of the option that has the value `name`, for error messages.
+    Other weights keep their data type. The model can no longer be trained or saved. Errors call the
+    value `name` (int8, or None for no change) by the name `option`.
 
     Raises:
         InputError: `name` is unknown, or the model is not on the CPU.

@@ -16,8 +16,7 @@ class TokenEmbedding(nn.Module):
     """Token embedding: sum of token, position and segment vectors, optional norm, and dropout.
 
     Args:
-        vocab_size: Number of tokens of the vocabulary. None, the value of a config that takes it
-            from the data, is an error.
+        vocab_size: Number of tokens of the vocabulary, which must not be None.
         max_len: Number of positions in the table; ignored if `positions` is "none".
         positions: A name in `fourfold.layers.positions.POSITIONS`.
         n_segments: Number of segment vectors (BERT's sentences A and B); 0 for none.
@@ -53,12 +52,7 @@ class TokenEmbedding(nn.Module):
     def forward(
         self, ids: Tensor, positions: Tensor | slice, segments: Tensor | None = None
     ) -> Tensor:
-        """Embed tokens (B, T), and return vectors (B, T, D).
-
-        Args:
-            positions: Positions of the tokens, a slice of length T or a tensor (B, T); ignored by
-                an embedding without positions.
-        """
+        """Embed tokens (B, T) at positions, a slice or a tensor (B, T), as vectors (B, T, D)."""
         x = self.tokens(ids)  # (B, T, D)
         if self.scale != 1.0:
             x = x * (round_to(self.scale, x.dtype) if self.rounds_scale else self.scale)
@@ -69,10 +63,7 @@ class TokenEmbedding(nn.Module):
         return self.dropout(self.norm(x))
 
     def share_tokens(self, owner: "TokenEmbedding") -> None:
-        """Use the token vectors of the embedding `owner` in place of own token vectors.
-
-        The shared matrix appears in the state dict of `owner`, but not in that of this embedding.
-        """
+        """Use the token vectors of the embedding `owner`, whose state dict alone contains them."""
         del self.tokens
         # Assigning an nn.Module the usual way would register it here, too.
         object.__setattr__(self, "tokens", owner.tokens)

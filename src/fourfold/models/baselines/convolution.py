@@ -38,8 +38,7 @@ class ConvolutionalLMConfig(ModelConfig):
         dilations: Distance in tokens between neighbouring taps of a kernel, one for each block. The
             list is repeated if there are more blocks. ByteNet has [1, 2, 4, 8, 16].
         dropout: Dropout probability of the embedding and in each block.
-        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
+        vocab_size: Size V of the vocabulary. None takes that of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: Position embedding: none, learned, sinusoidal or sinusoidal_halves (see
             `CausalLMConfig`).

@@ -182,10 +182,9 @@ class LadderLM(CausalLM):
 class LadderClassifier(SequenceClassifier):
     """Sequence classifier whose layers have only some components of a transformer block.
 
-    Source: the order of the components in Bishop and Bishop 2024, chapter 12.
-
-    With ``rung="none"``, ``positions="none"`` and ``pool="mean"``, the input of the classifier is
-    the mean of the token embeddings. With post-norm, the embeddings are normalized on every rung.
+    Source: the order of the components in Bishop and Bishop 2024, chapter 12. With ``rung="none"``,
+    ``positions="none"`` and ``pool="mean"``, the input of the classifier is the mean of the token
+    embeddings. With post-norm, the embeddings are normalized on every rung.
     """
 
     attention_classes = (Attention, SingleHead)

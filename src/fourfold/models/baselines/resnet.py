@@ -27,8 +27,7 @@ class ResNetConfig(ModelConfig):
             side by 2) or cifar (3x3 convolution, which keeps the side).
         image_size: Side of the square image in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K. None in a config file is replaced by the number of classes
-            of the data. The constructor of the model needs a number.
+        n_classes: Number of classes K. None takes that of the data.
 
     Example:
         >>> ResNetConfig(depth=50, n_classes=10).d_model
@@ -54,9 +53,8 @@ class ResNetConfig(ModelConfig):
 class ResNet(Model):
     """torchvision's ResNet, with first layers (stem) that are chosen for the size of the images.
 
-    Source: He et al. 2015.
-
-    A call of the model takes images (B, C, side, side) and returns the logits (B, K).
+    Source: He et al. 2015. A call of the model takes images (B, C, side, side) and returns the
+    logits (B, K).
     """
 
     accepts_images = True

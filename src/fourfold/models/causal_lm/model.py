@@ -30,8 +30,7 @@ class CausalLMConfig(TransformerConfig):
     Source: Radford et al. 2019, section 2.3 and Table 2.
 
     Args:
-        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
+        vocab_size: Size V of the vocabulary. None takes that of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
@@ -74,10 +73,9 @@ class CausalLMConfig(TransformerConfig):
 class CausalLM(Model):
     """Causal language model, which predicts each token from the tokens before it.
 
-    Source: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2.3.
-
-    A call of the model takes the arguments of `hidden` and returns the logits (B, T, V) of the next
-    token at each position.
+    Source: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2.3. A call of the model
+    takes the arguments of `hidden` and returns the logits (B, T, V) of the next token at each
+    position.
 
     Attributes:
         stack_class: Class of the module between embedding and head, built from the config.

@@ -5,7 +5,7 @@ width of an encoder, E width of the shared space.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,42 +14,36 @@ from torch import Tensor, nn
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.core.masks import Mask, mask_and_positions
-from fourfold.layers.base_model import Model, embedding_from_config
-from fourfold.layers.patch_embedding import PatchEmbedding
+from fourfold.layers.base_model import (
+    Model,
+    embedding_from_config,
+    patches_from_config,
+    second_stack,
+)
 
 
 @dataclass(frozen=True)
 class CLIPConfig(TransformerConfig):
-    """Config of a CLIP; the defaults are ViT-B/32 (151,277,313 parameters).
-
-    Source: Radford et al. 2021.
+    """Config of a CLIP; the defaults are ViT-B/32 (151,277,313 parameters; Radford et al. 2021).
 
     The fields of `TransformerConfig` describe the text encoder. In the image encoder, the fields
-    `image_d_model`, `image_n_layers`, `image_n_heads` and `image_d_ff` replace `d_model`,
-    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
-    are None. All other fields of `TransformerConfig` hold for both encoders.
+    with the prefix `image_` replace `d_model`, `n_layers`, `n_heads` and `d_ff`; the fields
+    `d_head`, `d_value`, `n_kv_heads` and `attn_scale` are None; all others hold for both encoders.
 
     Args:
-        vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
+        vocab_size: Size of the vocabulary. None takes that of the tokenizer.
         max_len: Longest text in tokens.
-        eos_id: End-of-text token. The hidden state at its first occurrence represents the text.
-            None means the highest token id of each text, which is the end of text in OpenAI's
-            vocabulary.
+        eos_id: End-of-text token, whose first hidden state represents the text. None means the
+            highest token id of each text, which is the end of text in OpenAI's vocabulary.
         image_d_model: Width of the image encoder.
         image_n_layers: Number of blocks of the image encoder.
-        image_n_heads: Number of attention heads of the image encoder, each image_d_model /
-            image_n_heads wide.
+        image_n_heads: Number of attention heads of the image encoder, image_d_model / image_n_heads
+            wide.
         image_d_ff: Hidden width of the feed-forward layers of the image encoder.
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: Number of image channels C.
         d_embed: Width E of the shared embedding space.
-
-    Example:
-        >>> config = CLIPConfig(n_layers=2, image_n_layers=1)
-        >>> config.n_layers, config.image_tower.n_layers, config.image_tower.d_model
-        (2, 1, 768)
     """
 
     d_model: int = 512
@@ -84,20 +78,15 @@ class CLIPConfig(TransformerConfig):
     @property
     def image_tower(self) -> TransformerConfig:
         """Config of the blocks of the image encoder, as a `TransformerConfig` of its own."""
-        values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
-        values |= dict.fromkeys(("d_head", "d_value", "n_kv_heads", "attn_scale"))
-        for name in ("d_model", "n_layers", "n_heads", "d_ff"):
-            values[name] = getattr(self, f"image_{name}")
-        return TransformerConfig(**values)
+        names = ("d_model", "n_layers", "n_heads", "d_ff")
+        return second_stack(self, **{name: getattr(self, f"image_{name}") for name in names})
 
 
 class CLIP(Model):
     """CLIP: computes the similarities of images and texts from the outputs of two encoders.
 
-    Source: Radford et al. 2021, section 2.3 and Figure 3.
-
-    A call of the model takes images (B, C, side, side) and token ids (S, T), and returns the scaled
-    cosine similarities (B, S).
+    Source: Radford et al. 2021, section 2.3 and Figure 3. A call of the model takes images (B, C,
+    side, side) and token ids (S, T), and returns the scaled cosine similarities (B, S).
     """
 
     accepts_images = True
@@ -109,13 +98,7 @@ class CLIP(Model):
         self.text_stack = Stack(config)
         self.text_projection = nn.Linear(config.d_model, config.d_embed, bias=False)
         tower = config.image_tower
-        self.image_embed = PatchEmbedding(
-            config.image_size,
-            config.patch_size,
-            config.n_channels,
-            tower.d_model,
-            dropout=tower.dropout,
-        )
+        self.image_embed = patches_from_config(config, tower.d_model, dropout=tower.dropout)
         # Removed after construction, so that the random numbers of the other weights stay the same.
         self.image_embed.patches.register_parameter("bias", None)
         self.image_norm = norm_from_config(tower)
@@ -134,7 +117,7 @@ class CLIP(Model):
     def encode_image(self, images: Tensor) -> Tensor:
         """Compute the embeddings (B, E) of images (B, C, side, side), not normalized."""
         x = self.image_stack(self.image_norm(self.image_embed(images)), Mask(n_global=1))
-        return self.image_projection(x[:, 0])  # (B, E)
+        return self.image_projection(x[:, 0])  # (B, E), of the class token
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the embeddings (S, E) of texts (S, T), not normalized.

@@ -16,7 +16,7 @@ from fourfold.core.block import norm_from_config
 from fourfold.core.config import Activation, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.errors import InputError
-from fourfold.layers.patch_embedding import PatchEmbedding
+from fourfold.layers.base_model import patches_from_config
 from fourfold.models.contrastive.clip import CLIP, CLIPConfig
 from fourfold.models.vit.model import ViT, ViTConfig
 
@@ -25,9 +25,7 @@ from fourfold.models.vit.model import ViT, ViTConfig
 class SigLIPConfig(CLIPConfig):
     """Config of a SigLIP; the defaults are ViT-B/16 (203,155,970 parameters).
 
-    Source: Zhai et al. 2023.
-
-    The inherited field `eos_id` is not used.
+    Source: Zhai et al. 2023. The inherited field `eos_id` is not used.
 
     Args:
         pad_id: Token that fills each text up to `max_len` tokens. The text encoder attends to it.
@@ -60,11 +58,9 @@ class SigLIPConfig(CLIPConfig):
 class SigLIP(CLIP):
     """SigLIP: computes the similarities of images and texts from the outputs of two encoders.
 
-    Source: Zhai et al. 2023.
-
-    A call of the model takes images (B, C, side, side) and token ids (S, T), and returns the logits
-    (B, S) of the pairs. The sigmoid of a logit is the probability that image and text belong
-    together.
+    Source: Zhai et al. 2023. A call of the model takes images (B, C, side, side) and token ids (S,
+    T), and returns the logits (B, S) of the pairs. The sigmoid of a logit is the probability that
+    image and text belong together.
 
     Attributes:
         logit_bias: Learned number that is added to the scaled cosine similarities.
@@ -76,14 +72,8 @@ class SigLIP(CLIP):
         super().__init__(config)
         tower = config.image_tower
         self.text_projection = nn.Linear(config.d_model, config.d_embed)
-        self.image_embed = PatchEmbedding(
-            config.image_size,
-            config.patch_size,
-            config.n_channels,
-            tower.d_model,
-            n_prefix=0,
-            dropout=tower.dropout,
-        )
+        options = {"n_prefix": 0, "dropout": tower.dropout}  # without a class token
+        self.image_embed = patches_from_config(config, tower.d_model, **options)
         self.image_norm = nn.Identity()
         del self.image_projection
         self.image_pool = AttentionPool(tower)

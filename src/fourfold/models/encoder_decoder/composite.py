@@ -1,11 +1,9 @@
 """CompositeEncoderDecoder: a text or image encoder of one family with a text decoder of another.
 
-Encoder and decoder may start from trained weights. A text-to-text model has a BERT encoder and a
-GPT-2 or BERT decoder (Rothe, Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for
-Sequence Generation Tasks"). A captioner has a ViT encoder and a GPT-2 decoder. The cross-attention,
-and the linear map from the width of the encoder to that of the decoder, start from random weights.
-Shapes: B batch, S source tokens or patches, T target tokens, C channels, D model width, V
-vocabulary.
+Encoder and decoder may start from trained weights, as in Rothe, Narayan and Severyn 2020. The
+cross-attention, and the linear map from the width of the encoder to that of the decoder, start from
+random weights. Shapes: B batch, S source tokens or patches, T target tokens, C channels, D model
+width, V vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -25,9 +23,7 @@ from fourfold.models.vit.model import ViT, ViTConfig
 
 @dataclass(frozen=True)
 class TextToTextConfig(CausalLMConfig):
-    """Config of a text encoder with a text decoder; the defaults are BERT base and GPT-2 small.
-
-    Source: Rothe et al. 2020.
+    """Config of BERT base with GPT-2 small as decoder (Rothe et al. 2020).
 
     The inherited fields describe the decoder.
 
@@ -41,20 +37,13 @@ class TextToTextConfig(CausalLMConfig):
 
 @dataclass(frozen=True)
 class ImageToTextConfig(CausalLMConfig):
-    """Config of an image encoder with a text decoder; the defaults are ViT-B/16 and GPT-2 small.
-
-    Source: Dosovitskiy et al. 2020 (encoder); Radford et al. 2019 (decoder).
+    """Config of ViT-B/16 (Dosovitskiy et al. 2020) with GPT-2 small as decoder.
 
     The inherited fields describe the decoder.
 
     Args:
         encoder: Config of the encoder, which is built without a classifier. The decoder attends to
-            all tokens of the encoder, including the class token.
-
-    Example:
-        >>> config = ImageToTextConfig(n_layers=1, vocab_size=100, encoder=ViTConfig(n_layers=1))
-        >>> CompositeEncoderDecoder(config).accepts_images
-        True
+            all its tokens, including the class token.
     """
 
     encoder: ViTConfig = ViTConfig()
@@ -63,10 +52,9 @@ class ImageToTextConfig(CausalLMConfig):
 class CompositeEncoderDecoder(Seq2Seq):
     """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
 
-    Source: Rothe et al. 2020, for texts.
-
-    A call of the model takes the arguments of `Seq2Seq.hidden`. For images, `src` is a batch (B, C,
-    side, side), and `src_mask` and `src_documents` are ignored.
+    Source: Rothe et al. 2020, for texts. A call of the model takes the arguments of
+    `Seq2Seq.hidden`. For images, `src` is a batch (B, C, side, side), and `src_mask` and
+    `src_documents` are ignored.
     """
 
     def __init__(self, config: TextToTextConfig | ImageToTextConfig) -> None:

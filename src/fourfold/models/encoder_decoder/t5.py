@@ -28,10 +28,8 @@ from fourfold.models.encoder_decoder.model import EncoderDecoder, EncoderDecoder
 class T5Config(EncoderDecoderConfig):
     """Config of a T5; the defaults are T5-small, v1.0 (60,506,624 parameters).
 
-    Source: Raffel et al. 2019.
-
-    T5 v1.1 has feed_forward="glu", activation="gelu_tanh", tie_embeddings="embeddings" and
-    scale_output=False.
+    Source: Raffel et al. 2019. T5 v1.1 has feed_forward="glu", activation="gelu_tanh",
+    tie_embeddings="embeddings" and scale_output=False.
 
     Args:
         n_buckets: Number of buckets of distances between query and key. In the encoder, half of the
@@ -151,9 +149,7 @@ def init_t5(model: nn.Module) -> None:
 
 
 class T5(EncoderDecoder):
-    """T5: an encoder-decoder with relative position biases.
-
-    Source: Raffel et al. 2019, section 2.1.
+    """T5: an encoder-decoder with relative position biases (Raffel et al. 2019, section 2.1).
 
     With the released weights, decoding starts with the padding token: `bos_id=0, eos_id=1`. Padding
     may be on either side of a text, because only the distances between its tokens matter.

@@ -1,7 +1,7 @@
 """Sequence classifiers, token classifiers and answer-span extractors, on encoders and causal LMs.
 
-Parameters have the same names as in `MaskedLM` and `CausalLM`, so that the weights of a `MaskedLM`
-or `CausalLM` can be loaded. Shapes: B batch, T tokens, D model width, K classes.
+Parameters have the same names as in `MaskedLM` and `CausalLM`, so that their weights can be loaded.
+Shapes: B batch, T tokens, D model width, K classes.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,7 @@ class ClassifierConfig(FeatureConfig):
     """Config of an encoder with a classifier.
 
     Args:
-        n_classes: Number of classes K. None in a config file is replaced by the number of classes
-            of the data. The constructor of the model needs a number.
+        n_classes: Number of classes K. None takes that of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -33,9 +32,7 @@ class ClassifierConfig(FeatureConfig):
 
 @dataclass(frozen=True)
 class SequenceClassifierConfig(ClassifierConfig):
-    """Config of an encoder that classifies a sentence or a pair of sentences.
-
-    Source: Devlin et al. 2018, section 4.1.
+    """Config of an encoder that classifies a sentence or a pair (Devlin et al. 2018, section 4.1).
 
     With `n_classes` = 1 the model predicts a number (regression).
 
@@ -72,10 +69,7 @@ class SequenceClassifier(EncoderWithFeatures):
 
 @dataclass(frozen=True)
 class TokenClassifierConfig(ClassifierConfig):
-    """Config of an encoder that classifies each token.
-
-    Source: Devlin et al. 2018, section 5.3.
-    """
+    """Config of an encoder that classifies each token (Devlin et al. 2018, section 5.3)."""
 
 
 class TokenClassifier(EncoderWithFeatures):
@@ -96,17 +90,7 @@ class TokenClassifier(EncoderWithFeatures):
 
 @dataclass(frozen=True)
 class SpanExtractorConfig(FeatureConfig):
-    """Config of an encoder that predicts the first and the last token of an answer.
-
-    Source: Devlin et al. 2018, section 4.2.
-
-    Example:
-        >>> from fourfold.models import MaskedLM, MaskedLMConfig
-        >>> trained = MaskedLM(MaskedLMConfig(n_layers=1, vocab_size=100))
-        >>> model = SpanExtractor(SpanExtractorConfig(n_layers=1, vocab_size=100))
-        >>> model.load_state_dict(trained.state_dict(), strict=False).missing_keys
-        ['span.weight', 'span.bias']
-    """
+    """Config of an encoder that predicts the ends of an answer (Devlin et al. 2018, 4.2)."""
 
 
 class SpanExtractor(EncoderWithFeatures):
@@ -127,8 +111,7 @@ class CausalClassifierConfig(CausalLMConfig):
     """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
-            is replaced by the number of classes of the data.
+        n_classes: Number of classes K, or 1 for regression. None takes that of the data.
         head_dropout: Dropout probability before the classifier.
     """
 

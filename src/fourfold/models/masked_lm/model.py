@@ -26,8 +26,7 @@ class MaskedLMConfig(TransformerConfig):
     Source: Devlin et al. 2018, section 3; Liu et al. 2019.
 
     Args:
-        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
+        vocab_size: Size V of the vocabulary. None takes that of the tokenizer.
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
@@ -67,10 +66,8 @@ class MaskedLMConfig(TransformerConfig):
 class MaskedLM(Model):
     """Masked language model, which predicts masked tokens from the tokens on both sides.
 
-    Source: Devlin et al. 2018, section 3.1; Liu et al. 2019.
-
-    A call of the model takes the arguments of `encode` and returns the logits (B, T, V) of the
-    token at each position.
+    Source: Devlin et al. 2018, section 3.1; Liu et al. 2019. A call of the model takes the
+    arguments of `encode` and returns the logits (B, T, V) of the token at each position.
     """
 
     causal = False

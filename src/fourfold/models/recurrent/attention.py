@@ -29,55 +29,44 @@ class RecurrentAttention(nn.Module):
 
     No map has a bias. The scores are:
 
-    - dot: q^T h_s (Luong 2015, section 3.1). The scores are not divided by sqrt(Q).
+    - dot: q^T h_s (Luong 2015, section 3.1), not divided by sqrt(Q).
     - scaled: q^T h_s / sqrt(Q) (Vaswani et al. 2017, eq. 1). The `scaled_luong` of tensorflow/nmt
-      is a learned factor instead.
+    is a learned factor instead.
     - general: q^T W_a h_s (Luong 2015, section 3.1).
     - additive: v_a^T tanh(W_a q + U_a h_s) (Bahdanau 2015, section A.1.2). The `mlp` score of
-      OpenNMT-py adds a bias.
-    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, section 3.1). This is the score `additive`: W_a
-      and U_a are the two halves of W. In the released Matlab code, A is M and the source half U_a
-      is a fixed identity matrix: v_a^T tanh(W_a q + h_s).
+    OpenNMT-py adds a bias.
+    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, section 3.1), which is the score `additive`. In the
+    released Matlab code, U_a is a fixed identity matrix.
     - location: entry s of W_a q (Luong 2015, eq. 8). W_a has `max_source_len` rows, of which
-      shorter sources use the first. The released code does not have this score.
+    shorter sources use the first. The released code does not have this score.
 
     The weights are:
 
     - softmax: softmax of the scores over the real positions of the source.
-    - local_m: softmax over the window [p - D, p + D] around the position p of the target token.
-      The window is clipped at the ends of the source, and p is at most the length of the source
-      (Luong 2015, section 3.2, monotonic alignment; the upper bound of p is that of the code).
+    - local_m: softmax over the window [p - D, p + D] around the position p of the target token,
+    clipped at the ends of the source (Luong 2015, section 3.2; the upper bound of p, the length of
+    the source, is that of the code).
     - local_p: softmax over the window around floor(p), p = S sigmoid(v_p^T tanh(W_p q)), times
-      exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2 (Luong 2015, eqs. 9 and 10, predictive
-      alignment). Positions s are counted from 1. The product is not normalized again, so the
-      weights sum to less than 1. Only the Gaussian factor has a gradient with respect to p. The
-      released code predicts p = (S - 1) sigmoid(...) + 1, which is at least 1.
+    exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2 (Luong 2015, eqs. 9 and 10). Positions s are
+    counted from 1. The product is not normalized again. Only the Gaussian factor has a gradient
+    with
+    respect to p. The released code predicts p = (S - 1) sigmoid(...) + 1.
     - hard_sample: one position, drawn in training from the softmax of the scores (Xu 2015, eq. 8).
-      The weights are one-hot and have no gradient: see `fourfold.models.recurrent.hard_attention`.
+    The one-hot weights have no gradient: see `fourfold.models.recurrent.hard_attention`.
     - hard_gumbel: one position, drawn in training by the straight-through Gumbel estimator (Jang et
-      al. 2017). The gradient is that of softmax((log alpha + g) / temperature) with the softmax
-      alpha of the scores and Gumbel noise g.
+    al. 2017), whose gradient is that of softmax((log alpha + g) / temperature).
     - hard_argmax: the position with the largest score. The scores get no gradient.
 
-    In evaluation mode, hard_sample and hard_gumbel take the position with the largest score, so the
-    result does not depend on random numbers or on other rows of the batch. In training mode, the
-    random numbers are the argument `noise` of `recording`, or are drawn from torch's generator.
+    In evaluation mode, hard_sample and hard_gumbel take the position with the largest score.
 
     Args:
         query_size: Width Q of a query.
         memory_size: Width M of an encoder state.
-        score: Name of the score.
-        weights: Name of the function from scores to weights.
         d_attn: Width A of the hidden layer of the scores additive and concat, and of the layer that
             predicts p for the weights local_p. None means `query_size`.
         window: Half width D of the window of the weights local_m and local_p; 10 in the paper.
-        max_source_len: Number of rows of the matrix of the score location; not used by other
-            scores.
-        temperature: Temperature of the weights hard_gumbel; not used by other weights.
-
-    Raises:
-        InputError: A name is unknown; a number is out of range; Q and M differ for dot or scaled;
-            or `max_source_len` is not given for location.
+        max_source_len: Number of rows of the matrix of the score location.
+        temperature: Temperature of the weights hard_gumbel.
     """
 
     def __init__(

@@ -46,8 +46,7 @@ class RecurrentCaptionerConfig(ModelConfig):
     """Config of a recurrent captioner; the defaults are those of Xu et al. 2015 on COCO.
 
     Args:
-        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
+        vocab_size: Size V of the vocabulary. None takes that of the tokenizer.
         max_len: Longest caption in tokens.
         d_model: Width D of the embedding and of the deep output.
         hidden_size: Number of units H of the LSTM.

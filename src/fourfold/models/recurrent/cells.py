@@ -29,10 +29,7 @@ State = tuple[Tensor, ...]
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one layer in one direction.
-
-    A `ResetBeforeGRU` has two recurrent matrices, for gates and candidate, in the last two fields.
-    """
+    """Weights of one layer in one direction; for a `ResetBeforeGRU` with two recurrent matrices."""
 
     input: Tensor
     input_bias: Tensor | None
@@ -80,11 +77,9 @@ def gru_step_reset_before(
 class ResetBeforeGRU(nn.GRU):
     """Weights of a GRU that applies the reset gate before the recurrent matrix (Cho et al. 2014).
 
-    `RecurrentStack` runs this GRU, because torch's kernels apply the reset gate after the matrix.
-    Only the input of the candidate state has a bias, `bias_in_l*` (H,), as in the code of Bahdanau
-    et al. 2015. As in torch, the update gate multiplies the old state. In these papers, the update
-    gate multiplies the candidate state. The two models are equal if the weights of this gate have
-    opposite signs.
+    Only the input of the candidate state has a bias, as in the code of Bahdanau et al. 2015. As in
+    torch, the update gate multiplies the old state; in these papers, it multiplies the candidate
+    state. The two models are equal if the weights of this gate have opposite signs.
     """
 
     def __init__(self, *sizes: int, bias: bool, **options: Any) -> None:
@@ -109,14 +104,8 @@ def run_padded(
 ) -> tuple[Tensor, Any]:
     """Run a module of torch with `batch_first` over the real tokens of x (B, T, D).
 
-    Args:
-        x: Input with padding on the right.
-        lengths: Number of real tokens of each row (B,), at least 1. None means that all are real.
-        state: Initial state, as torch's module takes and returns it. None means zeros.
-
-    Returns:
-        Outputs of the last layer (B, T, R H), 0 at padding, and the state after the last real token
-        of each row.
+    The outputs (B, T, R H) are 0 at the padding on the right, and the state is that after the last
+    of the `lengths` (B,) real tokens of each row. None means that all tokens are real.
     """
     if lengths is None:
         y, final = rnn(x, state)
@@ -130,16 +119,11 @@ class RecurrentStack(Layers):
     """Layers of recurrent cells, optionally bidirectional, with dropout between the layers.
 
     Args:
-        input_size: Input width D.
-        hidden_size: Number of units H of a layer and direction.
-        n_layers: Number of layers L.
-        cell: rnn (tanh), gru or lstm.
         reset: Place of the reset gate of a GRU: after the recurrent matrix (torch) or before it
-            (Cho et al. 2014). `before` has no fused kernel.
+            (Cho et al. 2014), for which there is no fused kernel.
         dropout: Dropout probability of the input of all layers but the first.
         forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
-        name: Name of the attribute that holds the module of torch with the weights, which is also
-            the attribute `rnn`.
+        name: Name of the attribute with the weights, which is also the attribute `rnn`.
     """
 
     def __init__(
@@ -244,16 +228,13 @@ class RecurrentStack(Layers):
     def step(
         self, products: Tensor, state: Sequence[State], weights: Sequence[LayerWeights]
     ) -> list[State]:
-        """Run all layers of a stack with one direction for one token.
+        """Run all layers of a stack with one direction for one token, and return their new states.
 
         Args:
             products: Product (B, G H) of the input with the input matrix of the first layer, plus
                 the input bias.
             state: State of each layer, with tensors (B, H).
             weights: Weights of each layer, as the method `weights` returns them.
-
-        Returns:
-            New state of each layer.
         """
         new: list[State] = []
         for old, (w_ih, b_ih, w_hh, other) in zip(state, weights, strict=True):
@@ -269,10 +250,7 @@ class RecurrentCache:
     Attributes:
         length: Number of tokens that the model has processed.
         state: State of the layers, with tensors (L, B, H). None before the first step.
-        feed: Last output (B, H) of a decoder with input feeding. None before the first step, and
-            for all other models.
-        keys: None, since padding cannot be cached.
-        documents: None, since packed documents cannot be separated.
+        feed: Last output (B, H) of a decoder with input feeding, or None.
     """
 
     keys = documents = None
@@ -283,12 +261,7 @@ class RecurrentCache:
         self.feed: Tensor | None = None
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
-        """Add the new tokens ids (B, t) to `length`, in place.
-
-        Raises:
-            InputError: There is a padding mask `keys`, which would change the state, or the index
-                of packed `documents`, which the state cannot separate.
-        """
+        """Add the new tokens (B, t) to `length`; an InputError rejects padding and documents."""
         for name, value in (("mask", keys), ("documents", documents)):
             if value is not None:
                 message = "must be None for a recurrent model with a cache"

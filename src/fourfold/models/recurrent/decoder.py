@@ -31,8 +31,7 @@ class RecurrentDecoderConfig(ModelConfig):
     """Config of a recurrent decoder; the defaults are those of Luong et al. 2015.
 
     Args:
-        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer.
+        vocab_size: Size V of the vocabulary. None takes that of the tokenizer.
         max_len: Longest source and longest target in tokens, which data and generation check. None
             means no limit, and is not allowed with the score location.
         d_model: Width D of the embedding.
@@ -187,14 +186,11 @@ class RecurrentDecoder(Layers):
     """Recurrent decoder: maps target embeddings and a memory to the input of the output matrix.
 
     All target tokens are computed in one call of the recurrent layers if a step does not depend on
-    attention or output of the step before it. This holds without attention, and for `decoder` luong
-    without input feeding. Otherwise the steps run one after another.
-
-    Args:
-        memory_size: Width M of the memory.
+    attention or output of the step before it: without attention, and for `decoder` luong without
+    input feeding. Otherwise the steps run one after another.
 
     Attributes:
-        cross_attn: Attention to the memory; None without attention.
+        cross_attn: Attention to the memory of width M = `memory_size`; None without attention.
     """
 
     def __init__(self, config: RecurrentDecoderConfig, memory_size: int) -> None:
@@ -240,11 +236,10 @@ class RecurrentDecoder(Layers):
         """Compute the input (N, T, output width) of the output matrix.
 
         Args:
-            x: Embedded target tokens (N, T, D); with a cache, only the new tokens.
+            x: Embedded target tokens (N, T, D).
             memory: Output of the encoder for B sources. Each source has N / B consecutive rows,
                 such as its hypotheses in beam search.
-            cache: State after the earlier tokens, changed in place. None starts from the initial
-                state of the memory.
+            cache: State after the earlier tokens. None starts from the initial state of the memory.
         """
         state, start = memory.start(x, cache)
         feed = None

@@ -133,10 +133,9 @@ class Bias(nn.Module):
 class RecurrentEncoderDecoder(Seq2Seq):
     """Recurrent encoder-decoder: predicts a target sequence from a source sequence.
 
-    Source: Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015.
-
-    Padding of a source may be on either side and does not change any state. Padding of a target
-    must be on the right. Packed pairs are not supported.
+    Source: Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015. Padding of a source may
+    be on either side and does not change any state. Padding of a target must be on the right.
+    Packed pairs are not supported.
     """
 
     is_recurrent = True

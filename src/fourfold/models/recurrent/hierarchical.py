@@ -55,10 +55,9 @@ class HierarchicalClassifierConfig(TransformerConfig):
         dropout: Dropout probability of the embedding, between the layers of a GRU, and of the
             sub-layers of a block.
         head_dropout: Dropout probability of the document vector.
-        vocab_size: Size of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer. The constructor of the model needs a number.
-        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
-            is replaced by the number of classes of the data.
+        vocab_size: Size of the vocabulary. None takes that of the tokenizer.
+        n_classes: Number of classes K, or 1 to predict a number (regression). None takes that of
+            the data.
         max_len: Largest number of words of a sentence.
         max_sentences: Largest number of sentences of a document.
         positions: Positions of blocks in each sequence; see `MaskedLMConfig`. A GRU has none.
@@ -163,8 +162,7 @@ class Level(Layers):
     def encode(self, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Encode sequences of vectors (N, T, ...), each of at least one real element.
 
-        Returns:
-            Annotations (N, T, D), and the mask (N, T) bool of the real elements.
+        The result is the annotations (N, T, D), and the mask (N, T) bool of the real elements.
         """
         sizes = torch.tensor(lengths, device="cpu")
         real = real_tokens(sizes.to(x.device), x.shape[1])  # (N, T)

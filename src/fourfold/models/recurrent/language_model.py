@@ -20,27 +20,19 @@ from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack
 
 @dataclass(frozen=True)
 class RecurrentLMConfig(ModelConfig):
-    """Config of a recurrent language model; the defaults are those of GPT-1's Table 5.
-
-    Source: Radford et al. 2018, Table 5.
+    """Config of a recurrent LM, by default that of GPT-1's Table 5 (Radford et al. 2018).
 
     Args:
         d_model: Width D of the embedding.
         hidden_size: Number of units H of a layer.
         n_layers: Number of layers.
         dropout: Dropout probability after the embedding, between layers and after the last layer.
-        vocab_size: Size V of the vocabulary. None in a config file is replaced by the size of the
-            tokenizer.
+        vocab_size: Size V of the vocabulary. None takes that of the tokenizer.
         max_len: Longest sequence in tokens.
         tie_embeddings: Use the token embedding as output matrix.
         init: Initialization of embedding and linear layers, a name in `fourfold.layers.init.INITS`.
         cell: rnn (tanh), gru or lstm.
         forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
-
-    Example:
-        >>> config = RecurrentLMConfig(cell="gru", hidden_size=256, vocab_size=100)
-        >>> RecurrentLM(config).stack.rnn
-        GRU(768, 256, batch_first=True)
     """
 
     d_model: int = 768
@@ -67,11 +59,10 @@ class RecurrentLMConfig(ModelConfig):
 
 
 class RecurrentLayers(RecurrentStack):
-    """Recurrent layers and a linear map from H units to the width D of the embedding.
+    """Recurrent layers and a linear map from H units to the width D, in place of a `Stack`.
 
-    The module has the interface of the transformer's `Stack`. The layers are an attribute with the
-    name of the cell, such as `lstm`. Their weights keep torch's initialization, U(-1/sqrt(H),
-    1/sqrt(H)), apart from `forget_bias`.
+    The layers are an attribute with the name of the cell, such as `lstm`. Their weights keep
+    torch's initialization, U(-1/sqrt(H), 1/sqrt(H)), apart from `forget_bias`.
     """
 
     def __init__(self, config: RecurrentLMConfig) -> None:
@@ -87,10 +78,7 @@ class RecurrentLayers(RecurrentStack):
     def forward(  # type: ignore[override]
         self, x: Tensor, mask: Mask = Mask(), *, cache: RecurrentCache | None = None
     ) -> Tensor:
-        """Run the layers over x (B, T, D), and return hidden states (B, T, D).
-
-        The mask is ignored, because the layers are causal and padding on the right follows all real
-        tokens.
+        """Map x (B, T, D) to hidden states (B, T, D), with padding on the right, so without a mask.
 
         Raises:
             InputError: The mask separates packed documents.
@@ -109,10 +97,9 @@ class RecurrentLayers(RecurrentStack):
 class RecurrentLM(CausalLM):
     """Recurrent causal language model, which does not support packed documents.
 
-    Source: Hochreiter and Schmidhuber 1997 (LSTM); Radford et al. 2018, Table 5.
-
-    The state takes the place of a key-value cache and has the same size at every position. Padding
-    must be on the right, and is not supported with a cache.
+    Source: Hochreiter and Schmidhuber 1997 (LSTM); Radford et al. 2018, Table 5. The state takes
+    the place of a key-value cache and has the same size at every position. Padding must be on the
+    right, and is not supported with a cache.
     """
 
     is_recurrent = True
@@ -128,13 +115,10 @@ class RecurrentLM(CausalLM):
 
 @dataclass(frozen=True)
 class RecurrentClassifierConfig(RecurrentLMConfig):
-    """Config of a recurrent language model with a sequence classifier.
-
-    Source: Radford et al. 2018, Table 5.
+    """Config of a recurrent LM with a sequence classifier (Radford et al. 2018, Table 5).
 
     Args:
-        n_classes: Number of classes K, or 1 to predict a number (regression). None in a config file
-            is replaced by the number of classes of the data.
+        n_classes: Number of classes K, or 1 for regression. None takes that of the data.
         head_dropout: Dropout probability before the classifier.
     """
 
@@ -145,9 +129,8 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
 class RecurrentClassifier(CausalClassifier):
     """Sequence classifier on the last real token of a recurrent language model.
 
-    Source: Radford et al. 2018, Table 5.
-
-    A call of the model returns vocabulary logits (B, T, V). `classify` returns class logits (B, K).
+    Source: Radford et al. 2018, Table 5. A call of the model returns vocabulary logits (B, T, V).
+    `classify` returns class logits (B, K).
     """
 
     is_recurrent = True

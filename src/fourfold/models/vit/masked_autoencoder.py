@@ -6,8 +6,8 @@ Shapes: B images, C channels, N patches, V visible patches, P pixels of a patch 
 width of the encoder, E width of the decoder.
 """
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from fourfold.core.block import Stack
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.errors import InputError
-from fourfold.layers.base_model import Model
+from fourfold.layers.base_model import Model, patches_from_config, second_stack
 from fourfold.layers.init import vaswani
-from fourfold.layers.patch_embedding import PatchEmbedding
 from fourfold.layers.positions import make_positions
 from fourfold.models.vit.positions import VIT_POSITIONS
 
@@ -26,14 +25,12 @@ MASK_TOKEN_STD = 0.02  # also of the class token
 
 @dataclass(frozen=True)
 class MaskedAutoencoderConfig(TransformerConfig):
-    """Config of a masked autoencoder; the defaults are MAE with ViT-B/16 (111,655,680 parameters).
+    """Config of an MAE; the defaults have ViT-B/16 (111,655,680 parameters; He et al. 2021).
 
-    Source: He et al. 2021.
-
-    The fields of `TransformerConfig` describe the encoder. In the decoder, the fields
-    `decoder_d_model`, `n_decoder_layers`, `decoder_n_heads` and `decoder_d_ff` replace `d_model`,
-    `n_layers`, `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale`
-    are None. All other fields of `TransformerConfig` hold for both.
+    The fields of `TransformerConfig` describe the encoder. In the decoder, `decoder_d_model`,
+    `n_decoder_layers`, `decoder_n_heads` and `decoder_d_ff` replace `d_model`, `n_layers`,
+    `n_heads` and `d_ff`; the fields `d_head`, `d_value`, `n_kv_heads` and `attn_scale` are None;
+    all others hold for both.
 
     Args:
         image_size: Side of the square image in pixels.
@@ -76,22 +73,17 @@ class MaskedAutoencoderConfig(TransformerConfig):
     @property
     def decoder_blocks(self) -> TransformerConfig:
         """Config of the blocks of the decoder, as a `TransformerConfig` of its own."""
-        values = {field.name: getattr(self, field.name) for field in fields(TransformerConfig)}
-        values |= dict.fromkeys(("d_head", "d_value", "n_kv_heads", "attn_scale"))
-        values["n_layers"] = self.n_decoder_layers
-        for name in ("d_model", "n_heads", "d_ff"):
-            values[name] = getattr(self, f"decoder_{name}")
-        return TransformerConfig(**values)
+        names = ("d_model", "n_heads", "d_ff")
+        sizes = {name: getattr(self, f"decoder_{name}") for name in names}
+        return second_stack(self, n_layers=self.n_decoder_layers, **sizes)
 
 
 class MaskedAutoencoder(Model):
     """Masked autoencoder of images, whose encoder is a ViT with a class token.
 
-    Source: He et al. 2021, section 3.
-
-    A call of the model takes the images and the indices of the visible patches, and returns the
-    predicted pixels of all patches. The parameters of the encoder have the same names as in `ViT`,
-    so the option `init_from` can initialize a `ViT` with them.
+    Source: He et al. 2021, section 3. A call of the model takes the images and the indices of the
+    visible patches, and returns the predicted pixels of all patches. The parameters of the encoder
+    have the same names as in `ViT`, so the option `init_from` can initialize a `ViT` with them.
     """
 
     accepts_images = True
@@ -99,14 +91,8 @@ class MaskedAutoencoder(Model):
     def __init__(self, config: MaskedAutoencoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = PatchEmbedding(
-            config.image_size,
-            config.patch_size,
-            config.n_channels,
-            config.d_model,
-            positions=config.positions,
-            dropout=config.dropout,
-        )
+        options: dict[str, Any] = {"positions": config.positions, "dropout": config.dropout}
+        self.embed = patches_from_config(config, config.d_model, **options)
         self.stack = Stack(config)
         decoder = config.decoder_blocks
         self.decoder_map = nn.Linear(config.d_model, decoder.d_model)
@@ -132,7 +118,7 @@ class MaskedAutoencoder(Model):
 
     def encode(self, images: Tensor, *, visible: Tensor | None = None) -> Tensor:
         """Compute the final hidden states (B, 1 + V, D) of class token and visible patches."""
-        x = self.embed(images)  # (B, 1 + N, D)
+        x = self.embed(images)  # (B, 1 + N, D), the class token first
         if visible is not None:
             index = visible[..., None].expand(-1, -1, x.shape[-1])
             x = torch.cat([x[:, :1], x[:, 1:].gather(1, index)], dim=1)

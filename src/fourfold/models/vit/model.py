@@ -18,7 +18,7 @@ from fourfold.core.feed_forward import FeedForward
 from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
-from fourfold.layers.base_model import Model
+from fourfold.layers.base_model import Model, patches_from_config
 from fourfold.layers.heads import ClassHead
 from fourfold.layers.init import INITS, initialize, vaswani
 from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
@@ -38,8 +38,7 @@ class ViTConfig(TransformerConfig):
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
-        n_classes: Number of classes K. None in a config file is replaced by the number of classes
-            of the data. The constructor of the model needs a number.
+        n_classes: Number of classes K. None takes that of the data.
         pool: Hidden state that is classified: cls (that of the class token), mean (the mean over
             all patches; Beyer et al. 2022) or cls_mean (both, concatenated; DINOv2).
         distillation: Add DeiT's distillation token and its head.
@@ -133,9 +132,8 @@ class ViTConfig(TransformerConfig):
 class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
-    Source: Dosovitskiy et al. 2020, section 3.1, equations 1 to 4; Touvron et al. 2020 (DeiT).
-
-    A call of the model takes images (B, C, side, side) and returns the logits (B, K).
+    Source: Dosovitskiy et al. 2020, section 3.1, equations 1 to 4; Touvron et al. 2020 (DeiT). A
+    call of the model takes images (B, C, side, side) and returns the logits (B, K).
 
     Args:
         n_heads: Number of classification heads (not attention heads) to build. None means one head,
@@ -150,9 +148,9 @@ class ViT(Model):
         self.n_prefix = config.n_prefix
         positions_in_stack = config.positions in IN_STACK or config.positions_at != "stem"
         sizes = config.patch_size, config.n_channels, config.d_model
-        self.embed = PatchEmbedding(
-            config.image_size,
-            *sizes,
+        self.embed = patches_from_config(
+            config,
+            config.d_model,
             positions="none" if positions_in_stack else config.positions,
             n_prefix=self.n_prefix,
             n_unplaced=config.n_unplaced,
@@ -200,11 +198,12 @@ class ViT(Model):
         head, if any, reads the distillation token.
         """
         if self.config.pool == "cls_mean":
-            pooled = [torch.cat([h[:, 0], h[:, self.n_prefix :].mean(1)], dim=-1)]  # (B, 2 D)
+            patches = h[:, self.n_prefix :].mean(1)
+            pooled = [torch.cat([h[:, 0], patches], dim=-1)]  # (B, 2 D): class token and patches
         elif self.config.pool == "mean":
             pooled = [h.mean(1)]
         else:
-            pooled = [h[:, i] for i in range(1 + self.config.distillation)]
+            pooled = [h[:, i] for i in range(1 + self.config.distillation)]  # class token first
         if self.representation is not None:
             pooled = [self.representation(p).tanh() for p in pooled]
         return [head(p) for head, p in zip(self.heads, pooled, strict=True)]

@@ -51,11 +51,9 @@ INIT_STD = 0.02
 class AxialPositions(PositionTable):
     """Learned positions of the patches of a square image, and of the tokens before the patches.
 
-    Source: Dosovitskiy et al. 2020, appendix D.4.
-
-    The vector of a patch is the concatenation of D / 2 values for its column and D / 2 values for
-    its row. Each token before the patches, such as the class token, has D values. The largest
-    square number up to `n_rows` is the number of patches N.
+    Source: Dosovitskiy et al. 2020, appendix D.4. The vector of a patch is the concatenation of D /
+    2 values for its column and D / 2 values for its row. Each token before the patches, such as the
+    class token, has D values. The largest square number up to `n_rows` is the number of patches N.
     """
 
     def __init__(self, n_rows: int, width: int) -> None:
@@ -128,10 +126,9 @@ VIT_POSITIONS: Tables = {
 class RelativePositionBias(nn.Module):
     """Learned bias on the attention scores for each head and each distance of query and key.
 
-    Source: Dosovitskiy et al. 2020, appendix D.4, without the dependence on the query.
-
-    A distance is the position of the key minus that of the query in the sequence of all T =
-    `length` tokens, of which the class token and the distillation token are the first.
+    Source: Dosovitskiy et al. 2020, appendix D.4, without the dependence on the query. A distance
+    is the position of the key minus that of the query in the sequence of all T = `length` tokens,
+    of which the class token and the distillation token are the first.
     """
 
     index: Tensor
