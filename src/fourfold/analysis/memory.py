@@ -32,7 +32,7 @@ from fourfold.optim import hidden_matrices
 # Muon stores one value for each weight of a hidden matrix.
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adadelta": 2, "sgd": 1, "muon": 2}
 # Rows and tokens of a traced recurrent model, whose activations are linear in both.
-RECURRENT_ROWS, RECURRENT_LENGTH = 8, 8
+RECURRENT_ROWS, RECURRENT_LENGTH = 4, 32
 
 
 @dataclass(frozen=True)

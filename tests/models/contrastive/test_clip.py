@@ -213,7 +213,7 @@ def test_model_keeps_its_config() -> None:
     twin = copy.deepcopy(model)
     ids, mask = texts([4, 6])
     x = images(2)
-    assert torch.equal(twin(x, ids, mask), model(x, ids, mask=mask))
+    assert torch.equal(twin(x, ids, mask=mask), model(x, ids, mask=mask))
     tower = TINY.image_tower
     assert (tower.d_model, tower.n_layers, tower.n_heads, tower.d_ff) == (16, 1, 2, 24)
     assert (tower.activation, tower.norm_eps) == (TINY.activation, TINY.norm_eps)

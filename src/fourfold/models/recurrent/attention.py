@@ -31,30 +31,29 @@ class RecurrentAttention(nn.Module):
 
     - dot: q^T h_s (Luong 2015, section 3.1), not divided by sqrt(Q).
     - scaled: q^T h_s / sqrt(Q) (Vaswani et al. 2017, eq. 1). The `scaled_luong` of tensorflow/nmt
-    is a learned factor instead.
+      is a learned factor instead.
     - general: q^T W_a h_s (Luong 2015, section 3.1).
     - additive: v_a^T tanh(W_a q + U_a h_s) (Bahdanau 2015, section A.1.2). The `mlp` score of
-    OpenNMT-py adds a bias.
-    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, section 3.1), which is the score `additive`. In the
-    released Matlab code, U_a is a fixed identity matrix.
+      OpenNMT-py adds a bias.
+    - concat: v_a^T tanh(W [q; h_s]) (Luong 2015, section 3.1), which is the score `additive`. In
+      the released Matlab code, U_a is a fixed identity matrix.
     - location: entry s of W_a q (Luong 2015, eq. 8). W_a has `max_source_len` rows, of which
-    shorter sources use the first. The released code does not have this score.
+      shorter sources use the first. The released code does not have this score.
 
     The weights are:
 
     - softmax: softmax of the scores over the real positions of the source.
     - local_m: softmax over the window [p - D, p + D] around the position p of the target token,
-    clipped at the ends of the source (Luong 2015, section 3.2; the upper bound of p, the length of
-    the source, is that of the code).
+      clipped at the ends of the source (Luong 2015, section 3.2; the upper bound of p, the length
+      of the source, is that of the code).
     - local_p: softmax over the window around floor(p), p = S sigmoid(v_p^T tanh(W_p q)), times
-    exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2 (Luong 2015, eqs. 9 and 10). Positions s are
-    counted from 1. The product is not normalized again. Only the Gaussian factor has a gradient
-    with
-    respect to p. The released code predicts p = (S - 1) sigmoid(...) + 1.
+      exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2 (Luong 2015, eqs. 9 and 10). Positions s are
+      counted from 1. The product is not normalized again. Only the Gaussian factor has a gradient
+      with respect to p. The released code predicts p = (S - 1) sigmoid(...) + 1.
     - hard_sample: one position, drawn in training from the softmax of the scores (Xu 2015, eq. 8).
-    The one-hot weights have no gradient: see `fourfold.models.recurrent.hard_attention`.
+      The one-hot weights have no gradient: see `fourfold.models.recurrent.hard_attention`.
     - hard_gumbel: one position, drawn in training by the straight-through Gumbel estimator (Jang et
-    al. 2017), whose gradient is that of softmax((log alpha + g) / temperature).
+      al. 2017), whose gradient is that of softmax((log alpha + g) / temperature).
     - hard_argmax: the position with the largest score. The scores get no gradient.
 
     In evaluation mode, hard_sample and hard_gumbel take the position with the largest score.
