@@ -29,7 +29,7 @@ BY_MODULE = [
     "layers/patch_embedding",
     "layers/positions",
     "layers/token_embedding",
-    "models/vit/positions",
+    "layers/image_positions",
     "optim",
     "schedules",
     "tokenization",

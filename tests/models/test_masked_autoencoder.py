@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fourfold.analysis.flops import parameters
 from fourfold.errors import InputError
+from fourfold.layers.image_positions import sincos2d_mae
 from fourfold.models import MaskedAutoencoder, MaskedAutoencoderConfig
-from fourfold.models.vit.positions import sincos2d_mae
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}
 CONFIG = MaskedAutoencoderConfig(

@@ -5,7 +5,7 @@ from typing import Literal
 
 from fourfold.core.validation import check_positive, check_range, check_types
 from fourfold.errors import InputError
-from fourfold.models.vit.positions import Interpolation
+from fourfold.layers.image_positions import Interpolation
 
 MAX_LORA_RANK = 2**20  # the largest width of a model
 

@@ -1,6 +1,6 @@
 """Weight transfer between models: matching names, resized tables, and a report of each tensor.
 
-`fourfold.models.vit.positions` resizes the position embeddings of images.
+`fourfold.layers.image_positions` resizes the position embeddings of images.
 """
 
 import re
@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fourfold.errors import InputError
+from fourfold.layers.image_positions import interpolate_positions
 from fourfold.layers.patch_embedding import PatchEmbedding
-from fourfold.models.vit.positions import interpolate_positions
 
 # New prefixes of parameter names by old prefixes, for each part of the target that can receive the
 # weights. A name that already has the new prefix keeps it; all other names are not transferred.

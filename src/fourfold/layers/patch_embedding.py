@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
+from fourfold.layers.image_positions import VIT_POSITIONS
 from fourfold.layers.positions import make_positions
-from fourfold.models.vit.positions import VIT_POSITIONS
 
 
 def check_image_shape(images: Tensor, n_channels: int, side: int) -> None:
@@ -25,7 +25,7 @@ class PatchEmbedding(nn.Module):
 
     Args:
         image_size: Side of the square image in pixels, which `patch_size` must divide.
-        positions: A name in `fourfold.models.vit.positions.VIT_POSITIONS`. With sincos2d
+        positions: A name in `fourfold.layers.image_positions.VIT_POSITIONS`. With sincos2d
             or sincos2d_mae, prefix tokens have no position.
         n_prefix: Number of learned tokens before the patches: 1 for a class token, 2 with DeiT's
             distillation token.

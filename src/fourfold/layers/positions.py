@@ -1,6 +1,6 @@
 """Position embeddings of texts: learned or sinusoidal.
 
-`fourfold.models.vit.positions` adds those of images. Shapes: N positions in a table, D
+`fourfold.layers.image_positions` adds those of images. Shapes: N positions in a table, D
 model width, T tokens.
 """
 

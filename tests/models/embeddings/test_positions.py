@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from fourfold.errors import InputError
+from fourfold.layers.image_positions import VIT_POSITIONS, sincos2d
 from fourfold.layers.positions import (
     learned,
     make_positions,
     sinusoidal,
     sinusoidal_halves,
 )
-from fourfold.models.vit.positions import VIT_POSITIONS, sincos2d
 
 
 @pytest.mark.parametrize(("n_rows", "width"), [(1, 2), (7, 10), (5000, 16)])

@@ -13,13 +13,13 @@ from torch import Tensor
 from fourfold.core.block import Stack
 from fourfold.core.rotary import rotate
 from fourfold.errors import InputError
-from fourfold.models import ViT, ViTConfig
-from fourfold.models.vit.positions import (
+from fourfold.layers.image_positions import (
     INTERPOLATIONS,
     AxialPositions,
     RelativePositionBias,
     interpolate_positions,
 )
+from fourfold.models import ViT, ViTConfig
 from tests.fixtures.tiny_models import SHAPE, assert_same, build
 
 KINDS: list[dict[str, Any]] = [

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
 from fourfold.finetuning.weight_transfer import LAYER_FIELDS, TransferReport, transfer
+from fourfold.layers.image_positions import (
+    INTERPOLATIONS,
+    interpolate_positions,
+)
 from fourfold.models import (
     CausalClassifier,
     CausalClassifierConfig,
@@ -23,10 +27,6 @@ from fourfold.models import (
     SequenceClassifierConfig,
     ViT,
     ViTConfig,
-)
-from fourfold.models.vit.positions import (
-    INTERPOLATIONS,
-    interpolate_positions,
 )
 
 SHAPE: dict[str, Any] = {"d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "dropout": 0.0}

@@ -38,7 +38,7 @@ class CausalSequenceClassification(SequenceClassification):
 
     def _classify(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the hidden states (B, T, D), and the logits (B, K) in fp32."""
-        h = self.model.hidden(batch.ids, batch.mask)
+        h = self.model.hidden(batch.ids, mask=batch.mask)
         return h, upcast_fp32(self.model.classify(h, batch.mask))
 
     def logits(self, batch: SequenceBatch) -> Tensor:

@@ -16,9 +16,9 @@ from fourfold.core.block import Stack
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model, patches_from_config, second_stack
+from fourfold.layers.image_positions import VIT_POSITIONS
 from fourfold.layers.init import vaswani
 from fourfold.layers.positions import make_positions
-from fourfold.models.vit.positions import VIT_POSITIONS
 
 MASK_TOKEN_STD = 0.02  # also of the class token
 

@@ -20,14 +20,14 @@ from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model, patches_from_config
 from fourfold.layers.heads import ClassHead
-from fourfold.layers.init import INITS, initialize, vaswani
-from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
-from fourfold.models.vit.positions import (
+from fourfold.layers.image_positions import (
     IN_STACK,
     AxialRotaryStack,
     PositionedStack,
     ViTPositions,
 )
+from fourfold.layers.init import INITS, initialize, vaswani
+from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
 
 
 @dataclass(frozen=True)
