@@ -169,3 +169,16 @@ class PooledClassifier(nn.Module):
         if self.norm is not None:
             y = self.norm(y.to(h.dtype))  # autocast must not lower the precision of the norm
         return self.classify(self.dropout(y))
+
+
+def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
+    """Pool hidden states (B, T, D) to (B, 1, D): first, last or mean of the real ones."""
+    if pool == "first":
+        return h[:, :1]
+    if mask is None:
+        return h[:, -1:] if pool == "last" else h.mean(1, keepdim=True)
+    if pool == "last":
+        last = (torch.arange(h.shape[1], device=h.device) * mask).argmax(1)
+        return h[torch.arange(h.shape[0], device=h.device), last].unsqueeze(1)
+    weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
+    return (h * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from fourfold.models.baselines.ladder import LadderLMConfig as LadderLMConfig
     from fourfold.models.baselines.resnet import ResNet as ResNet
     from fourfold.models.baselines.resnet import ResNetConfig as ResNetConfig
+    from fourfold.models.causal_lm.classifier import CausalClassifier as CausalClassifier
+    from fourfold.models.causal_lm.classifier import (
+        CausalClassifierConfig as CausalClassifierConfig,
+    )
     from fourfold.models.causal_lm.model import CausalLM as CausalLM
     from fourfold.models.causal_lm.model import CausalLMConfig as CausalLMConfig
     from fourfold.models.contrastive.clip import CLIP as CLIP
@@ -29,10 +33,6 @@ if TYPE_CHECKING:
     from fourfold.models.encoder_decoder.model import EncoderDecoderConfig as EncoderDecoderConfig
     from fourfold.models.encoder_decoder.t5 import T5 as T5
     from fourfold.models.encoder_decoder.t5 import T5Config as T5Config
-    from fourfold.models.masked_lm.classifiers import CausalClassifier as CausalClassifier
-    from fourfold.models.masked_lm.classifiers import (
-        CausalClassifierConfig as CausalClassifierConfig,
-    )
     from fourfold.models.masked_lm.classifiers import SequenceClassifier as SequenceClassifier
     from fourfold.models.masked_lm.classifiers import (
         SequenceClassifierConfig as SequenceClassifierConfig,

@@ -54,7 +54,7 @@ FAMILY = Family(
     models={
         **dict.fromkeys(("CausalLM", "CausalLMConfig"), f"{__package__}.model"),
         **dict.fromkeys(
-            ("CausalClassifier", "CausalClassifierConfig"), "fourfold.models.masked_lm.classifiers"
+            ("CausalClassifier", "CausalClassifierConfig"), f"{__package__}.classifier"
         ),
     },
     tasks={

@@ -1,19 +1,17 @@
-"""Sequence classifiers, token classifiers and answer-span extractors, on encoders and causal LMs.
+"""Sequence classifiers, token classifiers and answer-span extractors on encoders.
 
-Parameters have the same names as in `MaskedLM` and `CausalLM`, so that their weights can be loaded.
+Parameters have the same names as in `MaskedLM`, so that their weights can be loaded.
 Shapes: B batch, T tokens, D model width, K classes.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from fourfold.kernels.dropout import Dropout
-from fourfold.layers.heads import ClassHead, PooledClassifier
+from fourfold.layers.heads import ClassHead, PooledClassifier, pool_tokens
 from fourfold.layers.init import initialize
-from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
 from fourfold.models.masked_lm.encoder_features import EncoderWithFeatures, FeatureConfig
 
 
@@ -104,47 +102,3 @@ class SpanExtractor(EncoderWithFeatures):
     def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map hidden states (B, T, D) to logits (B, T, 2): start and end of the answer."""
         return self.span(h)
-
-
-@dataclass(frozen=True)
-class CausalClassifierConfig(CausalLMConfig):
-    """Config of a causal LM with a sequence classifier (Radford et al. 2018, section 3.2).
-
-    Args:
-        n_classes: Number of classes K, or 1 for regression. None takes that of the data.
-        head_dropout: Dropout probability before the classifier.
-    """
-
-    n_classes: int | None = None
-    head_dropout: float = 0.1
-
-
-class CausalClassifier(CausalLM):
-    """Sequence classifier on the last token of a causal LM (Radford et al. 2018, section 3.2).
-
-    A call of the model returns the vocabulary logits (B, T, V), as in `CausalLM`, because GPT-1 is
-    fine-tuned with an auxiliary language-model loss. `classify` returns the class logits.
-    """
-
-    def __init__(self, config: CausalClassifierConfig) -> None:
-        super().__init__(config)
-        self.dropout = Dropout(config.head_dropout)
-        self.classifier = ClassHead(config.d_model, config.n_classes)
-        initialize(self.classifier, config.init)
-
-    def classify(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map the last real hidden state of each sequence, of h (B, T, D), to logits (B, K)."""
-        return self.classifier(self.dropout(pool_tokens(h, mask, "last").squeeze(1)))
-
-
-def pool_tokens(h: Tensor, mask: Tensor | None, pool: str) -> Tensor:
-    """Pool hidden states (B, T, D) to (B, 1, D): first, last or mean of the real ones."""
-    if pool == "first":
-        return h[:, :1]
-    if mask is None:
-        return h[:, -1:] if pool == "last" else h.mean(1, keepdim=True)
-    if pool == "last":
-        last = (torch.arange(h.shape[1], device=h.device) * mask).argmax(1)
-        return h[torch.arange(h.shape[0], device=h.device), last].unsqueeze(1)
-    weights = mask.unsqueeze(-1).to(h.dtype)  # (B, T, 1)
-    return (h * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)

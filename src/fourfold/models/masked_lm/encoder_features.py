@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.errors import InputError
+from fourfold.layers.padded_rnn import run_padded
 from fourfold.models.masked_lm.model import MaskedLM, MaskedLMConfig
-from fourfold.models.recurrent.cells import run_padded
 
 
 @dataclass(frozen=True)

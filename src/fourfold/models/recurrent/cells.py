@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers
+from fourfold.layers.padded_rnn import run_padded
 
 Cell = Literal["rnn", "gru", "lstm"]
 Reset = Literal["after", "before"]
@@ -97,22 +97,6 @@ CELLS: dict[tuple[Cell, Reset], tuple[Callable[..., nn.RNNBase], Step]] = {
     ("gru", "before"): (ResetBeforeGRU, gru_step_reset_before),
     ("lstm", "after"): (nn.LSTM, lstm_step),
 }
-
-
-def run_padded(
-    rnn: nn.RNNBase, x: Tensor, lengths: Tensor | None, state: Any = None
-) -> tuple[Tensor, Any]:
-    """Run a module of torch with `batch_first` over the real tokens of x (B, T, D).
-
-    The outputs (B, T, R H) are 0 at the padding on the right, and the state is that after the last
-    of the `lengths` (B,) real tokens of each row. None means that all tokens are real.
-    """
-    if lengths is None:
-        y, final = rnn(x, state)
-        return y, final
-    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-    y, final = rnn(packed, state)
-    return pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])[0], final
 
 
 class RecurrentStack(Layers):

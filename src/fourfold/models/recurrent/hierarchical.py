@@ -27,9 +27,10 @@ from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers, Model
 from fourfold.layers.heads import ClassHead
 from fourfold.layers.init import initialize
+from fourfold.layers.padded_rnn import run_padded
 from fourfold.layers.positions import make_positions
 from fourfold.layers.token_embedding import TokenEmbedding
-from fourfold.models.recurrent.cells import real_tokens, run_padded
+from fourfold.models.recurrent.cells import real_tokens
 
 Pool = Literal["mean", "max", "attention"]
 

@@ -13,8 +13,8 @@ from fourfold.core.config import Init, ModelConfig
 from fourfold.core.masks import Mask
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
+from fourfold.models.causal_lm.classifier import CausalClassifier
 from fourfold.models.causal_lm.model import CausalLM
-from fourfold.models.masked_lm.classifiers import CausalClassifier
 from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack
 
 
