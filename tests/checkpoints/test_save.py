@@ -10,7 +10,7 @@ import torch
 import fourfold
 from fourfold.checkpoints.save import staged_directory
 from fourfold.errors import InputError
-from fourfold.generation.defaults import GenerationDefaults
+from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,

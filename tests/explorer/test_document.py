@@ -20,7 +20,7 @@ from fourfold.explorer import document as document_module
 from fourfold.explorer.document import Settings, build_document, join_documents, make_view
 from fourfold.explorer.image_views import darken
 from fourfold.explorer.inputs import Example, token_texts
-from fourfold.generation.defaults import GenerationDefaults
+from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.models import LadderLMConfig, SigLIPConfig
 from fourfold.tasks import (
     LadderLanguageModeling,

@@ -22,11 +22,9 @@ from fourfold.checkpoints.schema import (
 from fourfold.core.validation import check_choice, check_kinds
 from fourfold.errors import InputError, errors_in, reading
 from fourfold.finetuning.config import TuningConfig
-from fourfold.finetuning.lora import add_lora, merge_lora
-from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub import directory
 from fourfold.layers.base_model import Model
-from fourfold.layers.quantization import quantize as quantize_model
+from fourfold.layers.generation_defaults import GenerationDefaults
 
 ModelT = TypeVar("ModelT", bound=Model)
 SAMPLING_OPTIONS = frozenset({"temperature", "top_k", "top_p"})
@@ -74,7 +72,10 @@ def load(
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
     check_choice("dtype", name, DTYPES)
     model = read_model(path, classes=classes, dtype=getattr(torch, name)).to(device=device)
-    quantize_model(model, quantize)
+    if quantize is not None:
+        from fourfold.layers.quantization import quantize as quantize_model
+
+        quantize_model(model, quantize)
     return model
 
 
@@ -206,16 +207,18 @@ def _build_model(
         if name.startswith(WEIGHT_PREFIX)
     }
 
+    from fourfold.finetuning import lora
+
     def build() -> Model:
         model = build_model(model_class, config)
         if tuning.lora_rank:
-            add_lora(model, tuning)
+            lora.add_lora(model, tuning)
         return model
 
     if not is_shipped(model_class):  # its constructor may need real tensors, or share weights
         model = build()
         load_weights(model, state, path)
-        merge_lora(model)
+        lora.merge_lora(model)
         return model.to(dtype).eval()
     read_as = None if tuning.lora_rank else dtype  # updates are merged in fp32
     meta = directory.build_on_meta(build, config, content["state_dict"])
@@ -226,7 +229,7 @@ def _build_model(
         model = directory.build_with(build, meta, tensors, read_as)
     except RuntimeError as error:
         raise InputError(_MISMATCH, file=path) from error
-    merge_lora(model)
+    lora.merge_lora(model)
     return model.to(dtype)
 
 

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from fourfold.checkpoints.classes import model_name
 from fourfold.checkpoints.schema import VERSION, WEIGHT_PREFIX, check_version
-from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.directory import WEIGHTS_FILE, read_safetensors, write_json
 from fourfold.json_files import read_json
+from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.text_files import read_text
 
 DESCRIPTION = "fourfold.json"

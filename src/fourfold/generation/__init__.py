@@ -1,7 +1,7 @@
 """Decoding: `generate` for greedy search and sampling, `beam_search` for beam search."""
 
 from fourfold.generation.beam_search import LENGTH_PENALTIES, beam_search
-from fourfold.generation.defaults import GenerationDefaults
 from fourfold.generation.generate import generate
+from fourfold.layers.generation_defaults import GenerationDefaults
 
 __all__ = ["LENGTH_PENALTIES", "GenerationDefaults", "beam_search", "generate"]

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from fourfold.core.validation import MAX_BEAMS, check_choice, check_positive
 from fourfold.errors import InputError
 from fourfold.generation.caches import beam_cache
-from fourfold.generation.defaults import first_known
 from fourfold.generation.inputs import GenerationInputs, require
 from fourfold.generation.renamed import renamed
 from fourfold.generation.step import Step, check_logits, decoding_mode
+from fourfold.layers.generation_defaults import first_known
 from fourfold.losses import upcast_fp32
 
 # Divisors of the log-probability of n tokens, EOS included. The same alpha has different effects:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fourfold.generation.defaults import first_known
 from fourfold.generation.inputs import GenerationInputs
 from fourfold.generation.renamed import renamed
 from fourfold.generation.sampling import OnTokens, TokenSampler, sample, uniform_per_prompt
 from fourfold.generation.step import CausalStep, Step, decoding_mode
+from fourfold.layers.generation_defaults import first_known
 
 
 @renamed(max_new="max_new_tokens")

@@ -13,8 +13,8 @@ from torch import Tensor
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.validation import check_range, check_type
 from fourfold.errors import InputError
-from fourfold.generation.defaults import GenerationDefaults, first_known
 from fourfold.generation.step import CausalStep, Seq2SeqStep, Step
+from fourfold.layers.generation_defaults import GenerationDefaults, first_known
 
 # New tokens if the model stores no limit: of a target relative to its source (Vaswani et al. 2017,
 # section 6.1), of a continuation, and of a caption.

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fourfold.errors import InputError, reading
-from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub import directory, preprocessing, transformers_format
 from fourfold.hub.directory import set_attributes
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
+from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.models import CLIP, CausalLM, ViT
 from fourfold.models.causal_lm import hub_nanogpt as nanogpt
 from fourfold.models.vit import hub_timm as timm

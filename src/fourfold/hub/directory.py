@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fourfold.core.validation import check_stored, count_stored
 from fourfold.errors import InputError, errors_in
-from fourfold.generation.defaults import GenerationDefaults
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model, SkipRandomFills, on_meta
+from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.tokenization.tokenizer import Tokenizer
 
 CONFIG_FILE = "config.json"

@@ -14,11 +14,11 @@ from tokenizers.processors import TemplateProcessing
 
 from fourfold.core.validation import POSITIVE, check_positive, check_type
 from fourfold.errors import InputError, reading
-from fourfold.generation.defaults import GenerationDefaults
 from fourfold.hub.architecture import Json, check_allowed, get_key
 from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
+from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.models import (
     CLIP,
     CausalLM,

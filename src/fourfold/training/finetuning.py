@@ -5,7 +5,6 @@ from torch import nn
 from fourfold.errors import InputError
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_ids
-from fourfold.finetuning.lora import add_lora, is_lora
 from fourfold.layers.base_model import Model
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.token_embedding import TokenEmbedding
@@ -33,6 +32,8 @@ def apply_finetuning(model: Model, tuning: TuningConfig) -> None:
             parameter.requires_grad_(ids[name] > last_frozen)
         model.train(model.training)  # freezes the statistics of the batch norms in frozen layers
     if tuning.lora_rank:
+        from fourfold.finetuning.lora import add_lora, is_lora
+
         add_lora(model, tuning)
         ids, head = layer_ids(model)
         # The head of a classifier is new, and that of a language model is pre-trained.

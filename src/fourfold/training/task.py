@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -56,7 +56,6 @@ from fourfold.training.loss_normalization import (
     check_unused_parameters,
     gradient_norm,
 )
-from fourfold.training.nonfinite_loss import MicroBatch, find_nonfinite
 from fourfold.training.total_steps import total_optimizer_steps
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -133,7 +132,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         self.loss_normalizer = LossNormalizer()
-        self._micro_batches: list[MicroBatch] = []  # of the current optimizer step
+        self._micro_batches: list[tuple[Any, int, Tensor]] = []  # of the current optimizer step
 
     # Implemented by subclasses.
 
@@ -294,7 +293,12 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         for parameter in frozen_at_epoch(self.model, self.tuning, self.current_epoch):
             parameter.grad = None
         micro_batches, self._micro_batches = self._micro_batches, []
-        explain = partial(find_nonfinite, self, micro_batches)
+
+        def explain() -> str:
+            from fourfold.training.nonfinite_loss import find_nonfinite
+
+            return find_nonfinite(self, micro_batches)
+
         self.loss_normalizer.finalize_gradients(self.parameters(), self.trainer, explain)
         self.log("train/loss", self.loss_normalizer.mean, prog_bar=True)
         if is_logged(self.trainer):  # before clipping, and after unscaling under fp16

@@ -25,9 +25,9 @@ from fourfold.commands.infer.base import (
 from fourfold.core.validation import MAX_SIZE, check_positive
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults, generate
-from fourfold.generation.defaults import first_known
 from fourfold.generation.inputs import MAX_CONTINUATION
 from fourfold.layers.base_model import Model
+from fourfold.layers.generation_defaults import first_known
 from fourfold.tokenization.chat import ChatTemplate
 from fourfold.tokenization.tokenizer import Tokenizer
 
