@@ -1,7 +1,7 @@
 """Four transformer families on one attention core, trained with PyTorch Lightning.
 
-The names below are imported on first use (PEP 562), so that `import fourfold` and
-`fourfold --help` do not import torch.
+The names below and the subpackages are imported on first use (PEP 562), so that `import fourfold`
+and `fourfold --help` do not import torch.
 """
 
 from importlib import import_module
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from fourfold.commands.infer.generate import generate_text
     from fourfold.commands.infer.translate import translate
     from fourfold.explorer.write import look
+    from fourfold.families import Family, register
     from fourfold.generation import beam_search, generate
     from fourfold.models.registry import create, list_models
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
+    "Family",
     "__version__",
     "attention_maps",
     "beam_search",
@@ -34,12 +36,14 @@ __all__ = [
     "list_models",
     "load",
     "look",
+    "register",
     "save",
     "tag",
     "translate",
 ]
 
 _MODULES = {
+    "Family": "fourfold.families",
     "attention_maps": "fourfold.analysis.attention_maps",
     "beam_search": "fourfold.generation",
     "caption": "fourfold.commands.infer.caption",
@@ -51,13 +55,19 @@ _MODULES = {
     "list_models": "fourfold.models.registry",
     "load": "fourfold.checkpoints.load",
     "look": "fourfold.explorer.write",
+    "register": "fourfold.families",
     "save": "fourfold.checkpoints.save",
     "tag": "fourfold.commands.infer.classify",
     "translate": "fourfold.commands.infer.translate",
 }
 
 
+_SUBPACKAGES = ("callbacks", "data", "generation", "loggers", "metrics", "models", "tasks")
+
+
 def __getattr__(name: str) -> object:
+    if name in _SUBPACKAGES:
+        return import_module(f"fourfold.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'fourfold' has no attribute {name!r}")
     value = getattr(import_module(_MODULES[name]), name)
@@ -66,4 +76,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_SUBPACKAGES))
