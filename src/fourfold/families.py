@@ -5,7 +5,7 @@ declaration are import paths ("module:Class"), so that a declaration is read wit
 only the parts that are used are imported.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -37,6 +37,12 @@ class Family:
             that differ from the defaults.
         architectures: Modules that describe classes of transformers in a tuple `ARCHITECTURES`, by
             the `model_type` in config.json.
+        formats: Modules that read the checkpoints of other libraries than transformers, with a
+            function `read_checkpoint(content, settings, dtype)` that returns None for other files.
+        token_templates: Special tokens around a text and around a pair of texts in transformers,
+            by name of the model class; see `fourfold.hub.preprocessing.write_tokenizer`.
+        graphs: Functions ("module:function") that build the graphs of `fourfold export --format
+            onnx`, by name of the model class.
         views: Classes ("module:Class") that show a model on the page of `fourfold look`, by name
             of the model class.
     """
@@ -46,6 +52,9 @@ class Family:
     tasks: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     architectures: Mapping[str, str] = field(default_factory=dict)
+    formats: tuple[str, ...] = ()
+    token_templates: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
+    graphs: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -93,17 +102,17 @@ def import_member(section: Literal["models", "tasks"], name: str) -> Any:
     return getattr(import_module(found[name]), name)
 
 
-def lookup(table: str, names: Iterable[str]) -> Any:
-    """Import the object that the first of several names has in a table of the families.
+def lookup(table: str, model: object) -> Any:
+    """Return the entry of a model's class, or of its nearest parent, in a table of the families.
 
     Args:
         table: Name of a field of `Family`, such as "views".
-        names: Names in order of preference, such as those of a class and its parents.
+        model: The model.
 
     Returns:
-        The object, or None if no family has an entry.
+        The entry, and for an import path the imported object; None if no family has an entry.
     """
     tables = [getattr(family, table) for family in families()]
-    paths = (entries[name] for name in names for entries in tables if name in entries)
-    path = next(paths, None)
-    return None if path is None else resolve_name(path)
+    names = (cls.__name__ for cls in type(model).__mro__)
+    entry = next((entries[name] for name in names for entries in tables if name in entries), None)
+    return resolve_name(entry) if isinstance(entry, str) else entry

@@ -179,7 +179,7 @@ def test_models_without_graphs_are_rejected_in_one_line(tmp_path: Path, capsys: 
     arguments = ["export", str(tmp_path / "native"), str(tmp_path / "out"), "--format"]
     assert main([*arguments, "torch-export"]) == 2
     error = capsys.readouterr().err
-    assert "--format must be transformers for this model" in error
+    assert "--format must be transformers for a RecurrentLM" in error
     assert "got RecurrentLM" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -191,7 +191,7 @@ def test_models_without_graphs_are_rejected_in_one_line(tmp_path: Path, capsys: 
     with pytest.raises(InputError, match="lstm_width must be 0 for a graph"):
         make_graphs(tagger)
     ladder = LadderLMConfig(rung="scaled", d_model=12, n_layers=1, vocab_size=9)
-    with pytest.raises(InputError, match="rung must be one of heads, residual"):
+    with pytest.raises(InputError, match="rung must be one of the rungs with attention"):
         make_graphs(LadderLM(ladder))
 
 

@@ -14,8 +14,6 @@ from fourfold.checkpoints.word_vectors import copy_vectors, is_vector_file
 from fourfold.errors import InputError, errors_in
 from fourfold.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
 from fourfold.layers.base_model import Model
-from fourfold.models.contrastive.siglip import SigLIP
-from fourfold.models.vit.model import ViT
 from fourfold.tokenization.tokenizer import Tokenizer
 
 # Path of one source model, or {"encoder": path, "decoder": path}.
@@ -35,8 +33,9 @@ def read_source(
         classes: The user's model classes that the checkpoint may name, or their import paths.
         images_only: Return the image encoder of a SigLIP, as a ViT with `pool="mean"`.
     """
-    source = read_model(path, classes=classes, allow_missing_heads=True)
-    return source.image_classifier() if images_only and isinstance(source, SigLIP) else source
+    source: Any = read_model(path, classes=classes, allow_missing_heads=True)
+    has_tower = images_only and hasattr(source, "image_classifier")
+    return source.image_classifier() if has_tower else source
 
 
 def initialize_from(
@@ -84,7 +83,7 @@ def initialize_from(
             lines.append(line)
             filled |= names
             continue
-        source = read_source(path, classes, isinstance(model, ViT))
+        source = read_source(path, classes, hasattr(model, "heads"))
         lines += _describe(path, source, tokenizer)
         role = role or ("model" if hasattr(source, "tgt_embed") else "encoder")
         _check_role(role)

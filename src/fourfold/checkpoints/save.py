@@ -83,10 +83,8 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     The result has the entries that config.json must contain, such as class names, by dotted key.
     """
     from fourfold.hub import preprocessing
-    from fourfold.models.contrastive.clip import CLIP
-    from fourfold.models.contrastive.siglip import SigLIP
 
-    artifacts, is_clip = getattr(model, "artifacts", {}), isinstance(model, CLIP)
+    artifacts, is_clip = getattr(model, "artifacts", {}), hasattr(model.config, "image_tower")
     keys: dict[str, Any] = {}
     if getattr(model, "tokenizer", None) is not None:
         options = artifacts.get("n_separators", 1), artifacts.get("chat_template")
@@ -94,7 +92,7 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:
-        is_clip = is_clip and not isinstance(model, SigLIP)  # which changes the aspect ratio
+        is_clip = is_clip and not hasattr(model.config, "pad_id")  # SigLIP changes the aspect ratio
         preprocessing.write_image_preprocessing(folder, artifacts, is_clip=is_clip)
     if artifacts.get("class_names"):
         keys |= preprocessing.label_mappings(artifacts["class_names"])

@@ -48,7 +48,7 @@ def make_view(model: Model, settings: Settings) -> View:
             `settings.layers` names.
     """
     select_layers(model, settings.layers, "--layers")
-    make = lookup("views", [cls.__name__ for cls in type(model).__mro__])
+    make = lookup("views", model)
     if make is None:
         problem = f"is a {type(model).__name__}, for which there is no page"
         raise InputError(problem, option="the checkpoint")

@@ -25,7 +25,6 @@ from fourfold.explorer.inputs import Example, fit, longest_input, short_title, t
 from fourfold.explorer.maps import Collector, Kind
 from fourfold.explorer.text_views import TranslationView
 from fourfold.explorer.views import Row, View, short_number
-from fourfold.models import SigLIP
 
 IMAGE_SIDE = 256  # longer side of an image on the page, in pixels
 IMAGE_BYTES = 60_000  # largest size of an image on the page
@@ -167,7 +166,7 @@ class ImageTextView(ImageView):
         """Convert a text."""
         tokenizer = tokenizer_of(self.model)
         # The published SigLIPs have no start token.
-        has_start = not (isinstance(self.model, SigLIP) and self.model.source)
+        has_start = not (hasattr(self.model.config, "pad_id") and self.model.source)
         start = [tokenizer.bos_id] if has_start else []
         limit = longest_input(self.model)
         ids = fit(tokenizer.encode(text), limit, self.truncate, n_special=1 + len(start))
@@ -190,7 +189,7 @@ class ImageTextView(ImageView):
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         model: Any = self.model
-        n_prefix, is_siglip = model.config.n_prefix, isinstance(model, SigLIP)
+        n_prefix, is_siglip = model.config.n_prefix, hasattr(model.config, "pad_id")
         fields: Row = {"title": example.title, "tokens": {}}
         if example.ids:
             shown = list(example.ids)

@@ -29,7 +29,6 @@ from fourfold.explorer.maps import Collector, Kind
 from fourfold.explorer.views import Row, View, short_number
 from fourfold.generation import generate
 from fourfold.losses import IGNORE_INDEX
-from fourfold.models import CausalClassifier
 
 MAX_TOKENS = 128  # largest number of tokens of an example from test data
 
@@ -223,7 +222,7 @@ class ClassifierView(View):
         kind = Kind("tokens", "tokens", ids=ids[0], separators=ends, rollout="rollout")
 
         def forward() -> Tensor:
-            if isinstance(self.model, CausalClassifier):
+            if hasattr(self.model, "classify"):  # on a causal LM
                 return self.model.classify(self.model.hidden(ids))
             segments = example.segments if self.model.config.n_segments > 1 else None
             known = None if segments is None else self.tensor(segments)

@@ -1,21 +1,19 @@
 """Import of a model after detection of its format: transformers, timm or nanoGPT."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fourfold.errors import InputError, reading
+from fourfold.families import families
 from fourfold.hub import directory, preprocessing, transformers_format
 from fourfold.hub.directory import set_attributes
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import GenerationDefaults
-from fourfold.models import CLIP, CausalLM, ViT
-from fourfold.models.causal_lm import hub_nanogpt as nanogpt
-from fourfold.models.vit import hub_timm as timm
 from fourfold.tokenization import pretrained
 from fourfold.tokenization.chat import read_chat_template
 
@@ -47,11 +45,13 @@ def read_model(
         InputError: The files are corrupted, or contain a model that is not supported.
     """
     with reading(path):
-        model, artifacts = _read_weights(path, content, dtype)
+        model = _read_weights(path, content, dtype)
+        artifacts = dict(model.artifacts)
         # DINOv2, which pools in this way, is published without a head, for its hidden states.
-        if isinstance(model, ViT) and not (allow_missing_heads or model.config.pool == "cls_mean"):
+        if hasattr(model, "heads") and not (allow_missing_heads or model.config.pool == "cls_mean"):
+            heads: Any = model.heads
             n_heads = 1 + model.config.distillation
-            if missing := n_heads - len(model.heads):
+            if missing := n_heads - len(heads):
                 message = f"{missing} of {n_heads} classification heads are missing; use init_from"
                 raise InputError(f"{message} to train a model with new heads", file=path)
         tokenizer, defaults = None, GenerationDefaults()
@@ -59,9 +59,9 @@ def read_model(
             tokenizer = pretrained.read_tokenizer(path if content is None else path.parent)
         if model.source is not None:
             artifacts = preprocessing.read_class_artifacts(model, tokenizer)
-            if isinstance(model, CausalLM) and (template := read_chat_template(path)):
+            if not hasattr(model, "decode") and (template := read_chat_template(path)):
                 artifacts["chat_template"] = template
-            if isinstance(model, ViT | CLIP) and not allow_missing_heads:
+            if hasattr(model.config, "image_size") and not allow_missing_heads:
                 artifacts |= preprocessing.read_image_preprocessing(path, model.config)
         if content is None:
             defaults = preprocessing.read_generation_defaults(path)
@@ -70,10 +70,8 @@ def read_model(
 
 def _read_weights(
     path: Path, content: Mapping[str, Any] | None, dtype: torch.dtype | None
-) -> tuple[Model, dict[str, Any]]:
+) -> Model:
     """Read the config and the weights of a model, and the artifacts in the config of timm."""
-    if content is not None and nanogpt.is_nanogpt(content):
-        return nanogpt.read_nanogpt_model(content, dtype), {}
     folder = path if content is None else path.parent
     settings = read_json(folder / directory.CONFIG_FILE, optional=True)
     if content is None and "model_type" not in settings and "architecture" in settings:
@@ -83,15 +81,10 @@ def _read_weights(
         if pretrained.tokenizer_files(path) is None:
             unread = sorted(file.name for file in path.glob("*.spm"))
             model.notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
-        return model, {}
-    state = timm.find_tensors(content) or (content if path == folder else None)
-    if state is None:
-        message = "not a checkpoint written by fourfold, transformers, timm or nanoGPT"
-        raise InputError(message, file=path)
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            raise InputError(f"must be a tensor, got {type(value).__name__}", option=name)
-    vit, notes = timm.read_model(state, settings, dtype)
-    artifacts, image_notes = timm.read_image_preprocessing(settings, vit.config)
-    vit.format_name, vit.notes = "timm", notes + image_notes
-    return vit, artifacts
+        return model
+    for module in (name for family in families() for name in family.formats):
+        found: Model | None = import_module(module).read_checkpoint(content, settings, dtype)
+        if found is not None:
+            return found
+    message = "not a checkpoint written by fourfold, transformers, timm or nanoGPT"
+    raise InputError(message, file=path)

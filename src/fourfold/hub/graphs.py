@@ -11,13 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fourfold.core.attention import split_heads
+from fourfold.core.attention import Attention, split_heads
 from fourfold.core.kv_cache import KVCache, LayerCache
 from fourfold.errors import InputError
-from fourfold.models import CLIP, CausalClassifier, CausalLM, LadderLM, MaskedLM, ResNet, ViT
-from fourfold.models.baselines.ladder import WITH_ATTENTION
-from fourfold.models.encoder_decoder.model import Seq2Seq
-from fourfold.models.masked_lm.classifiers import EncoderWithFeatures
+from fourfold.families import families, lookup
 
 # Function that runs a graph, given its name and its inputs in the order of `Graph.inputs`.
 Run = Callable[[str, list[Tensor]], list[Tensor]]
@@ -93,31 +90,16 @@ def make_graphs(model: Any) -> GraphSet:
     """Build the graphs of a model in eval mode.
 
     Raises:
-        InputError: The model has a recurrent layer, is a `LadderLM` without `Attention` layers, or
-            belongs to a class that cannot be exported as graphs.
+        InputError: The model has a recurrent layer, lacks the attention layers that a cache needs,
+            or belongs to a class that cannot be exported as graphs.
     """
-    if isinstance(model, LadderLM) and model.config.rung not in WITH_ATTENTION:
-        message = f"must be one of {', '.join(WITH_ATTENTION)} for a graph with a cache, got"
-        raise InputError(f"{message} {model.config.rung}", option="rung")
-    if isinstance(model, EncoderWithFeatures) and model.lstm is not None:
-        message = "must be 0 for a graph, which cannot skip padding in an LSTM, got"
-        raise InputError(f"{message} {model.config.lstm_width}", option="lstm_width")
-    makers: dict[Any, Callable[[Any], GraphSet]] = {
-        CausalClassifier: _encoder_graphs,
-        CausalLM: _causal_graphs,
-        MaskedLM: _encoder_graphs,
-        Seq2Seq: _seq2seq_graphs,
-        CLIP: _clip_graphs,
-        (ViT, ResNet): _image_graphs,
-    }
-    for classes, make in makers.items():
-        if isinstance(model, classes) and not model.is_recurrent:
-            return make(model)
-    raise InputError(
-        "must be transformers for this model, since graphs exist for CausalLM, MaskedLM, their"
-        f" classifiers, encoder-decoders, CLIP, ViT and ResNet, got {type(model).__name__}",
-        option="--format",
-    )
+    make = None if model.is_recurrent else lookup("graphs", model)
+    if make is None:
+        known = ", ".join(sorted(name for family in families() for name in family.graphs))
+        message = f"must be transformers for a {type(model).__name__}, since graphs exist for"
+        raise InputError(f"{message} {known} and their subclasses", option="--format")
+    made: GraphSet = make(model)
+    return made
 
 
 def _text_inputs(vocab_size: int) -> list[Input]:
@@ -172,7 +154,7 @@ def _decoded(
         start = stop
 
 
-def _encoder_graphs(model: Any) -> GraphSet:
+def encoder_graphs(model: Any) -> GraphSet:
     """Build the graph "model" of an encoder with its heads, or of a classifier on a causal LM.
 
     A `MaskedLM` without a head returns hidden states (B, T, D).
@@ -183,15 +165,19 @@ def _encoder_graphs(model: Any) -> GraphSet:
     next_sentence = getattr(model, "next_sentence", None)
     if next_sentence is not None:
         outputs.append("next_sentence_logits")
-    if type(model) is MaskedLM and not model.config.head:
+    is_classifier = hasattr(model, "lstm")  # an encoder with features and a head of its own
+    if is_classifier and model.lstm is not None:
+        message = "must be 0 for a graph, which cannot skip padding in an LSTM, got"
+        raise InputError(f"{message} {model.config.lstm_width}", option="lstm_width")
+    if not is_classifier and not getattr(model.config, "head", True):
         outputs[0] = "last_hidden_state"
 
     def run(ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> tuple[Tensor, ...]:
         real = mask.bool()
-        if isinstance(model, CausalClassifier):
+        if hasattr(model, "classify"):  # on a causal LM
             return (model.classify(model.hidden(ids, mask=real), real),)
         h = model.hidden(ids, segments=segments, mask=real)
-        if isinstance(model, EncoderWithFeatures):
+        if is_classifier:
             return (model.logits(h, real),)
         first = model.logits(h) if model.config.head else h
         return (first,) if next_sentence is None else (first, next_sentence(h))
@@ -199,13 +185,13 @@ def _encoder_graphs(model: Any) -> GraphSet:
     return _stateless({"model": Graph(model, inputs, outputs, run)})
 
 
-def _image_graphs(model: Any) -> GraphSet:
+def image_graphs(model: Any) -> GraphSet:
     """Build the only graph of an image classifier, "model", from images to logits."""
     graph = Graph(model, [_image_input(model.config)], ["logits"], lambda x: (model(x),))
     return _stateless({"model": graph})
 
 
-def _clip_graphs(model: CLIP) -> GraphSet:
+def clip_graphs(model: Any) -> GraphSet:
     """Build the two graphs "image_encoder" and "text_encoder", which return embeddings."""
     images, texts = [_image_input(model.config)], _text_inputs(model.config.vocab_size or 0)
     return _stateless(
@@ -277,12 +263,15 @@ def _pairs(tensors: tuple[Tensor, ...] | list[Tensor]) -> list[tuple[Tensor, Ten
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def _causal_graphs(model: CausalLM) -> GraphSet:
+def causal_graphs(model: Any) -> GraphSet:
     """Build the graph "decoder" of a causal LM with a key-value cache.
 
     Its inputs are ids (B, T), a mask (B, P + T) and the keys and values of P earlier tokens of each
     layer, where P may be 0; its outputs are logits (B, T, V) and those of P + T tokens.
     """
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        message = "must be one of the rungs with attention for a graph with a cache, got"
+        raise InputError(f"{message} {model.config.rung}", option="rung")
     config, n_layers = model.config, model.config.n_layers
     ids, mask = _text_inputs(config.vocab_size or 0)
     mask = mask._replace(shape=("batch", "past + length"))
@@ -306,7 +295,7 @@ def _causal_graphs(model: CausalLM) -> GraphSet:
     return GraphSet({"decoder": graph}, compare)
 
 
-def _seq2seq_graphs(model: Any) -> GraphSet:
+def seq2seq_graphs(model: Any) -> GraphSet:
     """Build the two graphs "encoder" and "decoder" (one decoding step) of an encoder-decoder.
 
     The encoder returns the keys and values of cross-attention, which are inputs of every step.

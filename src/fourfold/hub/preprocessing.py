@@ -14,21 +14,12 @@ from tokenizers.processors import TemplateProcessing
 
 from fourfold.core.validation import POSITIVE, check_positive, check_type
 from fourfold.errors import InputError, reading
+from fourfold.families import lookup
 from fourfold.hub.architecture import Json, check_allowed, get_key
 from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import GenerationDefaults
-from fourfold.models import (
-    CLIP,
-    CausalLM,
-    HierarchicalClassifier,
-    MaskedLM,
-    SequenceClassifier,
-    SigLIP,
-    SpanExtractor,
-)
-from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 
@@ -48,16 +39,6 @@ _ALLOWED = {
     "do_rescale": (True, None),
     "rescale_factor": (1 / 255,),
     "resample": tuple(_PIL_RESAMPLE),
-}
-# Templates of the special tokens around one text and around a pair of texts, by family. None means
-# that the family has no pairs.
-_TEMPLATES: dict[type[Model], tuple[str, str | None]] = {
-    MaskedLM: ("{bos} $A {eos}", "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1"),
-    Seq2Seq: ("$A {eos}", None),
-    CausalLM: ("$A", None),
-    SigLIP: ("$A {eos}", None),
-    CLIP: ("{bos} $A {eos}", None),
-    HierarchicalClassifier: ("$A", None),
 }
 
 
@@ -118,7 +99,7 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
             names = names or default_class_names(n_classes)
         has_names = len(names) == n_classes > 1  # one class is a regression
         artifacts["class_names"] = names if has_names else []
-    if tokenizer and isinstance(model, SequenceClassifier | SpanExtractor):
+    if tokenizer and model.reads_pairs:
         artifacts["n_separators"] = count_separators(tokenizer)
     return artifacts
 
@@ -213,7 +194,7 @@ def write_tokenizer(
         config["chat_template"] = config.pop("template")
     (path / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
     write_json(path / TOKENIZER_CONFIG_FILE, config)
-    if isinstance(model, Seq2Seq):
+    if hasattr(model, "decode"):  # an encoder-decoder
         ids["decoder_start"] = getattr(model.config, "decoder_start_token_id", None)
         ids["decoder_start"] = ids["bos"] if ids["decoder_start"] is None else ids["decoder_start"]
     roles = ("pad", "bos", "eos", "decoder_start")
@@ -226,9 +207,7 @@ def _add_template(tokenizer: Tokenizer, model: Model, n_separators: int) -> None
     A tokenizer that adds special tokens already is left unchanged.
     """
     backend = tokenizer.backend
-    single, pair = next(
-        templates for family, templates in _TEMPLATES.items() if isinstance(model, family)
-    )
+    single, pair = lookup("token_templates", model)
     plain = backend.encode("a", add_special_tokens=False).ids
     if single == "$A" or plain != backend.encode("a", add_special_tokens=True).ids:
         return

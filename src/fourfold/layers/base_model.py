@@ -63,6 +63,7 @@ class Model(nn.Module):
         notes: Sentences about assumptions of such an import and about ignored files.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images.
+        reads_pairs: The model classifies one text or a pair of texts.
         is_recurrent: The model has a recurrent state or convolutions instead of keys and values. A
             causal LM of this kind supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
@@ -91,6 +92,7 @@ class Model(nn.Module):
     notes: Sequence[str] = ()
     can_generate: bool = False
     accepts_images: bool = False
+    reads_pairs: bool = False
     is_recurrent: bool = False
     has_relative_positions: bool = False
     attention_classes: ClassVar[tuple[type[nn.Module], ...]] = (Attention,)

@@ -22,4 +22,5 @@ FAMILY = Family(
         f"{__package__}.task",
     ),
     sizes={f"resnet{depth}": ("ResNet", {"depth": depth}) for depth in (18, 34, 50, 101, 152)},
+    graphs={"ResNet": "fourfold.hub.graphs:image_graphs"},
 )

@@ -84,6 +84,12 @@ FAMILY = Family(
         ),
         **dict.fromkeys(("gemma2", "gemma3_text"), f"{__package__}.hub_gemma"),
     },
+    formats=(f"{__package__}.hub_nanogpt",),
+    token_templates={"CausalLM": ("$A", None)},
+    graphs={
+        "CausalClassifier": "fourfold.hub.graphs:encoder_graphs",
+        "CausalLM": "fourfold.hub.graphs:causal_graphs",
+    },
     views={
         "CausalClassifier": "fourfold.explorer.text_views:ClassifierView",
         "CausalLM": "fourfold.explorer.text_views:CausalView",

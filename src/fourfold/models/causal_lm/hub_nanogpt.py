@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fourfold.errors import InputError
+from fourfold.hub.architecture import Json
 from fourfold.hub.keymap import KEEP, SPLIT_QKV
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.models.causal_lm.hub import keymap
@@ -17,30 +18,34 @@ _COMPILED_PREFIX = "_orig_mod."  # torch.compile adds it to every name
 _KEYMAP = keymap("transformer.wte.weight", "transformer.wpe.weight", SPLIT_QKV, KEEP)
 
 
-def is_nanogpt(content: Mapping[str, Any]) -> bool:
-    """Return True if the content of a file, a dict, is a checkpoint of nanoGPT."""
-    return isinstance(content.get("model"), dict) and isinstance(content.get("model_args"), dict)
+def read_checkpoint(
+    content: Mapping[str, Any], settings: Json, dtype: torch.dtype | None
+) -> CausalLM | None:
+    """Build the model of a checkpoint of nanoGPT in eval mode; None for another file.
 
-
-def read_nanogpt_model(content: Mapping[str, Any], dtype: torch.dtype | None) -> CausalLM:
-    """Build the model of a nanoGPT checkpoint (the content of the file), in eval mode.
+    Args:
+        content: Content of the file.
+        settings: Ignored; nanoGPT has no config.json.
+        dtype: Data type of the weights; None means fp32.
 
     Raises:
         InputError: Settings or weights are not those of nanoGPT.
     """
-    settings: dict[str, Any] = content["model_args"]
+    if not (isinstance(content.get("model"), dict) and isinstance(content.get("model_args"), dict)):
+        return None
+    found: dict[str, Any] = content["model_args"]
     try:
         options = {
-            "d_model": settings["n_embd"],
-            "n_layers": settings["n_layer"],
-            "n_heads": settings["n_head"],
-            "d_ff": 4 * settings["n_embd"],
+            "d_model": found["n_embd"],
+            "n_layers": found["n_layer"],
+            "n_heads": found["n_head"],
+            "d_ff": 4 * found["n_embd"],
             "activation": "gelu",
-            "bias": settings["bias"],
-            "dropout": settings["dropout"],
-            "attn_dropout": settings["dropout"],
-            "vocab_size": settings["vocab_size"],
-            "max_len": settings["block_size"],
+            "bias": found["bias"],
+            "dropout": found["dropout"],
+            "attn_dropout": found["dropout"],
+            "vocab_size": found["vocab_size"],
+            "max_len": found["block_size"],
         }
     except KeyError as error:
         raise InputError(f"has no entry {error.args[0]}", option="model_args") from error

@@ -32,5 +32,7 @@ FAMILY = Family(
         ),
     },
     architectures={"clip": f"{__package__}.hub", "siglip": f"{__package__}.hub_siglip"},
+    token_templates={"SigLIP": ("$A {eos}", None), "CLIP": ("{bos} $A {eos}", None)},
+    graphs={"CLIP": "fourfold.hub.graphs:clip_graphs"},
     views={"CLIP": "fourfold.explorer.image_views:ImageTextView"},
 )

@@ -33,6 +33,8 @@ FAMILY = Family(
         **dict.fromkeys(("marian", "pegasus", "bart"), f"{__package__}.hub"),
         "t5": f"{__package__}.hub_t5",
     },
+    token_templates={"Seq2Seq": ("$A {eos}", None)},
+    graphs={"Seq2Seq": "fourfold.hub.graphs:seq2seq_graphs"},
     views={
         "Seq2Seq": "fourfold.explorer.image_views:make_seq2seq_view",
     },

@@ -52,6 +52,8 @@ class SequenceClassifier(EncoderWithFeatures):
     (or see `config.head_norm`), dropout and a linear layer map to the logits (B, K).
     """
 
+    reads_pairs = True
+
     config: SequenceClassifierConfig
 
     def __init__(self, config: SequenceClassifierConfig) -> None:
@@ -93,6 +95,8 @@ class SpanExtractorConfig(FeatureConfig):
 
 class SpanExtractor(EncoderWithFeatures):
     """Extractive question answering: start and end logits of each token (Devlin et al. 2018)."""
+
+    reads_pairs = True
 
     def __init__(self, config: SpanExtractorConfig) -> None:
         super().__init__(config)

@@ -61,6 +61,10 @@ FAMILY = Family(
         **dict.fromkeys(("bert", "roberta", "distilbert"), f"{__package__}.hub"),
         "modernbert": f"{__package__}.hub_modernbert",
     },
+    token_templates={
+        "MaskedLM": ("{bos} $A {eos}", "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1"),
+    },
+    graphs={"MaskedLM": "fourfold.hub.graphs:encoder_graphs"},
     views={
         **dict.fromkeys(CLASSIFIERS, "fourfold.explorer.text_views:ClassifierView"),
         "MaskedLM": "fourfold.explorer.text_views:MaskedView",

@@ -25,5 +25,6 @@ FAMILY = Family(
         ),
         f"{__package__}.task",
     ),
+    token_templates={"HierarchicalClassifier": ("$A", None)},
     views={"HierarchicalClassifier": "fourfold.explorer.text_views:DocumentView"},
 )

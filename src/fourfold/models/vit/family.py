@@ -56,6 +56,8 @@ FAMILY = Family(
     architectures=dict.fromkeys(
         ("vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit"), f"{__package__}.hub"
     ),
+    formats=(f"{__package__}.hub_timm",),
+    graphs={"ViT": "fourfold.hub.graphs:image_graphs"},
     views={
         "ViT": "fourfold.explorer.image_views:ImageView",
         "MaskedAutoencoder": "fourfold.explorer.image_views:MaskedImageView",

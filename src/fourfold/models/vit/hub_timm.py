@@ -86,14 +86,29 @@ def _keymap(config: ViTConfig) -> KeyMap:
     )
 
 
-def find_tensors(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the state dict of a ViT with timm's names in the content of a file, or None.
+def read_checkpoint(
+    content: Mapping[str, Any], settings: Json, dtype: torch.dtype | None
+) -> ViT | None:
+    """Build a ViT in eval mode from the content of a file with timm's names; None for others.
 
-    DeiT's releases have the state dict in the entry `model`.
+    DeiT's releases have the state dict in the entry `model`. `settings` is timm's config.json.
+
+    Raises:
+        InputError: Settings or weights are not those of a ViT of timm.
     """
     nested = content.get("model")
     states = (content, nested if isinstance(nested, dict) else {})
-    return next((state for state in states if _PATCHES in state), None)
+    state = next((state for state in states if _PATCHES in state), None)
+    if state is None and "architecture" not in settings:
+        return None
+    tensors = content if state is None else state
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise InputError(f"must be a tensor, got {type(value).__name__}", option=name)
+    model, notes = read_model(tensors, settings, dtype)
+    model.artifacts, image_notes = read_image_preprocessing(settings, model.config)
+    model.format_name, model.notes = "timm", notes + image_notes
+    return model
 
 
 def read_model(
