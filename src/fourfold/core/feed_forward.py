@@ -19,8 +19,9 @@ class Linear(nn.Linear):
     """`nn.Linear` that decodes on a CPU from a faster copy of its matrix (see `decode_layout`).
 
     Example:
-        >>> Linear(2, 1)(torch.zeros(3, 2)).shape
-        torch.Size([3, 1])
+        >>> x, layer = torch.ones(1, 2), Linear(2, 1)
+        >>> torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+        True
     """
 
     def forward(self, x: Tensor) -> Tensor:

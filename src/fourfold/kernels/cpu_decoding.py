@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from threading import Lock
 
 import torch
@@ -31,7 +32,6 @@ MAX_STRIPED_ROWS = {torch.float32: 64}
 MIN_MATRIX_ELEMENTS = 2**17  # smaller matrices do not compensate for the overhead
 CACHED_BYTES = 2**24  # of all weights of a model; F.linear reads fewer bytes from the cache
 MAX_STRIP_BYTES = 2**31  # memory of all strips, which are a second copy of the weights
-MAX_TERMS, MAX_TERM_BYTES = 64, 2**25  # results of `consecutive_terms` that are kept
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines  # kernels of `embedding_bag`
 
 
@@ -143,7 +143,6 @@ class PackedWeights:
 
 packed_weights: ContextVar[PackedWeights | None] = ContextVar("packed_weights", default=None)
 _memory = WeakTensorKeyDictionary()  # strips by their matrix
-_terms: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # the last used ones are at the end
 _lock = Lock()
 
 
@@ -178,6 +177,7 @@ def weighted_sums(table: Tensor, terms: tuple[Tensor, Tensor], factors: Tensor) 
     return torch.embedding_bag(table, *terms, mode=0, per_sample_weights=factors)[0]
 
 
+@lru_cache(maxsize=16)  # all layers of a decoding step use the same few results
 def consecutive_terms(
     n_starts: int, n_terms: int, step: int, copies: int = 1
 ) -> tuple[Tensor, Tensor]:
@@ -186,18 +186,7 @@ def consecutive_terms(
     The sums begin at the rows 0, `step`, 2 `step` and so on, `copies` sums at each of the
     `n_starts` rows. Each has M = `n_terms` terms.
     """
-    key = n_starts, n_terms, step, copies
-    with _lock:
-        if found := _terms.pop(key, None):
-            _terms[key] = found
-            return found
     starts = torch.arange(n_starts, dtype=torch.int32) * step
     rows = starts[:, None, None] + torch.arange(n_terms, dtype=torch.int32)
     rows = rows.expand(-1, copies, -1).reshape(-1)
-    found = rows, torch.arange(0, len(rows), n_terms, dtype=torch.int32)
-    with _lock:
-        _terms[key] = found
-        n_bytes = sum(x.nbytes for x, _ in _terms.values())
-        while len(_terms) > 1 and (len(_terms) > MAX_TERMS or n_bytes > MAX_TERM_BYTES):
-            n_bytes -= _terms.pop(next(iter(_terms)))[0].nbytes
-    return found
+    return rows, torch.arange(0, len(rows), n_terms, dtype=torch.int32)
