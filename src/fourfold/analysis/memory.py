@@ -121,12 +121,7 @@ def _counts(model: nn.Module, optimizer: str) -> tuple[int, int, int]:
 
 
 def format_bytes(count: float) -> str:
-    """Format a number of bytes with the largest unit of KiB, MiB and GiB that gives at least 1.
-
-    Example:
-        >>> format_bytes(3 * 2**19), format_bytes(2**34)
-        ('1.50 MiB', '16.00 GiB')
-    """
+    """Format a number of bytes with the largest unit of KiB, MiB and GiB that gives at least 1."""
     for unit in ("GiB", "MiB"):
         size = 2 ** {"GiB": 30, "MiB": 20}[unit]
         if count >= size:

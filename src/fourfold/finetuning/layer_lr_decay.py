@@ -4,14 +4,7 @@ from fourfold.layers.base_model import Model
 
 
 def layer_ids(model: Model) -> tuple[dict[str, int], int]:
-    """Return the index of each parameter's group in `Model.layer_groups`, and that of the head.
-
-    Example:
-        >>> from fourfold.models import create
-        >>> ids, head = layer_ids(create("gpt2", n_layers=2, vocab_size=9))
-        >>> ids["embed.tokens.weight"], ids["stack.blocks.1.attn.q.weight"], head
-        (0, 2, 3)
-    """
+    """Return the index of each parameter's group in `Model.layer_groups`, and that of the head."""
     groups = model.layer_groups()
     layers: dict[int, int] = {}
     for i, group in enumerate(groups):

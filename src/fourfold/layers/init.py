@@ -41,12 +41,6 @@ def gpt2(model: nn.Module) -> None:
     Source: Radford et al. 2019, section 2.3; the 0.01 of the positions comes from OpenAI's code.
     The standard deviation of the last matrix of each sub-layer is 0.02, divided by the square root
     of the number of sub-layers.
-
-    Example:
-        >>> model = nn.ModuleList([Attention(256, 4), FeedForward(256, 256)])  # two sub-layers
-        >>> gpt2(model)
-        >>> round(model[0].q.weight.std().item(), 3), round(model[0].out.weight.std().item(), 3)
-        (0.02, 0.014)
     """
     fill_weights(model, normal)
     for module in model.modules():

@@ -28,14 +28,6 @@ class ResNetConfig(ModelConfig):
         image_size: Side of the square image in pixels.
         n_channels: Number of channels C.
         n_classes: Number of classes K. None takes that of the data.
-
-    Example:
-        >>> ResNetConfig(depth=50, n_classes=10).d_model
-        2048
-        >>> ResNetConfig(depth=20)
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: depth must be one of 18, 34, 50, 101, 152, got 20
     """
 
     depth: Depth = 18

@@ -64,15 +64,6 @@ class ViTConfig(TransformerConfig):
         representation_size: Width of a tanh layer before the classifier, as in the pre-training of
             Dosovitskiy et al. 2020; None for no such layer.
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
-
-    Example:
-        >>> config = ViTConfig(image_size=32, patch_size=4, n_classes=10, pool="mean")
-        >>> config.n_prefix  # no class token
-        0
-        >>> ViTConfig(pool="mean", distillation=True)
-        Traceback (most recent call last):
-            ...
-        fourfold.errors.InputError: pool must be cls for a model with distillation, got mean
     """
 
     d_model: int = 768
