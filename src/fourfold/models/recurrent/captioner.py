@@ -7,7 +7,6 @@ width of the embedding, H units of the LSTM, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -166,8 +165,9 @@ class CaptionDecoder(Layers):
             h, state = self.stack(x, None, state)
         else:
             loop = Loop(self.stack, x, state)
-            hs, contexts = loop.run(state[0][-1], start, partial(self._context, memory=memory))
-            h, state = hs[:, 1:], loop.state
+            context = lambda h, t: self._context(h, memory, t)  # noqa: E731
+            hs, contexts = loop.run(state[0][-1], start, context)
+            h, state = torch.stack(hs[1:], 1), loop.state
         if cache is not None:
             cache.store(state, x.shape[1])
         y = self.from_state(self.dropout(h)) + x
@@ -175,10 +175,10 @@ class CaptionDecoder(Layers):
             y = y + self.from_context(contexts)
         return self.dropout(y.tanh())
 
-    def _context(self, h: Tensor, start: int, memory: RecurrentMemory) -> Tensor:
-        """Compute the gated context (N, 1, M) of the hidden state h (N, 1, H) before a step."""
+    def _context(self, h: Tensor, memory: RecurrentMemory, position: int) -> Tensor:
+        """Compute the gated context (N, M) of the hidden state h (N, H) before a step."""
         assert self.cross_attn is not None
-        context = memory.attend(self.cross_attn, h, start)
+        context = memory.attend(self.cross_attn, h[:, None], position)[:, 0]
         return context if self.gate is None else self.gate(h).sigmoid() * context
 
 

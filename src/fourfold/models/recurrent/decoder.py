@@ -8,7 +8,6 @@ a layer, L layers.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -308,8 +307,8 @@ class RecurrentDecoder(Layers):
         feed = x.new_zeros(len(x), self.config.hidden_size) if feed is None else feed
         outputs = []
         for t, products in enumerate(loop.products, start):
-            h = loop.step(products, self.dropout(feed))[:, None]
-            feed = self.attentional(self.context(h, memory, t), h)[:, 0]
+            h = loop.step(products, self.dropout(feed))
+            feed = self.attentional(self.context(h[:, None], memory, t), h[:, None])[:, 0]
             outputs.append(feed)
         return torch.stack(outputs, dim=1), loop.state
 
@@ -321,8 +320,9 @@ class RecurrentDecoder(Layers):
         first = state[0][-1]
         if self.cross_attn is not None:
             loop = Loop(self.stack, x, state)
-            hs, contexts = loop.run(first, start, partial(self.context, memory=memory))
-            return self.readout(hs[:, :-1], x, contexts), loop.state
+            context = lambda h, t: self.context(h[:, None], memory, t)[:, 0]  # noqa: E731
+            hs, contexts = loop.run(first, start, context)
+            return self.readout(torch.stack(hs[:-1], 1), x, contexts), loop.state
         inputs, found = x, None
         if self.config.context == "every_step":
             found = self.context(x, memory, start)
@@ -376,23 +376,23 @@ class Loop:
         return self._layers[-1][0]
 
     def run(
-        self, first: Tensor, start: int, context: Callable[..., Tensor]
-    ) -> tuple[Tensor, Tensor]:
+        self, first: Tensor, start: int, context: Callable[[Tensor, int], Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
         """Run all steps, each with the context of the hidden state before it.
 
         Args:
             first: Hidden state (N, H) of the last layer before the first step, whose position is
                 `start`.
-            context: Function from a hidden state (N, 1, H) and its position to a context (N, 1, M).
+            context: Function from a hidden state (N, H) and its position to a context (N, M).
 
         Returns:
-            Hidden states (N, 1 + T, H), beginning with `first`, and contexts (N, T, M).
+            List of T + 1 hidden states (N, H), beginning with `first`, and contexts (N, T, M).
         """
         hs, contexts = [first], []
         for t, products in enumerate(self.products, start):
-            contexts.append(context(hs[-1][:, None], start=t)[:, 0])
+            contexts.append(context(hs[-1], t))
             hs.append(self.step(products, contexts[-1]))
-        return torch.stack(hs, 1), torch.stack(contexts, 1)
+        return hs, torch.stack(contexts, 1)
 
     @property
     def state(self) -> State:
