@@ -29,8 +29,10 @@ _IMAGES = {dict: "image_processor", bool: "do_center_crop do_normalize"}
 _CONFIG = {
     dict: f"{_SECTIONS} id2label",
     list[str]: "architectures label_names",
-    int: f"sliding_window_pattern global_attn_every_n_layers {_GENERATION[int]}",
-    float: f"crop_pct {_GENERATION[float]}",
+    int: "sliding_window_pattern max_window_layers global_attn_every_n_layers local_attention"
+    f" {_GENERATION[int]}",
+    float: "query_pre_attn_scalar factor mscale mscale_all_dim mlp_ratio crop_pct"
+    f" {_GENERATION[float]}",
     list[float]: "mean std",
     bool: f"no_embed_class {_GENERATION[bool]}",
     int | list[int]: _GENERATION[int | list[int]],

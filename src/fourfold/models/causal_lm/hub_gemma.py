@@ -79,13 +79,10 @@ def _write_gemma3(config: CausalLMConfig) -> dict[str, Any]:
     }
 
 
-_SIZES: dict[str, Any] = {
+_SIZES: Any = {
+    "sizes": (2304, 26, 8, 9216),
     "kv_heads": 4,
     "d_head": 256,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
     "tied": True,
     "activation": "hidden_activation",
 }
@@ -94,7 +91,7 @@ GEMMA2 = replace(
     model_type="gemma2",
     hf_class="Gemma2ForCausalLM",
     fields=(
-        *llama_fields(**_SIZES, vocab_size=256_000, max_position_embeddings=8192),
+        *llama_fields(**_SIZES, vocab_size=256_000, max_len=8192),
         field("score_cap", "attn_logit_softcapping", default=50.0),
         field("logit_cap", "final_logit_softcapping", default=30.0),
     ),
@@ -108,7 +105,7 @@ GEMMA3 = replace(
     LLAMA,
     model_type="gemma3_text",
     hf_class="Gemma3ForCausalLM",
-    fields=llama_fields(**_SIZES, vocab_size=262_208, max_position_embeddings=131_072),
+    fields=llama_fields(**_SIZES, vocab_size=262_208, max_len=131_072),
     implied={**LLAMA.implied, "norm_placement": "sandwich", "qk_norm": "head"},
     required={
         "attention_bias": False,

@@ -5,7 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from fourfold.errors import InputError
-from fourfold.hub.architecture import Architecture, Json, activation_field, field, size_fields
+from fourfold.hub.architecture import (
+    Architecture,
+    Field,
+    Json,
+    activation_field,
+    field,
+    size_fields,
+)
 from fourfold.hub.keymap import KEEP, Extra, KeyMap, Rule, TensorOp
 from fourfold.hub.rotary import (
     LAYER_TYPES,
@@ -78,35 +85,39 @@ def infer_llama(names: Collection[str], config: Json) -> dict[str, Any]:
     return rope | tied_if_base(names, config)
 
 
-def llama_fields(*, kv_heads: int | None = None, d_head: int | None = None, **defaults: Any) -> Any:
-    """Return the fields of config.json that all architectures have.
+def llama_fields(
+    sizes: tuple[int, int, int, int] = (4096, 32, 32, 11008),
+    *,
+    kv_heads: int | None = None,
+    d_head: int | None = None,
+    vocab_size: int = 32000,
+    max_len: int = 2048,
+    norm_eps: float = 1e-6,
+    tied: bool = False,
+    activation: str = "hidden_act",
+) -> tuple[Field, ...]:
+    """Return the fields of config.json that all architectures have, with their defaults.
 
-    None for `kv_heads` means the number of heads, and None for `d_head` hidden_size /
-    num_attention_heads. `defaults` are those that differ from the defaults of Llama.
+    Args:
+        sizes: Arguments of `size_fields`.
+        kv_heads: Default of `num_key_value_heads`; None means the number of heads.
+        d_head: Default of `head_dim`; None means hidden_size / num_attention_heads.
+        vocab_size: Default of `vocab_size`.
+        max_len: Default of `max_position_embeddings`.
+        norm_eps: Default of `rms_norm_eps`.
+        tied: Default of `tie_word_embeddings`.
+        activation: Key of the activation function.
     """
-    values = {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "vocab_size": 32000,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "tied": False,
-        "activation": "hidden_act",
-        **defaults,
-    }
-    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return (
-        *size_fields(*(values[name] for name in sizes)),
-        field("vocab_size", "vocab_size", default=values["vocab_size"]),
+        *size_fields(*sizes),
+        field("vocab_size", "vocab_size", default=vocab_size),
         field("n_kv_heads", "num_key_value_heads", default=kv_heads),
         field("d_head", "head_dim", default=d_head),
-        field("max_len", "max_position_embeddings", default=values["max_position_embeddings"]),
-        field("norm_eps", "rms_norm_eps", default=values["rms_norm_eps"]),
+        field("max_len", "max_position_embeddings", default=max_len),
+        field("norm_eps", "rms_norm_eps", default=norm_eps),
         field("attn_dropout", "attention_dropout", default=0.0),
-        field("tie_embeddings", "tie_word_embeddings", default=values["tied"]),
-        activation_field(values["activation"], default="silu"),
+        field("tie_embeddings", "tie_word_embeddings", default=tied),
+        activation_field(activation, default="silu"),
     )
 
 
@@ -176,11 +187,11 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     hf_class="MistralForCausalLM",
-    fields=llama_fields(kv_heads=8, intermediate_size=14336, max_position_embeddings=131072),
+    fields=llama_fields((4096, 32, 32, 14336), kv_heads=8, max_len=131072),
     infer=_read_mistral,
     extra_config=lambda config: {**write_rope(config), "sliding_window": config.window},
 )
-_QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_QWEN: Any = {"sizes": (4096, 32, 32, 22016), "vocab_size": 151936, "max_len": 32768}
 QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
@@ -204,7 +215,7 @@ OLMO2 = replace(
     LLAMA,
     model_type="olmo2",
     hf_class="Olmo2ForCausalLM",
-    fields=llama_fields(vocab_size=50304, rms_norm_eps=1e-5),
+    fields=llama_fields(vocab_size=50304, norm_eps=1e-5),
     implied={**LLAMA.implied, "norm_placement": "inside", "qk_norm": "all"},
     required={"attention_bias": False},
     infer=infer_llama,
