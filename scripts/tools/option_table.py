@@ -1,0 +1,51 @@
+"""Prints the table of README.md with the options of the core and published models that use them.
+
+    python scripts/tools/option_table.py
+
+The models are those of `fourfold.list_models()`, the first one of each family.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from fourfold.families import families
+from fourfold.models.registry import create_config
+
+OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "rotary positions": ("rope_theta", lambda c: c.rope_theta is not None),
+    "learned positions": ("positions", lambda c: str(c.positions).startswith("learned")),
+    "sinusoidal positions": ("positions", lambda c: str(c.positions).startswith("sin")),
+    "grouped key/value heads": ("n_kv_heads", lambda c: c.n_kv_heads is not None),
+    "RMSNorm": ("norm", lambda c: c.norm == "rms"),
+    "norm before a sub-layer": ("norm_placement", lambda c: c.norm_placement == "pre"),
+    "norm after the residual": ("norm_placement", lambda c: c.norm_placement == "post"),
+    "norm of queries and keys": ("qk_norm", lambda c: c.qk_norm != "none"),
+    "gated feed-forward": ("feed_forward", lambda c: c.feed_forward == "glu"),
+    "window": ("window, window_pattern", lambda c: c.window is not None),
+    "layer scale": ("layer_scale", lambda c: c.layer_scale is not None),
+}
+
+
+def has(config: Any, test: Callable[[Any], bool]) -> bool:
+    """Return True if a config uses an option; a ResNet has none."""
+    try:
+        return test(config)
+    except AttributeError:
+        return False
+
+
+def table() -> str:
+    """Return the table in Markdown."""
+    lines = ["| option | field of the config | published models |", "| --- | --- | --- |"]
+    for title, (field, test) in OPTIONS.items():
+        names = []
+        for family in families():
+            used = [name for name in family.sizes if has(create_config(name), test)]
+            names += [f"`{used[0]}`"] if used else []
+        fields = ", ".join(f"`{name}`" for name in field.split(", "))
+        lines.append(f"| {title} | {fields} | {', '.join(names)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
