@@ -20,11 +20,11 @@ from fourfold.checkpoints.classes import class_path
 from fourfold.checkpoints.init_from import initialize_from
 from fourfold.errors import InputError
 from fourfold.models import CausalLM, CausalLMConfig
+from fourfold.models.vit.task import read_teacher
 from fourfold.tasks import CausalLanguageModeling
 from fourfold.tasks.convert import import_checkpoint
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.training import TokenizerConfig
-from fourfold.training.distillation import Teacher
 from fourfold.training.loading import load_task
 from tests.fixtures.tiny_tasks import FAMILIES, FLAT, SGD, SMALL, causal
 
@@ -264,7 +264,7 @@ def test_the_hub_is_only_asked_for_names_of_its_own_form(
         lambda: load_task(name),
         lambda: import_checkpoint(Path(name), tmp_path / "x.ckpt"),
         lambda: initialize_from(model, name, None, "bicubic"),
-        lambda: Teacher(name, {}),
+        lambda: read_teacher(name, {}),
         lambda: make_tokenizer(TokenizerConfig(file=name), [], mask=False),
     ]
     for read in readers:

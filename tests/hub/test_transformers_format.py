@@ -191,7 +191,7 @@ def run_clip(model: CLIP, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
         x = torch.where(x == eos, 8, x).scatter(1, ends, eos).masked_fill(~mask, eos)
     images = torch.randn(len(x), 3, 12, 12, dtype=next(model.parameters()).dtype)
     out = hf_model(input_ids=x, attention_mask=mask.long(), pixel_values=images, return_loss=True)
-    logits, labels = model(images, x, src_mask=mask), torch.arange(len(x))
+    logits, labels = model(images, x, mask=mask), torch.arange(len(x))
     loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
     return logits, out.logits_per_image, loss, out.loss
 
@@ -203,7 +203,7 @@ def run_siglip(model: SigLIP, hf_model: Any, x: Tensor, mask: Tensor) -> Any:
     task = SigmoidContrastiveLearning(model.config)
     task.model = model
     total, count = task.step(CaptionBatch(images, x, mask, torch.arange(len(x))))
-    return model(images, x, src_mask=mask), out.logits_per_image, total / count, out.loss
+    return model(images, x, mask=mask), out.logits_per_image, total / count, out.loss
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])

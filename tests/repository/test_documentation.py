@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from lightning import Trainer
@@ -184,9 +184,9 @@ def test_a_checkpoint_of_each_family_gives_a_decoded_result_in_two_lines(
         trainer.fit(task, data)
         trainer.save_checkpoint(tmp_path / "runs" / run / "checkpoints" / "last.ckpt")
     Image.new("L", (8, 8), 99).save("digit.png")
-    (block,) = (b for b in ALL if b.page == "docs/python.md" and b.language == "pycon")
-    names: dict[str, Any] = {}
-    example = doctest.DocTestParser().get_doctest(block.text, names, block.page, None, block.line)
+    blocks = [b for b in ALL if b.page == "docs/python.md" and b.language == "pycon"]
+    text, parser, names = "\n\n".join(b.text for b in blocks), doctest.DocTestParser(), {}
+    example = parser.get_doctest(text, names, blocks[0].page, None, blocks[0].line)
     result = doctest.DocTestRunner().run(example, clear_globs=False)
     assert result.failed == 0
     assert isinstance(example.globs["text"], str)

@@ -383,7 +383,7 @@ def spoil(folder: Path, how: str) -> None:
     [
         ("no weights", "contains neither model.safetensors"),
         ("cut off", "model.safetensors: corrupted or incomplete"),
-        ("unknown", "model_type must be one of bert"),
+        ("unknown", "model_type must be one of "),
         ("no config", "there is no checkpoint"),
         ("not JSON", "config.json:1: invalid JSON"),
         ("shape", "embed.tokens.weight has shape (61, 36)"),

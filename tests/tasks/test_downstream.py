@@ -259,8 +259,6 @@ def test_freezing_all_of_a_tied_language_model_is_rejected(texts: Path, tmp_path
 def test_lowest_layers_are_frozen(texts: Path, tmp_path: Path) -> None:
     moved = changed(texts, tmp_path, TuningConfig(freeze=1))
     assert moved == HEAD  # the only block, and what enters it
-    with pytest.raises(InputError, match=r"model\.tuning\.freeze must be at most 1, .*, got 2"):
-        changed(texts, tmp_path, TuningConfig(freeze=2))
 
 
 def test_gradual_unfreezing_starts_at_the_head(texts: Path, tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_config_must_be_complete_without_sizes_from_the_data(
 @pytest.mark.parametrize(
     "name",
     [
-        "fourfold.training.loading.load_task",
+        "fourfold.tasks.loading.load_task",
         "fourfold.tasks.nothing.Task",
         "fourfold.tasks.convert",
     ],

@@ -253,7 +253,7 @@ def test_length_of_captions_is_limited_by_the_data(
     asked = []
 
     def search(*args: Any, **options: Any) -> Any:
-        asked.append(options["max_len"])
+        asked.append(options["max_new_tokens"])
         return torch.zeros(2, 1, dtype=torch.long), None
 
     monkeypatch.setattr(seq2seq, "beam_search", search)

@@ -2,7 +2,6 @@
 
 import json
 import random
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +144,13 @@ def test_checkpoint_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
         load(file=write(tmp_path / "x.ckpt", "text"))
 
 
-def test_corrupted_or_compressed_checkpoint_is_rejected(tmp_path: Path) -> None:
+def test_corrupted_checkpoint_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "x.ckpt"
     text = load(file=write(tmp_path / "vocab.txt", "\n".join(BERT) + "\n")).to_str()
     torch.save({"fourfold": {"data": {"tokenizer": text}}}, file)
     assert load(file=str(file)).vocab_size == len(BERT)
     intact = file.read_bytes()
     file.write_bytes(intact.replace(b"hello", b"hellm"))
-    with pytest.raises(InputError, match=r"x\.ckpt: .*or it is corrupted"):
-        load(file=str(file))
-    file.write_bytes(intact)
-    with zipfile.ZipFile(file) as old:
-        entries = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
-        for name, content in entries.items():
-            new.writestr(name, content)
     with pytest.raises(InputError, match=r"x\.ckpt: .*or it is corrupted"):
         load(file=str(file))
 

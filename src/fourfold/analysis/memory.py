@@ -160,7 +160,7 @@ def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool)
     with ExitStack() as context:
         context.callback(model.train, model.training)
         if fake:
-            context.enter_context(FakeTensorMode())
+            context.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         given = *model.named_buffers(), *model.named_parameters()
         tensors = {f"model.{name}": zeros(x) for name, x in given}
         context.enter_context(attention_backend("sdpa"))

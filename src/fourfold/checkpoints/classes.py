@@ -53,14 +53,14 @@ def import_class(path: str) -> type[Any]:
         ModuleNotFoundError: The module imports another module that does not exist.
     """
     module, _, name = path.rpartition(".")
+    message = f"must be an import path of a class, such as mypkg.MyTask, got {path!r}"
     try:
         found = getattr(import_module(module), name, None) if module else None
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # an import inside the user's module failed
-        found = None
+        raise InputError(f"{message} ({error})", option="--allow_class") from error
     if not isinstance(found, type):
-        message = f"must be an import path of a class, such as mypkg.MyTask, got {path!r}"
         raise InputError(message, option="--allow_class")
     return found
 

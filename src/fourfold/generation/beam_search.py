@@ -249,8 +249,7 @@ def beam_search(
         causal LM `src` and t new tokens (B, T + t). `n_best` > 1 adds a second dimension N: targets
         with EOS by decreasing score, then targets without EOS, then padding with the score -inf.
 
-    Raises:
-        InputError: An argument is invalid or too large for the model, or a token is unknown.
+    Raises InputError if an argument is invalid or too large for the model.
     """
     special: Any = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")

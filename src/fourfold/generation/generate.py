@@ -66,14 +66,7 @@ def generate(
         Token ids int64. For a causal LM, (B, T + t): the columns of `ids`, then t new tokens. For
         an encoder-decoder, (B, 1 + t): `bos_id`, then t new tokens.
 
-    Raises:
-        InputError: An argument is invalid or too large for the model, or `bos_id` is not known.
-
-    Example:
-        >>> import fourfold
-        >>> model = fourfold.create("gpt2", n_layers=1, d_model=48)
-        >>> generate(model, torch.tensor([[3, 1, 4]]), max_new_tokens=5).shape
-        torch.Size([1, 8])
+    Raises InputError if an argument is invalid or too large for the model.
     """
     inputs = GenerationInputs(model, ids, mask, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
     if temperature is None:

@@ -12,14 +12,8 @@ ResultT = TypeVar("ResultT")
 def renamed(**names: str) -> Callable[[Callable[P, ResultT]], Callable[P, ResultT]]:
     """Return a decorator that passes the argument `old` on as `new`, for each `old="new"` given.
 
-    A call with an old name warns with a DeprecationWarning.
-
-    Example:
-        >>> @renamed(beam="num_beams")
-        ... def search(num_beams):
-        ...     return num_beams
-        >>> search(beam=3)
-        3
+    A call with an old name, such as `beam` for `@renamed(beam="num_beams")`, warns with a
+    DeprecationWarning.
     """
 
     def decorate(function: Callable[P, ResultT]) -> Callable[P, ResultT]:

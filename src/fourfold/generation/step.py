@@ -59,7 +59,7 @@ class CausalStep:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the cache is a key-value cache that a `StaticCache` can replace."""
+        """True for a key-value cache that a `StaticCache` can replace."""
         return isinstance(self.cache, KVCache) and not isinstance(self.cache, WindowCache)
 
     def __call__(self, ids: Tensor) -> Tensor:

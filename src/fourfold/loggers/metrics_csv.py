@@ -87,7 +87,7 @@ class MetricsCSVLogger(Logger):
             return [], []
         try:
             with self.file.open(newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
+                reader = csv.DictReader(file, strict=True)
                 columns = list(reader.fieldnames or [])
                 rows = list(reader)
             # If the process was killed while it wrote a row, the last columns are missing.

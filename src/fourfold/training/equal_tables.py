@@ -4,10 +4,16 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from lightning import Trainer
+from lightning import LightningDataModule, Trainer
 
 from fourfold.errors import InputError
 from fourfold.metrics.base import gather_objects
+
+
+def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
+    """Return the artifacts of a DataModule by name; none without the method `artifacts`."""
+    artifacts = getattr(datamodule, "artifacts", None)
+    return dict(artifacts()) if callable(artifacts) else {}
 
 
 def table_digests(artifacts: dict[str, Any], splits: Mapping[str, Any]) -> dict[str, str]:

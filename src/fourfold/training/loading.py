@@ -28,7 +28,7 @@ from fourfold.checkpoints.schema import (
     check_training,
 )
 from fourfold.errors import InputError, errors_in, reading
-from fourfold.families import import_member, members
+from fourfold.families import SHARED, import_member, members
 from fourfold.hub.directory import within_vocabulary
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
 
     package, _, short = public_path(name).rpartition(".")
     if package == "fourfold.tasks":
-        found = import_member("tasks", short) if short in members("tasks") else None
+        is_task = short in members("tasks") and short not in SHARED["tasks"]
+        found = import_member("tasks", short) if is_task else None
     else:
         found = find_user_class(name, classes, path)
     if not isinstance(found, type) or not issubclass(found, Task):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
-from lightning import Callback, LightningDataModule, LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -47,7 +47,7 @@ from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
 from fourfold.tokenization.tokenizer import Tokenizer
-from fourfold.training.equal_tables import check_equal_tables
+from fourfold.training.equal_tables import artifacts_of, check_equal_tables
 from fourfold.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
 from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
 from fourfold.training.loading import load_task
@@ -508,9 +508,3 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         task = cls(**arguments)
         task.configure_model()
         return task
-
-
-def artifacts_of(datamodule: LightningDataModule | None) -> dict[str, Any]:
-    """Return the artifacts of a DataModule by name; none without the method `artifacts`."""
-    artifacts = getattr(datamodule, "artifacts", None)
-    return dict(artifacts()) if callable(artifacts) else {}

@@ -786,8 +786,8 @@ def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.Monkey
     original = base.beam_search
     monkeypatch.setattr(base, "beam_search", search)
     lines(ask("translate", "mt", "one two\n"))
-    assert seen["bos_id"] == 5
-    assert set(seen["eos_id"]) == {6, 8, 9}
+    found = seen["model"].generation_defaults
+    assert (found.bos_id, {found.eos_id, *found.stop_ids}) == (5, {6, 8, 9})
     # The search takes options that are None from the model.
     assert (seen["num_beams"], seen["length_penalty"], seen["length_penalty_type"]) == (None,) * 3
     for name in ("num_beams", "length_penalty", "length_penalty_type"):

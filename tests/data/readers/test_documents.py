@@ -129,7 +129,6 @@ def test_train_rows_reduces_the_training_split_only(tmp_path: Path) -> None:
         ({"val": 1.5}, "^val must be above 0 and below 1, got 1.5"),
         ({"val": 0.0001}, "too short to hold out 0.0001"),
         ({"train_rows": 2}, "train_rows must be at least 1 and at most 1, got 2"),
-        ({"documents": "word"}, "documents must be one of file, line, paragraph, got 'word'"),
     ],
 )
 def test_invalid_options_are_rejected(

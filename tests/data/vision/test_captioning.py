@@ -372,7 +372,6 @@ def test_equal_bos_and_eos_are_rejected(folder: Path) -> None:
     [
         ({"transform": TransformConfig(mixup=0.5)}, "must have mixup 0 and cutmix 0"),
         ({"max_len": 2}, "max_len must be at least 3, got 2"),
-        ({"n_channels": 2}, "n_channels must be 1 or 3, got 2"),
     ],
 )
 def test_invalid_options(options: dict[str, Any], message: str) -> None:

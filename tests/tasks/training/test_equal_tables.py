@@ -23,7 +23,7 @@ REPEATED = {"text to text", "recurrent", "joined", "recurrent captions", "causal
 PRINT_TABLES = """
 import json, sys
 from pathlib import Path
-from fourfold.training.task import artifacts_of
+from fourfold.training.equal_tables import artifacts_of
 from fourfold.training.equal_tables import table_digests
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 from tests.fixtures.tiny_tasks import TASKS

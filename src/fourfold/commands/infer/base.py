@@ -1,4 +1,4 @@
-"""What the functions from text to text share: batches, truncation, padding and beam search.
+"""Parts that the functions from text to text share: batches, truncation, padding and beam search.
 
 Each function, such as `fourfold.translate`, converts its inputs to `Item`s, and computes one answer
 per item with `run_batches`. The commands write these answers as lines.
