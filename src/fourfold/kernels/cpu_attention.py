@@ -91,10 +91,11 @@ class Inputs(NamedTuple):
         allowed = None if self.mask is None else _select(self.mask, rows, keys)
         if self.window is not None:
             column, key = (torch.arange(s.start, s.stop, device=q.device) for s in (rows, keys))
-            distance = column[:, None] + self.k.shape[1] - self.q.shape[1] - key
+            distance = column[:, None] + (self.k.shape[1] - self.q.shape[1]) - key
             near = (distance < self.window) & (distance > (-1 if self.causal else -self.window))
             allowed = near if allowed is None else allowed & near
         elif self.causal:
+            by_head = by_head[..., e - n :]  # all earlier keys are visible
             allowed = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()
         if allowed is None:
             return scores.softmax(-1)
@@ -102,8 +103,7 @@ class Inputs(NamedTuple):
         # of a query without keys would be NaN; the most negative number would overflow in the sum.
         hidden = torch.zeros(allowed.shape, dtype=scores.dtype, device=q.device)
         hidden.masked_fill_(~allowed, torch.finfo(scores.dtype).min / 2)
-        part = by_head[..., e - allowed.shape[-1] if self.causal else 0 :]
-        part += hidden
+        by_head += hidden
         weights = scores.softmax(-1)
         if self.mask is None and self.q.shape[1] <= self.k.shape[1]:  # each query has a key
             return weights
