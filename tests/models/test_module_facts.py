@@ -112,11 +112,6 @@ def test_example_inputs_are_inputs(name: str) -> None:
     assert len(model(*inputs)) == 2
 
 
-def test_example_documents_are_inputs() -> None:
-    model = OTHERS["words"]()
-    assert model(*model.example_inputs(4, batch=3)).shape == (3, 2)
-
-
 CLASSIFIERS: dict[str, Any] = {
     "vit": lambda: ViT(ViTConfig(**TINY, image_size=32, n_classes=3, distillation=True)),
     "sequence": lambda: SequenceClassifier(

@@ -69,6 +69,7 @@ class Model(nn.Module):
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
         attention_classes: Classes of the attention modules.
+        cache_class: Class of the cache.
 
     Example:
         >>> class Bigram(Model):
@@ -96,6 +97,7 @@ class Model(nn.Module):
     is_recurrent: bool = False
     has_relative_positions: bool = False
     attention_classes: ClassVar[tuple[type[nn.Module], ...]] = (Attention,)
+    cache_class: ClassVar[type[Any]] = KVCache
     encode: Callable[..., Tensor]
     head: nn.Module
 
@@ -109,9 +111,9 @@ class Model(nn.Module):
         """Data type of the parameters."""
         return next(self.parameters()).dtype
 
-    def new_cache(self) -> KVCache:
+    def new_cache(self) -> Any:
         """Build an empty cache of the decoder: keys and values, a recurrent state, or None."""
-        return KVCache()
+        return self.cache_class()
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Compute the logits. The arguments are those of `hidden`."""

@@ -153,14 +153,12 @@ class RecurrentAttention(nn.Module):
         def hook(attn: RecurrentAttention, args: Any, output: Any) -> None:
             query, memory, mask = args
             weights = output[1]
+            real = torch.ones_like(memory[..., 0], dtype=torch.bool) if mask is None else mask
+            is_local = attn.weighting.startswith("local")
+            allowed = weights > 0 if is_local else real[:, None].expand_as(weights)
             centers = None
-            allowed = weights > 0
-            if not attn.weighting.startswith("local"):
-                real = torch.ones_like(memory[..., 0], dtype=torch.bool) if mask is None else mask
-                allowed = real[:, None].expand_as(weights)
             if attn.weighting == "local_p":
-                n_real = memory.shape[1] if mask is None else mask.sum(1)[:, None, None]
-                centers = attn.centers(query, n_real).squeeze(-1)
+                centers = attn.centers(query, real.sum(1)[:, None, None]).squeeze(-1)
             calls.append((weights[:, None], allowed[:, None], centers))
 
         with self.recording():  # in this context, the module does not use its fused kernel

@@ -194,6 +194,7 @@ class RecurrentCaptioner(Seq2Seq):
     """
 
     is_recurrent = True
+    cache_class = RecurrentCache
     attention_classes = (Attention, RecurrentAttention)
     accepts_images = True
 
@@ -239,10 +240,6 @@ class RecurrentCaptioner(Seq2Seq):
         if self.config.image == "attention" and (cache is None or cache.length == 0):
             x = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], dim=1)
         return self.decoder(x, memory, cache)
-
-    def new_cache(self) -> Any:
-        """Build an empty `RecurrentCache`, the state of the decoder before its first step."""
-        return RecurrentCache()
 
 
 def init_xu2015(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ target tokens, H units of a layer, L layers, R directions of the encoder, V voca
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +139,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
     """
 
     is_recurrent = True
+    cache_class = RecurrentCache
     attention_classes = (RecurrentAttention,)
 
     def __init__(self, config: RecurrentEncoderDecoderConfig) -> None:
@@ -229,10 +230,6 @@ class RecurrentEncoderDecoder(Seq2Seq):
     def _mixes(self) -> bool:
         """True if `decode` averages output distributions and returns log-probabilities."""
         return self.config.mix_outputs and self.config.attn_weights == "softmax"
-
-    def new_cache(self) -> Any:
-        """Build an empty `RecurrentCache`, the state of the decoder before its first step."""
-        return RecurrentCache()
 
 
 def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:

@@ -11,7 +11,7 @@ width of the embedding, D width of an annotation (an output vector of an encoder
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
-from fourfold.layers.base_model import Layers, Model
+from fourfold.layers.base_model import Layers, Model, run_padded
 from fourfold.layers.heads import ClassHead
 from fourfold.layers.init import initialize
 from fourfold.layers.padded_rnn import run_padded
@@ -200,13 +200,6 @@ class HierarchicalClassifier(Model):
         self.dropout = Dropout(config.head_dropout)
         self.head = ClassHead(config.d_model, config.n_classes)
         initialize(self, config.init)
-
-    def example_inputs(
-        self, length: int | None = None, source: int | None = None, batch: int = 1
-    ) -> tuple[Any, ...]:
-        """Build documents of one sentence (see `Model.example_inputs`)."""
-        (ids,) = super().example_inputs(length, source, batch)
-        return ids, [ids.shape[1]] * batch, [1] * batch
 
     def hidden(self, ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> Tensor:
         """Compute the document vectors (B, D).
