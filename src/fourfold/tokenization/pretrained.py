@@ -124,7 +124,10 @@ def _check_values(path: Path) -> None:
     `torch.load` does not verify its checksum.
     """
     with zipfile.ZipFile(path) as archive:
-        archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
+        values = next(x for x in archive.infolist() if x.filename.endswith("/data.pkl"))
+        if values.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("data.pkl is compressed")
+        archive.read(values)  # verifies the checksum
 
 
 def _load_bert(file: str, lowercase: bool) -> Tokenizer:

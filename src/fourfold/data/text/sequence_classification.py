@@ -232,6 +232,10 @@ class TrecData(SequenceData):
         fine: Use the 50 fine classes, such as LOC:city, instead of the six coarse ones.
         val: Validation split: fraction of the training questions to hold out, or one or several
             files; None means no validation split.
+
+    Example:
+        >>> TrecData("trec_qc.zip/qc").split_sources["train"]
+        'trec_qc.zip/qc/train.txt'
     """
 
     def __init__(
