@@ -268,7 +268,7 @@ def test_size_is_required_for_images_that_are_not_square(tmp_path: Path) -> None
         ImageData(str(tmp_path)).setup()
 
 
-def test_n_channels_is_that_of_the_images_of_a_batch(folder: Path) -> None:
+def test_images_in_color_become_gray(folder: Path) -> None:
     data = ImageData(str(folder), n_channels=1, batch_size=2)
     assert next(iter(data.train_dataloader())).images.shape == (2, 1, 16, 16)
 

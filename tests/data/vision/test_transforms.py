@@ -138,7 +138,7 @@ def test_image_that_cannot_be_prepared(tmp_path: Path) -> None:
         prepare(tmp_path / "gone.png")
     with pytest.raises(InputError, match="image_size must be in the checkpoint"):
         eval_transform({"tokenizer": "{}"})
-    with pytest.raises(InputError, match=r"n_channels must be one of 1, 3, got 4"):
+    with pytest.raises(InputError, match="n_channels must be one of 1, 3, got 4"):
         eval_transform(artifacts(n_channels=4))
 
 

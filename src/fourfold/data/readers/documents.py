@@ -16,10 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from fourfold.core.validation import check_choice
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
 from fourfold.data.readers.labels import stratified_subset
 from fourfold.data.readers.splits import SplitSource, hold_out, read_tables, unit_hash
@@ -151,6 +152,7 @@ class TextSource:
         if is_table(name):
             return read_table(name, [self.column])
         text = read_text(name).replace("\r\n", "\n")
+        check_choice("data.documents", self.documents, get_args(DocumentUnit))
         if self.documents == "file":
             return TextTable.from_columns([[text]], f"{name}, document ")
         is_line = self.documents == "line"

@@ -24,7 +24,7 @@ from fourfold.core.masks import Mask
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
-from fourfold.layers.base_model import Layers, Model, run_padded
+from fourfold.layers.base_model import Layers, Model
 from fourfold.layers.heads import ClassHead
 from fourfold.layers.init import initialize
 from fourfold.layers.padded_rnn import run_padded
