@@ -88,7 +88,6 @@ def test_lightning_cli_trains_a_task_without_a_class_of_ours(text: Path, here: P
         "model.config.max_len": 16,
         "trainer.max_steps": 2,
         "trainer.accelerator": "cpu",
-        "trainer.logger": "false",
     }
     words = [f"--{name}={value}" for name, value in options.items()]
     done = call(here, "fit", *words)

@@ -36,7 +36,8 @@ def test_resume_with_an_optimizer_and_a_scheduler_of_torch_is_exact(
     assert all(torch.equal(first[name], second[name]) for name in first)
     rows = list(csv.DictReader((here / "parts/metrics.csv").open()))
     rates = [float(row["train/lr"]) for row in rows if row["train/lr"]]
-    assert rates == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]  # by epochs, as in Lightning
+    # By epochs, as in Lightning.
+    assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
     recorded = yaml.safe_load((here / "parts/config.yaml").read_text())
     assert recorded["optimizer"]["class_path"] == "torch.optim.SGD"
     # Without the options, or with others, the states of the optimizer would not fit.

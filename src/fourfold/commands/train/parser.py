@@ -8,6 +8,7 @@ full name.
 
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from inspect import signature
 from pkgutil import resolve_name
 from traceback import walk_tb
@@ -88,7 +89,12 @@ class Parser(LightningArgumentParser):
         raise original
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise an InputError with a message of jsonargparse, whose last line comes first."""
+        """Raise an InputError with a message of jsonargparse, whose last line comes first.
+
+        If the import of a user's module failed, its own exception is raised unchanged.
+        """
+        for path in re.findall(r"class_path '([\w.]+)\.\w+'", message):
+            import_users_module(path)
         key, text = "", message.strip()
         if match := re.match(r'Parser key "(.+?)": *(.*)', text, re.DOTALL):
             key, text = match.groups()
@@ -102,6 +108,15 @@ class Parser(LightningArgumentParser):
         lines = [" ".join(line.split()).removeprefix("- ") for line in text.splitlines()]
         *first, last = filter(None, lines)
         raise InputError("; ".join([last, *first]), option=f"{key}:" if key else None) from ex
+
+
+def import_users_module(name: str) -> None:
+    """Import a module; errors inside of it are raised, but not that there is no such module."""
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
 
 
 def was_raised_in(error: Exception, prefix: str | tuple[str, ...]) -> bool:
