@@ -5,7 +5,7 @@ batch, T tokens, D width of the embedding, H units of a layer, V vocabulary, K c
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
