@@ -27,7 +27,6 @@ INVALID_OPTIONS = {
     " trainer.max_epochs?",
     "--model.config.n_head=3": "model.config.n_head is not a known key; did you mean"
     " model.config.n_heads?",
-    "--trainer.max_steps=0": "trainer.max_steps",
     "--model.config.d_modl=30": "did you mean model.config.d_model?",
     "--model.init_args.config.d_modl=30": "did you mean model.config.d_model?",
     "--model.label_smothing=0.1": "did you mean model.label_smoothing?",

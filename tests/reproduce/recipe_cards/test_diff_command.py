@@ -76,7 +76,7 @@ def test_a_card_against_a_config(capsys: pytest.CaptureFixture[str], root: Path)
         (["bert_base", "configs/none.yaml"], "configs/none.yaml: the config file does not exist"),
         (
             ["bert_base", "configs/trainer/ddp.yaml"],
-            "configs/trainer/ddp.yaml:6: data.num_workers is not a known key",
+            "configs/trainer/ddp.yaml:5: data: Option 'num_workers' is not accepted",
         ),
         (["bert_base", "--lits"], "did you mean --list"),
     ],

@@ -28,6 +28,7 @@ from fourfold.training.task import Task
 # Options that are left out of a config without a value, so that a config.yaml names them only if
 # they are used.
 OPTIONAL = ("optimizer", "lr_scheduler")
+# Import path of a class in a message of jsonargparse.
 
 
 class Parser(LightningArgumentParser):
