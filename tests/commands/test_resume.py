@@ -539,9 +539,7 @@ def test_damaged_files_beside_a_checkpoint_are_renamed(
         fit("killed", *options)
     kill_at(-1)
     names = ("checkpoints/last.ckpt", "config.yaml", "metrics.csv")
-    for number, ways in enumerate(
-        (("one bit", "junk", "junk"), ("junk", "empty", "empty"))
-    ):
+    for number, ways in enumerate((("one bit", "junk", "junk"), ("junk", "empty", "empty"))):
         run = here / f"damaged_{number}"
         shutil.copytree(here / "killed", run)
         for name, way in zip(names, ways, strict=True):

@@ -180,7 +180,11 @@ def sentence_faults(err: str, names: tuple[str, ...], begin: str = "error") -> l
     faults = []
     if len(said) > LONGEST:
         faults.append(f"a message of {len(said)} characters: {said[:900]}")
-    if found := re.search(r"Traceback|\b[A-Z]\w*(Error|Exception)\b|<class '|object at 0x", said):
+    # jsonargparse's own messages name the types that it expects.
+    ours = said
+    if re.search("Expected an? |Given value: |Got value: |Unable to load config", said):
+        ours = re.sub(r"<class '[\w.]+('>|$)", "", said)
+    if found := re.search(r"Traceback|\b[A-Z]\w*(Error|Exception)\b|<class '|object at 0x", ours):
         faults.append(f"{found[0]!r} belongs to Python, not to a message: {said[:600]}")
     if names and not any(name in said for name in names):
         faults.append(f"none of {names} is named: {said[:600]}")

@@ -28,7 +28,7 @@ from fourfold.training.task import Task
 # Options that are left out of a config without a value, so that a config.yaml names them only if
 # they are used.
 OPTIONAL = ("optimizer", "lr_scheduler")
-# Import path of a class in a message of jsonargparse.
+MAX_MESSAGE = 400  # characters of a message of jsonargparse, which lists the types of an option
 
 
 class Parser(LightningArgumentParser):
@@ -108,7 +108,8 @@ class Parser(LightningArgumentParser):
             raise InputError(nested.message, option=name.strip(".")) from ex
         lines = [" ".join(line.split()).removeprefix("- ") for line in text.splitlines()]
         *first, last = filter(None, lines)
-        raise InputError("; ".join([last, *first]), option=f"{key}:" if key else None) from ex
+        described = "; ".join([last, *first])[:MAX_MESSAGE]
+        raise InputError(described, option=f"{key}:" if key else None) from ex
 
 
 def import_users_module(name: str) -> None:
