@@ -421,8 +421,8 @@ CHANGES = {
     "--trainer.gradient_clip_val=0.5": "trainer.gradient_clip_val=0.5, recorded null",
     "--trainer.precision=bf16-mixed": "trainer.precision=bf16-mixed, recorded null",
     "--float32_matmul_precision=high": "float32_matmul_precision=high, recorded highest",
-    "--trainer.callbacks+=lightning.pytorch.callbacks.ModelSummary": "trainer.callbacks=["
-    "{class_path: lightning.pytorch.callbacks.ModelSummary, init_args: {max_depth: 2, recorded null",
+    "--trainer.callbacks+=lightning.pytorch.callbacks.ModelSummary": "trainer.callbacks=[{"
+    "class_path: lightning.pytorch.callbacks.ModelSummary, init_args: {max_depth: 2, recorded null",
     "--trainer.callbacks.max_depth=2": "",  # a list is one value, cut at 80 characters
 }
 
