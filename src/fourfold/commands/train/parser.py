@@ -28,6 +28,8 @@ from fourfold.training.task import Task
 # Options that are left out of a config without a value, so that a config.yaml names them only if
 # they are used.
 OPTIONAL = ("optimizer", "lr_scheduler")
+# Module of a class in a message of jsonargparse.
+CLASS_PATH = r"(?:Given value: |path string: |class_path\W{1,5})['\"]?([A-Za-z_][\w.]*)\.\w+"
 MAX_MESSAGE = 400  # characters of a message of jsonargparse, which lists the types of an option
 
 
@@ -94,7 +96,7 @@ class Parser(LightningArgumentParser):
 
         If the import of a user's module failed, its own exception is raised unchanged.
         """
-        for path in re.findall(r"class_path '([\w.]+)\.\w+'", message):
+        for path in re.findall(CLASS_PATH, message):
             import_users_module(path)
         key, text = "", message.strip()
         if match := re.match(r'Parser key "(.+?)": *(.*)', text, re.DOTALL):
