@@ -149,7 +149,7 @@ def test_a_loss_of_one_rank_that_is_not_finite_stops_all(
     assert [end.code for end in ended] == [1, 1], ended
     for end in ended:
         assert "is not a finite number" in end.out
-        assert "of epoch 1" in end.out  # the batch of rank 1, also where its weights are sharded
+        assert re.search(r"batch \d+ of epoch \d+", end.out)  # also where weights are sharded
     assert re.search(
         r"optimizer step takes 2 devices x (2 micro-batches x )?\d+ rows", ended[0].out
     )
