@@ -71,7 +71,8 @@ def test_commands_know_the_family(tmp_path: Path) -> None:
     killed = fit(tmp_path, "killed")
     deadline = time.monotonic() + 120
     while not (tmp_path / "killed/checkpoints/last.ckpt").exists():
-        assert killed.poll() is None and time.monotonic() < deadline
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
