@@ -122,7 +122,8 @@ def _check_key(key: str, value: Any, schema: dict[str, Any]) -> None:
     is_section = node.get("type") == "object" and isinstance(value, yaml.Node)
     # A text may be the name of a file with the section.
     if is_section and not isinstance(value, yaml.MappingNode) and value.tag != TEXT:
-        raise InputError(f"must be a mapping, got {text or 'null'}", option=key)
+        got = "a list" if isinstance(value, yaml.SequenceNode) else text or "null"
+        raise InputError(f"must be a mapping, got {got}", option=key)
 
 
 def unknown_key(key: str, known: list[str]) -> InputError:
