@@ -78,7 +78,7 @@ MORE = (
     "config",
     "trainer.callbacks.x",
 )
-DEVICES = ("-1", "0", "1", "auto", "x", "99", "[]", "[0, 0]", "1.5", "null")
+DEVICES = ("-1", "0", "1", "auto", "x", "[]", "[0, 0]", "1.5", "null")
 
 
 # Values that are valid for some option.

@@ -162,7 +162,7 @@ FILES = [
         "classes",
         "f.jsonl",
         b'{"a": ' + b"9" * 5000 + b"}",
-        "f.jsonl:1: a number has too many",
+        "f.jsonl:1: invalid JSON (Exceeds the limit (4300 digits)",
     ),
     (
         "classes",
