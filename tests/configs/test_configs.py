@@ -38,6 +38,7 @@ PAPERS = {
     "bert/large": 336_226_108,
     "roberta/base": 124_697_433,
     "roberta/large": 355_412_057,
+    "electra/small": 14_196_219,
     "gpt1/base": 116_534_784,
     "gpt2/small": 124_439_808,
     "gpt2/medium": 354_823_168,

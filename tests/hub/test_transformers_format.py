@@ -421,9 +421,12 @@ ORDER_FOR_EXPORT = {
     "T5": ["t5"],
     "CLIP": ["clip"],
     "SigLIP": ["siglip"],
+    "ElectraGenerator": ["electra"],
+    "ElectraDiscriminator": ["electra"],
 }
 HEADS = ["SequenceClassifier", "TokenClassifier", "SpanExtractor", "MaskedLM"]
 ORDER_FOR_IMPORT = {"bert": HEADS, "roberta": HEADS, "modernbert": [HEADS[0], HEADS[3]]}
+ORDER_FOR_IMPORT["electra"] = ["ElectraGenerator", "ElectraDiscriminator"]
 
 
 def test_order_of_the_architectures() -> None:

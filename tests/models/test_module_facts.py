@@ -24,7 +24,7 @@ from fourfold.models import (
 # The layer of a parameter by its name.
 BLOCK = re.compile(r"\bblocks\.(\d+)\.|^net\.layer(\d)\.")
 EMBEDDING = re.compile(
-    r"(\w+_)?embed\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.|net\.(conv|bn)1\."
+    r"(\w+_)?embed\.|project\.|\w+_norm\.|(\w+_)?(stack|encoder|decoder)\.bias\.|net\.(conv|bn)1\."
 )
 STACK = re.compile(r"(\w+_)?(stack|encoder|decoder|words|sentences)\.")
 TINY: dict[str, Any] = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32}
