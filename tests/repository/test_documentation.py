@@ -272,3 +272,9 @@ def test_a_command_that_fails_fails_its_block(tmp_path: Path) -> None:
     assert execute(["sh"], tmp_path, script(wrong)).returncode != 0
     right = wrong._replace(text="make here\n")
     assert execute(["sh"], tmp_path, script(right)).returncode == 0
+
+
+def test_table_of_options_is_that_of_the_configs(root: Path) -> None:
+    script = root / "scripts" / "tools" / "option_table.py"
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() in (root / "README.md").read_text()

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fourfold.atomic_files import write_atomically
-from fourfold.checkpoints.load import load
+from fourfold.checkpoints.load import generation_defaults, load
 from fourfold.errors import InputError
 from fourfold.explorer.document import Settings, build_document, join_documents, make_view
 from fourfold.explorer.inputs import Example
 from fourfold.explorer.page import assemble
 from fourfold.explorer.views import View
+from fourfold.generation.step import eval_copy
+from fourfold.hub.directory import set_attributes
 from fourfold.layers.base_model import Model
 
 N_ROWS = 8  # examples of the test data in a page of `fourfold test`
@@ -183,3 +186,14 @@ def _list(value: Any) -> list[str]:
     if value is None:
         return []
     return [str(value)] if isinstance(value, str | Path) else [str(item) for item in value]
+
+
+def make_task_page(task: Any, split: str, n_rows: int, checkpoint: str) -> Page:
+    """Return the page of the first examples of a split of the DataModule of a task."""
+    defaults = generation_defaults(task.init_args())
+    model = eval_copy(task.model)  # so that the attributes of `task.model` do not change
+    set_attributes(model, Path(), task.artifacts.get("tokenizer"), task.artifacts, defaults)
+    settings = Settings(checkpoint=checkpoint)
+    with torch.inference_mode():
+        examples = first_examples(make_view(model, settings), task.datamodule, n_rows, split)
+        return make_page(model, examples, settings)

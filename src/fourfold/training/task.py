@@ -374,20 +374,9 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         Raises:
             InputError: The model has no attention, or there is no page for its family.
         """
-        from fourfold.checkpoints.load import generation_defaults
-        from fourfold.explorer.document import Settings, make_view
-        from fourfold.explorer.write import first_examples, make_page
-        from fourfold.generation.step import eval_copy
-        from fourfold.hub.directory import set_attributes
+        from fourfold.explorer.write import make_task_page
 
-        defaults = generation_defaults(self.init_args())
-        tokenizer = self.artifacts.get("tokenizer")
-        model = eval_copy(self.model)  # so that the attributes of `self.model` do not change
-        set_attributes(model, Path(), tokenizer, self.artifacts, defaults)
-        settings = Settings(checkpoint=checkpoint)
-        with torch.inference_mode():
-            examples = first_examples(make_view(model, settings), self.datamodule, n_rows, split)
-            return make_page(model, examples, settings)
+        return make_task_page(self, split, n_rows, checkpoint)
 
     # Checkpoints.
 

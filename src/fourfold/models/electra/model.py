@@ -15,6 +15,7 @@ from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, Init, TransformerConfig
 from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.core.masks import mask_and_positions
+from fourfold.core.validation import check_positive
 from fourfold.layers.base_model import Model
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize
@@ -56,6 +57,10 @@ class ElectraEncoderConfig(ElectraBlocksConfig):
     max_len: int = 512
     n_segments: int = 2
     init: Init = "bert"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("embedding_size", self.embedding_size)
 
 
 @dataclass(frozen=True)
