@@ -159,7 +159,7 @@ class EncoderDecoder(Seq2Seq):
         >>> import fourfold, torch
         >>> model = EncoderDecoder(EncoderDecoderConfig(n_layers=1, vocab_size=100)).eval()
         >>> source = torch.tensor([[5, 6, 2]])
-        >>> ids, scores = fourfold.beam_search(model, source, bos_id=1, eos_id=2, max_len=4)
+        >>> ids, scores = fourfold.beam_search(model, source, bos_id=1, eos_id=2, max_new_tokens=4)
         >>> ids[0, 0]  # a target begins with the start token
         tensor(1)
     """
