@@ -15,7 +15,7 @@ from tests.fixtures.tiny_models import V, assert_same, build, tokens
 
 THETA = 100.0
 ROTARY: dict[str, Any] = {"positions": "none", "rope_theta": THETA, "n_heads": 3, "d_head": 4}
-GIVEN: dict[str, Any] = {"bos_id": 0, "eos_id": 1, "max_len": 9}
+GIVEN: dict[str, Any] = {"bos_id": 0, "eos_id": 1, "max_new_tokens": 9}
 
 
 def turned(x: Tensor, position: int) -> Tensor:
@@ -111,21 +111,21 @@ def test_decoding_with_a_cache_follows_the_definition() -> None:
 def test_beam_search_of_a_batch_equals_search_by_row(beam: int, scaling: Any) -> None:
     model, src = build("encoder_decoder", **ROTARY, rope_scaling=scaling), tokens(3, 7)
     mask = torch.arange(7) < torch.tensor([[7], [4], [2]])
-    found, scores = fourfold.beam_search(model, src, beam=beam, src_mask=mask, **GIVEN)
+    found, scores = fourfold.beam_search(model, src, num_beams=beam, src_mask=mask, **GIVEN)
     slow, again = fourfold.beam_search(
-        model, src, beam=beam, src_mask=mask, **GIVEN, use_cache=False
+        model, src, num_beams=beam, src_mask=mask, **GIVEN, use_cache=False
     )
     assert torch.equal(found, slow)
     assert_same(scores, again)
     for i, n in enumerate((7, 4, 2)):
-        own, score = fourfold.beam_search(model, src[i : i + 1, :n], beam=beam, **GIVEN)
+        own, score = fourfold.beam_search(model, src[i : i + 1, :n], num_beams=beam, **GIVEN)
         assert found[i][: own.shape[1]].tolist() == own[0].tolist()
         assert_same(scores[i], score[0])
 
 
 def test_greedy_search_follows_the_definition() -> None:
     model, src = build("encoder_decoder", **ROTARY), tokens(1, 6)
-    found, _ = fourfold.beam_search(model, src, beam=1, **GIVEN)
+    found, _ = fourfold.beam_search(model, src, num_beams=1, **GIVEN)
     ids = torch.tensor([0])
     while len(ids) < found.shape[1]:
         ids = torch.cat([ids, reference(model, src[0], ids)[-1:].argmax(-1)])
