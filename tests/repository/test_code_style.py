@@ -16,6 +16,8 @@ FAMILY_LINES = 150  # of code
 FUNCTION_LINES = 70  # of code and docstring; most functions should have fewer than 40
 PACKAGE_LINES = 27_080  # of code, ELECTRA included
 MODULES_PER_FOLDER = 15
+DOCSTRING_RATIO = 0.5  # lines of docstrings for each line of code
+SECTIONS = re.compile(r"^ *(Args|Returns|Raises|Yields|Attributes|Example):$", re.MULTILINE)
 # A docstring starts with a noun or an imperative verb.
 CLAUSE_STARTS = {"what", "whether", "how", "which", "who", "where", "that", "why", "when"}
 
@@ -105,6 +107,68 @@ def errors_without_origin(source: str) -> list[int]:
         and node.func.id == "InputError"
         and not {"option", "file"} & {keyword.arg for keyword in node.keywords}
     ]
+
+
+def docstring_lines(source: str) -> int:
+    """Count the lines of docstrings, with those that are blank."""
+    nodes = [
+        node.body[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+    ]
+    return sum((node.end_lineno or 0) - node.lineno + 1 for node in nodes)
+
+
+def docstring_faults(source: str) -> list[str]:
+    """Return private docstrings with sections, heavy examples and repeated arguments."""
+    found, entries = [], Counter[str]()
+    for node in ast.walk(ast.parse(source)):
+        documentable = ast.Module | ast.ClassDef | ast.FunctionDef
+        if not isinstance(node, documentable) or not (docstring := ast.get_docstring(node)):
+            continue
+        name = getattr(node, "name", "module")
+        if name[0] == "_" and name[:2] != "__" and SECTIONS.search(docstring):
+            found.append(f"{name} is private and has a section")
+        examples = [x for x in docstring.splitlines() if x.lstrip().startswith((">>>", "..."))]
+        if any("Trainer(" in x or "TemporaryDirectory" in x for x in examples):
+            found.append(f"the example of {name} builds a Trainer or a folder")
+        if arguments := re.search(r"^Args:\n((?:    .*\n?|\n)+)", docstring, re.M):
+            for entry in re.split(r"\n(?=    \S)", arguments[1].rstrip()):
+                entries[" ".join(entry.split())] += "\n" in entry
+    return found + [f"{n} times: {entry}" for entry, n in entries.items() if n > 2]
+
+
+def test_docstrings_are_not_forms(root: Path) -> None:
+    files = {str(f.relative_to(root)): f.read_text() for f in sources(root)}
+    faults = {name: docstring_faults(text) for name, text in files.items()}
+    assert not {name: found for name, found in faults.items() if found}
+    n_code = sum(map(code_length, sources(root)))
+    assert sum(map(docstring_lines, files.values())) <= DOCSTRING_RATIO * n_code
+
+
+ARGUMENT = '"""Do.\n\n    Args:\n        x: A number\n            of a row.\n    """\n'
+REPEATED = "".join(f"def f{i}(x):\n    {ARGUMENT}" for i in range(3))
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ('def _f(x):\n    """Do.\n\n    Args:\n        x: A number.\n    """', "is private"),
+        (
+            'class A:\n    """Do.\n\n    Example:\n        >>> Trainer()\n    """',
+            "builds a Trainer",
+        ),
+        (
+            REPEATED,
+            "3 times",
+        ),
+        ('def f(x):\n    """Do.\n\n    Args:\n        x: A number.\n    """', ""),
+    ],
+)
+def test_docstrings_like_forms_are_detected(source: str, fault: str) -> None:
+    found = docstring_faults(source)
+    assert fault in " ".join(found)
+    assert bool(found) is bool(fault)
 
 
 def test_files_are_short(root: Path) -> None:

@@ -221,14 +221,9 @@ class _ConcatenatedLayer(LayerCache):
 
 
 class _GraphCache(KVCache):
-    """Key-value cache of a graph, for P earlier tokens and T new tokens.
+    """Key-value cache of a graph, for P earlier tokens and T new tokens."""
 
-    Args:
-        keys: Padding mask (B, P + T) bool of the earlier and the new tokens, True for real tokens.
-        n_new: Number of new tokens T.
-        past: Keys (B, H, P, Dh) and values (B, H, P, Dv) of each layer.
-    """
-
+    # `keys` is the padding mask (B, P + T) of both, `past` has keys (B, H, P, Dh) and values.
     layer_class = _ConcatenatedLayer
 
     def __init__(self, keys: Tensor, n_new: int, past: list[tuple[Tensor, Tensor]]) -> None:

@@ -338,11 +338,7 @@ class FourfoldCLI(LightningCLI):
             )
 
     def _report(self) -> None:
-        """Print the metrics of a validation or test; a test also writes metrics.json.
-
-        Raises:
-            InputError: The command is `validate`, and the data have no validation split.
-        """
+        """Print the metrics of a validation or test; a test also writes metrics.json."""
         metrics = self.model.summary
         weights = str(self.checkpoint or self.model.init_from)
         if self.command == "validate" and not metrics:
@@ -362,11 +358,7 @@ class FourfoldCLI(LightningCLI):
                 self._write_page()
 
     def _write_page(self) -> None:
-        """Write the page of `fourfold look` for the first rows of the test split.
-
-        Raises:
-            InputError: The weights are those of no checkpoint, or the model has no attention.
-        """
+        """Write the page of `fourfold look` for the first rows of the test split."""
         if self.checkpoint is None:
             raise InputError("needs a checkpoint", option="--look")
         from fourfold.explorer.write import write_page
