@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Callable[[World], st.SearchStrategy[Any]], int, int]] = {
 }
 SEED = int(os.environ.get("FOURFOLD_FUZZ_SEED", "0"))
 # Costs of an input in addition to the costs of valid inputs.
-SECONDS, N_BYTES = 5.0, 1 << 30
+SECONDS, N_BYTES = 20.0, 1 << 30
 BETWEEN = 50  # inputs between two checks that valid commands still work
 
 

@@ -14,7 +14,8 @@ from lightning import LightningDataModule, Trainer
 
 from fourfold.analysis.flops import parameters
 from fourfold.commands.train.auto_precision import device_kind
-from fourfold.commands.train.config_files import locate
+from fourfold.commands.train.config_files import config_files, locate
+from fourfold.commands.train.config_schema import check_keys
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_numbers, count_devices
 from fourfold.commands.train.parser import Parser, import_classes, parse_config
@@ -153,6 +154,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Any:
             names the file and the line.
     """
     arguments = list(arguments)
+    check_keys([word for file in config_files(arguments) for word in ("--config", str(file))])
     try:
         config, given = parse_config(parser, arguments)
         check_numbers(config)
