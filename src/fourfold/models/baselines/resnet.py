@@ -18,7 +18,7 @@ Depth = Literal[18, 34, 50, 101, 152]  # He et al. 2015, Table 1
 
 @dataclass(frozen=True)
 class ResNetConfig(ModelConfig):
-    """Config of a ResNet; the defaults are ResNet-18 at 224 (11,689,512 parameters).
+    """Config of a ResNet (He et al. 2015); the defaults are ResNet-18 (11,689,512 parameters).
 
     Args:
         depth: Number of layers: 18, 34, 50, 101 or 152.

@@ -65,17 +65,17 @@ class ElectraEncoderConfig(ElectraBlocksConfig):
 
 @dataclass(frozen=True)
 class ElectraGeneratorConfig(ElectraEncoderConfig):
-    """Config of a generator by itself."""
+    """Config of a generator by itself (Clark et al. 2020)."""
 
 
 @dataclass(frozen=True)
 class ElectraDiscriminatorConfig(ElectraEncoderConfig):
-    """Config of a discriminator by itself."""
+    """Config of a discriminator by itself (Clark et al. 2020)."""
 
 
 @dataclass(frozen=True)
 class ElectraConfig(ElectraDiscriminatorConfig):
-    """Config of a discriminator and its generator; the defaults are those of ELECTRA-Small.
+    """Config of ELECTRA (Clark et al. 2020); the defaults are those of ELECTRA-Small.
 
     The inherited fields describe the discriminator and the embeddings, which both share.
 
