@@ -96,3 +96,18 @@ def test_view_is_that_of_the_nearest_parent() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = fourfold.models.Nothing
+
+
+def test_a_fit_loads_its_own_family_only(tmp_path: Path) -> None:
+    """The limit is the measure of the layout; a module that training does not use loads later."""
+    options = ["fit", "--config=gpt2/tiny", f"--run_dir={tmp_path}/r", "--trainer.max_steps=1"]
+    code = (
+        f"import sys; from fourfold.cli import main; main({options});"
+        " print('LOADED', *(x for x in sys.modules if x.split('.')[0] == 'fourfold'))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = result.stdout.rpartition("LOADED")[2].split()
+    used = {x.split(".")[2] for x in loaded if x.endswith((".model", ".task")) and ".models." in x}
+    assert used == {"causal_lm"}, result.stderr
+    assert not [x for x in loaded if x.startswith(("fourfold.explorer", "fourfold.reproduce"))]
+    assert len(loaded) <= 160

@@ -86,8 +86,8 @@ def register(family: Family) -> None:
 def members(section: Literal["models", "tasks"]) -> dict[str, str]:
     """Return the modules of all classes in a section of the declarations, by class name."""
     found = dict(SHARED[section])
-    for family in families():
-        found |= getattr(family, section)
+    for family in families():  # the first declaration of a name counts, so none can be replaced
+        found = {**getattr(family, section), **found}
     return found
 
 

@@ -55,7 +55,7 @@ def initialize_from(
             of the tokens in both vocabularies are copied to the rows of their ids in `tokenizer`.
             If one of both is None, equal ids are assumed to mean equal tokens.
         interpolation: Method that resizes position embeddings if the image size differs, a key of
-            `vit_positions.INTERPOLATIONS`.
+            `image_positions.INTERPOLATIONS`.
         classes: The user's model classes that the sources may name, or their import paths. The
             class of `model` is always allowed.
 

@@ -1,1 +1,1 @@
-"""LoRA, layer groups, and weight transfer between models."""
+"""LoRA, layer-wise learning rates, and weight transfer between models."""

@@ -90,7 +90,7 @@ def transfer(
         more: Further tensors by their names in the target.
         tokens: Ids (n,) int64 of the n tokens of both vocabularies, in the source's and in the
             target's. None means that equal ids are equal tokens.
-        interpolation: Interpolation of image positions, a name in `vit_positions.INTERPOLATIONS`.
+        interpolation: Interpolation of image positions, a name in `image_positions.INTERPOLATIONS`.
 
     Raises:
         InputError: The layers differ in width, norm, activation or number of heads; or no embedding

@@ -1,1 +1,1 @@
-"""Embeddings of tokens and patches, and tables of position vectors."""
+"""Parts that model families share: base class, embeddings, positions, heads, initialization."""

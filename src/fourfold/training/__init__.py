@@ -1,1 +1,1 @@
-"""Loss normalization, fine-tuning, distillation, FSDP2 and step counts of the tasks."""
+"""Base class of the tasks, with loss normalization, fine-tuning, FSDP2 and step counts."""

@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.checkpoints.files import find_checkpoint
-from fourfold.checkpoints.init_from import read_source
 from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
@@ -48,7 +47,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     model_config = model["config"]
     images_only = "image_size" in model_config and "vocab_size" not in model_config
     source = recorded.get("config")
-    shape = source or vars(read_source(path, classes, images_only).config)
+    shape = source or vars(_read_source(path, classes, images_only).config)
     given_config = given.get("model.init_args.config", {})
     _check_inputs(shape, model_config, path, classes)
     # Fields with another meaning in an encoder-decoder than in other models.
@@ -81,7 +80,7 @@ def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...])
     names = [name for name in INPUT_FIELDS if name in target]
     if names and "encoder" not in target and not any(name in source for name in names):
         allowed = " or ".join(INPUT_FIELDS[name] for name in names)
-        family = type(read_source(path, classes)).__name__
+        family = type(_read_source(path, classes)).__name__
         message = f"must be a model that reads {allowed}, got a {family}"
         raise InputError(message, option="model.init_from", file=path)
 
@@ -127,7 +126,7 @@ def _source_tokenizer(
     belongs = run and (run.checkpoints.exists() or _recorded_model(run, path))
     if run and copy and belongs and copy.is_file() and run.config.is_file():
         return asdict(TokenizerConfig(file=str(copy)))
-    tokenizer = read_source(path, classes).tokenizer
+    tokenizer = _read_source(path, classes).tokenizer
     if tokenizer is None:
         return {}
     source = copy or directory.resolve_path(path)
@@ -139,3 +138,9 @@ def _source_tokenizer(
         saved = source / pretrained.TOKENIZER_FILE  # of a run
         source = saved if saved.is_file() else find_checkpoint(source)
     return asdict(TokenizerConfig(file=str(source)))
+
+
+def _read_source(*arguments: Any) -> Any:
+    from fourfold.checkpoints.init_from import read_source  # which a plain training does not need
+
+    return read_source(*arguments)
