@@ -185,6 +185,13 @@ def test_folders_are_small(root: Path) -> None:
     assert not {str(f): n for f, n in folders.items() if n > MODULES_PER_FOLDER}
 
 
+def test_folders_of_tests_are_those_of_the_package(root: Path) -> None:
+    others = {"configs", "docs", "fixtures", "fuzz", "golden", "parity", "repository", "scripts"}
+    folders = {f.parent.relative_to(root / "tests") for f in (root / "tests").rglob("test_*.py")}
+    folders = {f for f in folders if f.parts[:1] not in [(name,) for name in others]}
+    assert not {str(f) for f in folders if not (root / "src" / "fourfold" / f).is_dir()}
+
+
 def test_core_is_small(root: Path) -> None:
     files = (root / "src" / "fourfold" / "core").rglob("*.py")
     sizes = {f.name: code_length(f) for f in files if f.name not in CORE_HELPERS}

@@ -15,7 +15,7 @@ from fourfold.errors import InputError
 from tests.fixtures.processes import together
 from tests.fixtures.tiny_tasks import TASKS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 # Tasks whose DataModule another task has.
 REPEATED = {"text to text", "recurrent", "joined", "recurrent captions", "causal classes"}
