@@ -10,8 +10,9 @@
 # model.py; FOURFOLD_DATA is the directory of the datasets. WORKERS is the number of processes that run the
 # tests, which requires pytest-xdist (default: one for each core, at most 14); WORKERS= runs them in one process.
 # The tests of training require `pip install 'fourfold[demo]'`. Parts that do not run by default: compiled
-# (train, with every contender compiled as well), memory (train measures it on a GPU, too), evaluate, growth, and
-# shakespeare (nanoGPT's setting for one GPU, which takes minutes and requires the extra demo).
+# (train, with every contender compiled as well), memory (train measures it on a GPU, too), evaluate, growth,
+# shakespeare (nanoGPT's setting for one GPU, which takes minutes and requires the extra demo), and the published
+# results cifar10, multi30k and inflection, whose data scripts/tools/published_data.py prepares.
 set -u
 out=${1:?usage: sh scripts/benchmarks/gpu_suite.sh OUT}
 cd "$(dirname "$0")/../.." || exit 1
@@ -58,4 +59,12 @@ bench memory 300 ${NANOGPT:+--nanogpt "$NANOGPT"}
 bench growth 300
 part shakespeare 580 "$python" -m fourfold fit --config configs/gpt2/single_gpu_shakespeare_char.yaml \
     --run_dir "$out/shakespeare"
+# reproduce NAME TABLE: train the tier single-gpu of a table; repeat with the same OUT to resume.
+reproduce() {
+    part "$1" 580 "$python" -m fourfold reproduce "$2" --tier single-gpu --seeds "${SEEDS:-3}" \
+        --out "$out/tables" --runs "$out/runs"
+}
+reproduce cifar10 yoshioka2024/cifar10
+reproduce multi30k wu2021/multi30k
+reproduce inflection cotterell2017/inflection
 "$python" scripts/benchmarks/gpu_report.py "$out"

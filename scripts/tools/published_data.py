@@ -2,9 +2,9 @@
 
     python scripts/tools/published_data.py DATA OUT
 
-DATA is the folder with scan/ and cmudict/, whose files are as published, compressed by gzip.
-`fourfold reproduce` finds the following files if FOURFOLD_DATA is OUT, or if OUT is the current
-directory:
+DATA is the folder with seq2seq/{scan,cmudict,conll2017_inflection} and translation/multi30k, whose
+files are as published, compressed by gzip or zip. `fourfold reproduce` finds the following files if
+FOURFOLD_DATA is OUT, or if OUT is the current directory:
 
 - prepared/scan/{train,test}.tsv: command, tab, actions; the simple split of SCAN. The file
   train_2_percent.tsv has as many random training commands as 2 % of both files.
@@ -12,6 +12,10 @@ directory:
   in the test split, or in the validation split, for one in 20 values of its hash each. Further
   pronunciations of a word are left out.
 - prepared/modular/{train,test}.tsv: "a + b =", tab, (a + b) mod 97, for half of all pairs each.
+- prepared/inflection/{train,val}.tsv: letters of a German lemma and its morphological features,
+  tab, letters of the inflected form; the training data "high" and the development data of 2017.
+- prepared/multi30k/{train,val,test}.tsv: English and German captions in lower case; the split test
+  is test_2016_flickr.
 """
 
 import gzip
@@ -21,6 +25,7 @@ import sys
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from zipfile import ZipFile
 
 MODULUS = 97
 Pair = tuple[str, str]
@@ -59,20 +64,53 @@ def with_sample(splits: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     return splits | {"train_2_percent": random.Random(0).sample(splits["train"], size)}
 
 
+def inflection(lines: Iterable[str]) -> list[Pair]:
+    """Divide lines "lemma TAB form TAB features" into lemma with features, and form."""
+    rows = [line.split("\t") for line in lines]
+
+    def letters(word: str) -> str:
+        return " ".join(word.replace(" ", "_"))
+
+    return [(f"{letters(row[0])} {row[2].replace(';', ' ')}", letters(row[1])) for row in rows]
+
+
 def read(file: Path) -> list[str]:
     """Read the lines of a file that is compressed by gzip."""
     return gzip.decompress(file.read_bytes()).decode("utf-8").splitlines()
 
 
+def caption_lines(file: Path) -> list[str]:
+    """Read captions in lower case, with one space in the place of tabs and several spaces."""
+    return [" ".join(line.lower().split()) for line in read(file)]
+
+
 def main(data: Path, out: Path) -> None:
     """Write the tables of all tasks."""
+    letters, captions = data / "seq2seq", data / "translation/multi30k"
     simple = {
-        name: scan(read(data / f"scan/tasks_{name}_simple.txt.gz")) for name in ("train", "test")
+        name: scan(read(letters / f"scan/tasks_{name}_simple.txt.gz")) for name in ("train", "test")
+    }
+    with ZipFile(letters / "conll2017_inflection/traindev_12languages.zip") as members:
+        forms = {
+            split: inflection(members.read(f"german-{name}").decode("utf-8").splitlines())
+            for split, name in (("train", "train-high"), ("val", "dev"))
+        }
+    lower = {
+        split: list(
+            zip(
+                caption_lines(captions / f"{name}.en.gz"),
+                caption_lines(captions / f"{name}.de.gz"),
+                strict=True,
+            )
+        )
+        for split, name in (("train", "train"), ("val", "val"), ("test", "test_2016_flickr"))
     }
     tasks = {
         "scan": with_sample(simple),
-        "cmudict": cmudict(read(data / "cmudict/cmudict.dict.gz")),
+        "cmudict": cmudict(read(letters / "cmudict/cmudict.dict.gz")),
         "modular": modular(),
+        "inflection": forms,
+        "multi30k": lower,
     }
     for task, splits in tasks.items():
         folder = out / "prepared" / task

@@ -2,10 +2,19 @@
 
 import gzip
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
-from scripts.tools.published_data import MODULUS, cmudict, main, modular, scan, with_sample
+from scripts.tools.published_data import (
+    MODULUS,
+    cmudict,
+    inflection,
+    main,
+    modular,
+    scan,
+    with_sample,
+)
 
 
 def test_scan_lines_become_command_and_actions() -> None:
@@ -46,28 +55,49 @@ def test_the_sums_are_right_and_divided_into_halves() -> None:
         assert (plus, equals, int(answer)) == ("+", "=", (int(a) + int(b)) % MODULUS)
 
 
+def test_the_features_of_a_form_follow_the_letters_of_its_lemma() -> None:
+    (pair,) = inflection(["absetzen\tsetzten ab\tV;PST;PL"])
+    assert pair == ("a b s e t z e n V PST PL", "s e t z t e n _ a b")
+
+
 def test_the_files_are_tables_of_two_columns(tmp_path: Path) -> None:
-    texts = {
-        "scan/tasks_train_simple.txt.gz": "IN: jump OUT: I_JUMP\n" * 60,
-        "scan/tasks_test_simple.txt.gz": "IN: walk OUT: I_WALK\n",
-        "cmudict/cmudict.dict.gz": "cat K AE1 T\n",
+    captions = {
+        f"translation/multi30k/{name}.{language}.gz": "Two\tDogs .\n"
+        for name in ("train", "val", "test_2016_flickr")
+        for language in ("en", "de")
     }
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    texts = {
+        "seq2seq/scan/tasks_train_simple.txt.gz": "IN: jump OUT: I_JUMP\n" * 60,
+        "seq2seq/scan/tasks_test_simple.txt.gz": "IN: walk OUT: I_WALK\n",
+        "seq2seq/cmudict/cmudict.dict.gz": "cat K AE1 T\n",
+    }
+    for name, text in (texts | captions).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+    words = tmp_path / "seq2seq/conll2017_inflection/traindev_12languages.zip"
+    words.parent.mkdir()
+    with ZipFile(words, "w") as members:
+        for name in ("german-train-high", "german-dev"):
+            members.writestr(name, "Hund\tHunde\tN;NOM;PL\n")
     main(tmp_path, tmp_path / "out")
     made = sorted((tmp_path / "out" / "prepared").rglob("*.tsv"))
     assert [f"{file.parent.name}/{file.stem}" for file in made] == [
         "cmudict/test",
         "cmudict/train",
         "cmudict/val",
+        "inflection/train",
+        "inflection/val",
         "modular/test",
         "modular/train",
+        "multi30k/test",
+        "multi30k/train",
+        "multi30k/val",
         "scan/test",
         "scan/train",
         "scan/train_2_percent",
     ]
     assert (tmp_path / "out/prepared/scan/test.tsv").read_text() == "walk\tI_WALK\n"
+    assert (tmp_path / "out/prepared/multi30k/test.tsv").read_text() == "two dogs .\ttwo dogs .\n"
     for file in made:
         assert all(line.count("\t") == 1 for line in file.read_text().splitlines())
 
