@@ -1,4 +1,4 @@
-"""Limits on sizes, docstrings, messages and names in src (see CONTRIBUTING.md, "Design rules")."""
+"""Limits on sizes, docstrings, messages and names in src (see CONTRIBUTING.md, "Rules")."""
 
 import ast
 import re
