@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fourfold.commands.train.config_files import fingerprints
+from fourfold.commands.config_files import fingerprints
 from fourfold.core import precision
 
 Run = Callable[..., Any]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.default_loggers import make_loggers, wandb_mode
-from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
 
 Run = Callable[..., Any]

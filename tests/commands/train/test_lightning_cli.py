@@ -328,7 +328,7 @@ def test_run_directory_is_locked_during_training(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=1"]
-    holds = "import sys; from fourfold.commands.train.run_directory import RunDirectory as R\n"
+    holds = "import sys; from fourfold.commands.run_directory import RunDirectory as R\n"
     holds += "with R('r').lock(): print('held', flush=True), sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.commands.train.config_files import is_given
+from fourfold.commands.config_files import is_given
 from fourfold.core.precision import (
     ALIASES,
     AUTO,

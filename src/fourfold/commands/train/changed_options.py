@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from fourfold.commands.train.config_files import LOADER, entries, read_tree
+from fourfold.commands.config_files import LOADER, entries, read_tree
 from fourfold.errors import InputError
 
 # Dotted names of options that do not affect the results of a resumed training.

@@ -25,7 +25,7 @@ from fourfold.callbacks.monitoring.sample_logging import LogSamples
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.callbacks.runtime.compile_blocks import CompileBlocks
 from fourfold.callbacks.runtime.malloc import DisableMallocTrim
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.lightning_internals import EpochProgressBar
 from fourfold.loggers.metrics_csv import RewindMetricsCSV
 from fourfold.loggers.wandb_logger import UploadCheckpoints

@@ -11,8 +11,8 @@ import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.atomic_files import write_atomically
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.default_callbacks import as_list
-from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.loggers.metrics_csv import MetricsCSVLogger
 from fourfold.loggers.wandb_logger import WandbRunLogger

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.word_vectors import is_vector_file
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.tokenization import pretrained

@@ -23,17 +23,17 @@ from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.callbacks.checkpointing.preemption import EXIT_CODE, INTERRUPTED
 from fourfold.checkpoints.word_vectors import is_vector_file
+from fourfold.commands.config_files import expand_arguments, fingerprints, locate
+from fourfold.commands.metrics_report import show_table, write_metrics
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.auto_precision import set_precision
 from fourfold.commands.train.changed_options import describe_changes
 from fourfold.commands.train.checks import check_memory
-from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
-from fourfold.commands.train.metrics_report import show_table, write_metrics
 from fourfold.commands.train.options import add_options, check_options, check_seed
 from fourfold.commands.train.parser import Parser, import_classes, parse_config, was_raised_in
-from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.commands.train.torch_optimizer import replace_optimizer
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import DiskError, InputError

@@ -18,7 +18,7 @@ from typing import IO, Any
 import yaml
 
 from fourfold.atomic_files import set_aside
-from fourfold.commands.train.config_files import fingerprints
+from fourfold.commands.config_files import fingerprints
 from fourfold.errors import InputError
 
 # Errors of PyYAML, besides its own, for values such as `!!int x`.
