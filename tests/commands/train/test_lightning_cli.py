@@ -13,7 +13,6 @@ import torch
 import yaml
 from torch.multiprocessing import ProcessExitedException
 
-from fourfold.commands.train import checks
 from fourfold.commands.train.lightning_cli import FourfoldCLI
 
 Run = Callable[..., Any]
@@ -637,22 +636,6 @@ def test_float32_matmul_precision(
     for more in ([], ["--float32_matmul_precision=high"]):
         assert run("fit", "--config", configs["mt"], "--trainer.max_steps=1", *more).code == 0
     assert asked == ["highest", "high"]
-
-
-def test_model_that_does_not_fit_into_memory_is_refused(
-    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks, "available_memory", lambda: 3 * 2**20)
-    large = ["--model.config.d_model=256", "--model.config.n_layers=2"]
-    result = run("fit", "--config", configs["lm"], "--run_dir=r", *large)
-    assert result.code == 2
-    assert "the model needs at least 9.81 MiB" in result.err
-    assert "3.00 MiB (3,145,728 bytes) are free in this machine's RAM" in result.err
-    assert "--check_memory false" in result.err
-    assert not (here / "r").exists()
-    assert run("fit", "--config", configs["lm"], "--run_dir=r").code == 0
-    more = ["--run_dir=s", "--trainer.max_steps=1", "--check_memory=false"]
-    assert run("fit", "--config", configs["lm"], *more, *large).code == 0
 
 
 def test_rows_of_metrics_csv_count_steps_as_the_console(

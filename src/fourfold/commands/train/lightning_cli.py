@@ -1,6 +1,7 @@
 """`fourfold fit|validate|test|predict`: LightningCLI with run directories and exact resume."""
 
 import logging
+import os
 import shlex
 import sys
 import warnings
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -27,8 +29,6 @@ from fourfold.commands.config_files import expand_arguments, fingerprints, locat
 from fourfold.commands.metrics_report import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.auto_precision import set_precision
-from fourfold.commands.train.changed_options import describe_changes
-from fourfold.commands.train.checks import check_memory
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
@@ -56,11 +56,6 @@ IGNORED_WARNINGS = (
     ".*callbacks used to create the checkpoint need to be provided.*",
     ".*Total length of `list` across ranks is zero.*",  # raised without a validation split
     ".*`isinstance.treespec, LeafSpec.*",
-)
-OUT_OF_MEMORY = (
-    "The device has too little memory: use smaller batches and raise"
-    " --trainer.accumulate_grad_batches; `fourfold plan --memory GIB` with the same options prints"
-    " values that keep the global batch."
 )
 # Modules in which Lightning rejects Trainer arguments that do not fit the data or checkpoint, such
 # as a `val_check_interval` longer than an epoch, or a `max_epochs` that is already exceeded.
@@ -122,9 +117,6 @@ class FourfoldCLI(LightningCLI):
         import_classes(None if "--help" in arguments else classes)
         try:
             cls(args=arguments)
-        except torch.OutOfMemoryError as error:
-            error.add_note(OUT_OF_MEMORY)
-            raise
         except ProcessExitedException as stop:  # a rank of the strategy ddp_fork or ddp_spawn
             if stop.exit_code not in (EXIT_CODE, INTERRUPTED):
                 raise
@@ -164,9 +156,8 @@ class FourfoldCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the options, and choose the run directory, the checkpoint and the precision.
 
-        Three attributes are set. `run_directory` is a `RunDirectory`. `checkpoint` is the path of
-        the checkpoint to load, or None. `changes` is a list of lines about options that differ from
-        those of the training to resume.
+        Two attributes are set: `run_directory`, a `RunDirectory`, and `checkpoint`, the path of the
+        checkpoint to load, or None.
         """
         config = self.options
         check_options(config)
@@ -194,9 +185,8 @@ class FourfoldCLI(LightningCLI):
         recorded = origin.recorded_config() if origin and trains else {}
         set_precision(config, self.arguments, recorded, trains=trains)
         self.first_step = 0  # of this process
-        self.changes: list[str] = []
-        if origin and trains:
-            self.changes = describe_changes(self.dump(), origin.config)
+        if recorded:
+            _check_unchanged(yaml.safe_load(self.dump()), recorded)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
         """Return the path of the checkpoint to load.
@@ -248,9 +238,7 @@ class FourfoldCLI(LightningCLI):
         checkpoint_io = AtomicCheckpointIO(self._read_checkpoint)
         kwargs["plugins"] = [*plugins, checkpoint_io, *slurm_environment(plugins)]
         kwargs["logger"] = False  # loggers are made in `fit`, once the data are known to exist
-        callbacks = make_callbacks(
-            self.command, self.run_directory, config, self.dump(), self.changes
-        )
+        callbacks = make_callbacks(self.command, self.run_directory, config, self.dump())
         kwargs["callbacks"] = [*callbacks, *as_list(trainer["callbacks"])]
         kwargs["default_root_dir"] = str(self.run_directory.path)
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
@@ -327,11 +315,8 @@ class FourfoldCLI(LightningCLI):
         is_first = getattr(rank_zero_only, "rank", 0) == 0
         if self.command == "fit" and is_first and not self.is_dry_run:
             resources.enter_context(self.run_directory.lock())  # before a file is written in it
-        if self.command == "fit":
-            if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
-                self.datamodule.setup("fit")
-            if self.options["check_memory"]:
-                check_memory(self.model, self.trainer, self.datamodule)
+        if self.command == "fit" and self.trainer.world_size == 1:
+            self.datamodule.setup("fit")  # several ranks set up together to share a tokenizer
         if self.command != "predict" and not self.is_dry_run:
             self.trainer.loggers = make_loggers(
                 self.command, self.run_directory, self._built(), self.dump()
@@ -368,6 +353,23 @@ class FourfoldCLI(LightningCLI):
         classes = tuple(self.options["allow_class"])
         command = shlex.join(["fourfold", self.command, "--look", "true"])
         print(write_page(self.checkpoint, self.datamodule, out, classes, command), flush=True)
+
+
+def _check_unchanged(config: dict[str, Any], recorded: dict[str, Any]) -> None:
+    """Raise InputError if options differ that a resumed training cannot change."""
+
+    # A checkpoint names neither the class of an optimizer of torch nor that of its scheduler.
+    def fixed(content: dict[str, Any]) -> dict[str, Any]:
+        source = content.get("model", {}).get("init_args", {}).get("init_from")
+        source = os.path.realpath(source) if isinstance(source, str) else source
+        names = ("optimizer", "lr_scheduler")
+        return {"model.init_from": source, **{name: content.get(name) for name in names}}
+
+    current = fixed(config)
+    for name, value in fixed(recorded).items():
+        if current[name] != value:
+            message = f"must be {value}, with which this training started, got {current[name]}"
+            raise InputError(f"{message}; another value needs another --run_dir", option=name)
 
 
 @contextmanager

@@ -59,8 +59,7 @@ class RunOptions:
         look: Write RUN_DIR/test/look.html, the page of `fourfold look`, in a test.
         tensorboard: Write TensorBoard files if tensorboard is installed.
         log_every_seconds: Seconds between lines of progress if the output is not a terminal.
-        check_memory: Refuse to train a model whose weights, gradients and optimizer states need
-            more memory than is available. false starts the training nevertheless.
+        check_memory: Without effect; accepted because the config.yaml of earlier versions has it.
         allow_class: Import paths of your own classes of models and tasks. A class outside of
             fourfold is loaded from the checkpoint given by model.init_from only if it is listed.
     """
