@@ -513,16 +513,6 @@ def test_validation_prints_the_bleu_signature(run: Run, trained: Train) -> None:
             "trainer.val_check_interval must be a number of batches from 1, or a fraction above 0",
         ),
         (
-            "mt",
-            ["--average_every_n_steps=2"],
-            "average_every_n_steps needs --average_last_checkpoints",
-        ),
-        (
-            "mt",
-            ["--average_last_checkpoints=2", "--trainer.enable_checkpointing=false"],
-            "average_last_checkpoints needs trainer.enable_checkpointing",
-        ),
-        (
             "lm",
             [
                 "--trainer.max_steps=-1",

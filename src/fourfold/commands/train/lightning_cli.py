@@ -5,15 +5,14 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from lightning import LightningDataModule, Trainer
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI, LRSchedulerTypeTuple
@@ -33,7 +32,7 @@ from fourfold.commands.train.default_callbacks import as_list, make_callbacks, s
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_options, check_seed
-from fourfold.commands.train.parser import Parser, import_classes, parse_config, was_raised_in
+from fourfold.commands.train.parser import Parser, import_classes, parse_config, trainer_errors
 from fourfold.commands.train.torch_optimizer import replace_optimizer
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import DiskError, InputError
@@ -298,10 +297,7 @@ class FourfoldCLI(LightningCLI):
 
         The exit code of the error is 75, that of a training that can be resumed.
         """
-        try:
-            newest = self.run_directory.checkpoint_to_resume("auto", None)
-        except (InputError, OSError):
-            newest = None
+        newest = next(self.run_directory.resume_candidates(), None)
         hint = f"run the same command again to resume from {newest}"
         stopped = DiskError(f"{problem}; {hint if newest else 'no checkpoint is complete'}")
         stopped.exit_code = EXIT_CODE
@@ -339,20 +335,6 @@ class FourfoldCLI(LightningCLI):
             }
             write_metrics(file, metrics, origin)
             print(f"wrote {file}", flush=True)
-            if self.options["look"]:
-                self._write_page()
-
-    def _write_page(self) -> None:
-        """Write the page of `fourfold look` for the first rows of the test split."""
-        if self.checkpoint is None:
-            raise InputError("needs a checkpoint", option="--look")
-        from fourfold.explorer.write import write_page
-
-        out = self.run_directory.path / "test" / "look.html"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        classes = tuple(self.options["allow_class"])
-        command = shlex.join(["fourfold", self.command, "--look", "true"])
-        print(write_page(self.checkpoint, self.datamodule, out, classes, command), flush=True)
 
 
 def _check_unchanged(config: dict[str, Any], recorded: dict[str, Any]) -> None:
@@ -370,22 +352,6 @@ def _check_unchanged(config: dict[str, Any], recorded: dict[str, Any]) -> None:
         if current[name] != value:
             message = f"must be {value}, with which this training started, got {current[name]}"
             raise InputError(f"{message}; another value needs another --run_dir", option=name)
-
-
-@contextmanager
-def trainer_errors(*modules: str) -> Iterator[None]:
-    """Convert Lightning's errors about arguments of the Trainer to InputErrors, in a `with` block.
-
-    Args:
-        modules: Prefixes of module names, such as "lightning.". Only errors that were raised in
-            these modules are converted.
-    """
-    try:
-        yield
-    except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
-        if was_raised_in(error, modules):
-            raise InputError(str(error).strip(), option="trainer:") from error
-        raise
 
 
 def limit_warnings() -> None:
