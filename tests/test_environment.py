@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from fourfold import environment
-from fourfold.environment import available_memory
 
 
 @pytest.fixture
@@ -46,22 +45,3 @@ def test_of_a_package_in_the_checkout_of_another(
     installed.mkdir(parents=True)
     monkeypatch.setattr(environment, "__file__", str(installed / "machine.py"))
     assert environment.commit.__wrapped__() is None
-
-
-def write_cgroup(folder: Path, maximum: str, used: int, dropped: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.max").write_text(f"{maximum}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {dropped}\n")
-
-
-def test_available_memory_respects_the_limits_of_all_cgroups(tmp_path: Path) -> None:
-    assert available_memory(tmp_path) is None
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:       8000 kB\n")
-    assert available_memory(tmp_path) == 8000 * 1024
-    (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
-    write_cgroup(tmp_path / "sys/fs/cgroup/job/step", "max", 10, 0)
-    assert available_memory(tmp_path) == 8000 * 1024
-    write_cgroup(tmp_path / "sys/fs/cgroup/job", "5000", 1000, 300)
-    assert available_memory(tmp_path) == 5000 - 1000 + 300

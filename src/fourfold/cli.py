@@ -19,7 +19,7 @@ from importlib import import_module
 from fourfold import __version__
 from fourfold.atomic_files import disk_error
 from fourfold.commands.help_texts import HELP_TEXTS, OVERVIEW
-from fourfold.errors import DiskError, InputError, TrainingStopped
+from fourfold.errors import InputError, TrainingStopped
 
 # Exit codes.
 STOPPED = 1
@@ -89,13 +89,6 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     shows_traceback = len(arguments) < len(argv) or os.environ.get("FOURFOLD_DEBUG") == "1"
     try:
         return command(arguments)
-    except (InputError, TrainingStopped) as error:
-        if shows_traceback:
-            traceback.print_exc()
-        is_invalid = isinstance(error, InputError)
-        kind = "error" if is_invalid else "stopped"
-        print(f"fourfold: {kind}: {one_line_message(error)}", file=sys.stderr)
-        return INVALID_INPUT if is_invalid else STOPPED
     except SystemExit as exit:  # from the help of argparse and jsonargparse, or a signal handler
         return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     except KeyboardInterrupt:
@@ -103,25 +96,22 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe such as `fourfold translate ... | head` ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except OSError as error:
-        problem = disk_error(error)
+    except (InputError, TrainingStopped, OSError) as error:
+        problem = disk_error(error) if isinstance(error, OSError) else error
         if problem is None:
             raise
         if shows_traceback:
             traceback.print_exc()
-        _report_disk_error(problem)
-        return problem.exit_code
-
-
-def _report_disk_error(error: DiskError) -> None:
-    """Print a DiskError in one line on stderr; output that cannot be written is discarded."""
-    with suppress(OSError):
-        print(f"fourfold: error: {one_line_message(error)}", file=sys.stderr, flush=True)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # Python would exit with code 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        is_stop = isinstance(problem, TrainingStopped)
+        text = f"fourfold: {'stopped' if is_stop else 'error'}: {one_line_message(problem)}"
+        with suppress(OSError):  # the disk of the log file may be full, too
+            print(text, file=sys.stderr, flush=True)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # Python would exit with code 120
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return STOPPED if is_stop else getattr(problem, "exit_code", INVALID_INPUT)
 
 
 def _run(argv: list[str]) -> int:

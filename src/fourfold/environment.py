@@ -1,4 +1,4 @@
-"""Machine and software: processor, GPU, available memory, package versions, commit.
+"""Machine and software: processor, GPU, package versions, commit.
 
 No path and no host name of the machine is recorded.
 """
@@ -74,33 +74,6 @@ def processor() -> str:
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:(.*)", text, re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def available_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes of RAM that this process can allocate; None if they are not known.
-
-    The limits of the control groups (cgroups, version 2) of the process are respected. Pages of
-    files that the kernel can drop count as available.
-
-    Args:
-        root: Directory that contains proc and sys.
-    """
-    meminfo = root / "proc/meminfo"
-    text = meminfo.read_text() if meminfo.exists() else ""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
-    limits = [int(found[1]) * 1024] if found else []
-    file, base = root / "proc/self/cgroup", root / "sys/fs/cgroup"
-    own = re.search("^0::/(.*)", file.read_text() if file.exists() else "", re.MULTILINE)
-    group = own[1] if own else ""
-    # A container may show its own group as the root. A group also obeys the limits above it.
-    for folder in {base, base / group, *(base / group).parents}:
-        with suppress(OSError, ValueError):  # no limit is "max"
-            limit, used = (
-                int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
-            )
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            limits.append(limit - used + int(stat.get("inactive_file", 0)))
-    return min(limits, default=None)
 
 
 @cache

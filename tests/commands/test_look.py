@@ -84,19 +84,6 @@ def test_one_page_shows_models_of_several_families(
     assert result.err == "fourfold: error: --text needs a single checkpoint, got 3\n"
 
 
-def test_a_test_writes_the_page_with_look(
-    trained: Callable[[str], Path], run: Callable[..., Any]
-) -> None:
-    folder = trained("lm")
-    result = run("test", "--run_dir", folder, "--look", "true")
-    assert result.code == 0, result.err
-    out = folder / "test" / "look.html"
-    assert f"{out}: " in result.out
-    found = read_document(out)
-    assert found["family"] == "causal_lm"
-    assert all(row["steps"] for row in found["rows"])
-
-
 @pytest.mark.parametrize("name", ["vit", "dinov2", "dinov2-encoder", "dinov3", "siglip"])
 def test_an_image_model_of_transformers_is_shown(
     name: str, run: Callable[..., Any], tmp_path: Path

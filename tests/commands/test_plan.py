@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fourfold.analysis.memory import format_bytes, training_memory
 from fourfold.cli import main
@@ -224,15 +223,3 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--help"]) == 0
     assert "--memory GIB" in capsys.readouterr().out
     assert main(["plan"]) == 2
-
-
-def test_out_of_memory_keeps_its_traceback_and_gets_a_note(
-    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr("fourfold.tasks.Task.training_step", full)
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        run("fit", "--config", configs["classes"], "--run_dir=r")
-    assert "fourfold plan --memory" in raised.value.__notes__[0]

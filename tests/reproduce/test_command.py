@@ -15,9 +15,9 @@ import pytest
 
 from fourfold.cli import main
 from fourfold.commands import subprocess_runs
+from fourfold.commands.config_files import fingerprints
 from fourfold.commands.recipe import make_parser, parse
-from fourfold.commands.train.config_files import fingerprints
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.reproduce import load_tables
 from fourfold.reproduce.command import parse_budget
@@ -512,7 +512,7 @@ def test_another_at_the_same_run_is_waited_for(tmp_path: Path) -> None:
     code = f"""if True:
         import time
         from pathlib import Path
-        from fourfold.commands.train.run_directory import RunDirectory
+        from fourfold.commands.run_directory import RunDirectory
         with RunDirectory(Path({str(tmp_path / "run")!r})).lock():
             print("held", flush=True)
             time.sleep(1)

@@ -105,12 +105,6 @@ def training_memory(
     )
 
 
-def state_memory(model: nn.Module, precision: str, optimizer: str) -> int:
-    """Count the bytes of weights, gradients and optimizer states, a lower bound of the memory."""
-    weight, _ = PRECISIONS[canonical_precision(precision, "precision")]
-    return getattr(torch, weight).itemsize * sum(_counts(model, optimizer))
-
-
 def _counts(model: nn.Module, optimizer: str) -> tuple[int, int, int]:
     """Count parameters, trained parameters and states of the optimizer."""
     trained = [p.numel() for p in model.parameters() if p.requires_grad]

@@ -18,8 +18,8 @@ from fourfold.analysis.flops import (
     parameters,
 )
 from fourfold.analysis.memory import Memory, format_bytes, split_batch, training_memory
+from fourfold.commands.config_files import expand_arguments
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
-from fourfold.commands.train.config_files import expand_arguments
 from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import AUTO
 from fourfold.errors import InputError

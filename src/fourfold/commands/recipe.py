@@ -13,13 +13,13 @@ from jsonargparse import ActionConfigFile
 from lightning import LightningDataModule, Trainer
 
 from fourfold.analysis.flops import parameters
+from fourfold.commands.config_files import config_files, locate
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.auto_precision import device_kind
-from fourfold.commands.train.config_files import config_files, locate
 from fourfold.commands.train.config_schema import check_keys
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_numbers, count_devices
 from fourfold.commands.train.parser import Parser, import_classes, parse_config
-from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import resolve_precision
 from fourfold.data.loading.datamodule import ResumableDataModule

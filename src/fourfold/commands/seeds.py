@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.commands import subprocess_runs
+from fourfold.commands.config_files import check_unedited, expand_arguments, fingerprints
 from fourfold.commands.option_parser import OptionParser
-from fourfold.commands.train.config_files import check_unedited, expand_arguments, fingerprints
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.options import check_seed
-from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
                 return code
         results[seed] = run.metrics_of(given) or {}
     summary = summarise(results)
-    from fourfold.commands.train.metrics_report import show_seeds, write_metrics
+    from fourfold.commands.metrics_report import show_seeds, write_metrics
 
     show_seeds(summary, f"test of {folder}, seeds {', '.join(map(str, seeds))}")
     command_line = shlex.join(["fourfold", "seeds", *argv])

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.run_directory import RunDirectory
 
 GRACE_SECONDS = 5.0  # time for a child to end after Ctrl-C, which the terminal sends to it, too
 POLL_SECONDS = 0.2  # interval between two attempts to get a lock

@@ -1,4 +1,4 @@
-"""Pages of attention maps in a notebook (`fourfold.look`) and in a file (`write_page`)."""
+"""Pages of attention maps: `fourfold.look`, and the inputs that the page shows."""
 
 import html
 from collections.abc import Sequence
@@ -129,24 +129,6 @@ def make_page(
 ) -> Page:
     """Return the page of `build_document`, which has the same arguments."""
     return Page.join([build_document(model, examples, settings, other)])
-
-
-def write_page(
-    checkpoint: Path, data: Any, out: Path, classes: Sequence[str] = (), command: str = ""
-) -> str:
-    """Write a page of the first `N_ROWS` (8) test rows of a DataModule; return a line about it.
-
-    `classes` are the import paths of the user's classes that the checkpoint may name.
-
-    Raises:
-        InputError: The model has no attention, or there is no page for its family.
-    """
-    model = load(checkpoint, classes=tuple(classes))
-    settings = Settings(command=command, checkpoint=checkpoint.name)
-    examples = first_examples(make_view(model, settings), data, N_ROWS)
-    page = make_page(model, examples, settings)
-    page.save(out, overwrite=True)
-    return page.describe(out)
 
 
 def first_examples(view: View, data: Any, n_rows: int, split: str = "test") -> list[Example]:

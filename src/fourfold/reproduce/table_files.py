@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.atomic_files import write_atomically
-from fourfold.commands.train.metrics_report import to_json
+from fourfold.commands.metrics_report import to_json
 from fourfold.errors import InputError
 from fourfold.reproduce import load_tables, statements
 from fourfold.reproduce.cells import Cell

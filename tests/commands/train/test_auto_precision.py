@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fourfold.commands.train.config_files import fingerprints
+from fourfold.commands.config_files import fingerprints
 from fourfold.core import precision
 
 Run = Callable[..., Any]
@@ -39,8 +39,8 @@ def test_auto_is_recorded_kept_on_resume_and_chosen_again_for_an_evaluation(
     result = run(*call, "--trainer.max_steps=4")
     assert result.code == 0, result.err
     assert "on cpu, bf16-mixed" in result.out
-    assert "was started with bf16-mixed and keeps it, although 32-true is faster" in result.err
-    assert "this CPU does not multiply bf16 natively" in result.err
+    assert "auto: bf16-mixed, as when the training was started" in result.out
+    assert "bf16-mixed is slow: this CPU does not multiply bf16 natively" in result.err
     config = here / "r" / "config.yaml"
     result = run("fit", "--config", config, "--run_dir=r", "--trainer.max_steps=5")
     assert "on cpu, bf16-mixed" in result.out

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fourfold.commands.config_files import expand_arguments
 from fourfold.commands.packaged_recipes import recipe_names, recipes_folder
-from fourfold.commands.train.config_files import expand_arguments
 from fourfold.commands.train.config_schema import check_keys
 from fourfold.errors import InputError
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.default_loggers import make_loggers, wandb_mode
-from fourfold.commands.train.run_directory import RunDirectory
 from fourfold.errors import InputError
 
 Run = Callable[..., Any]
@@ -21,8 +21,6 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_wandb_mode(no_account: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [wandb_mode(mode) for mode in ("off", "offline", "auto")] == ["off", "offline", "off"]
-    with pytest.raises(InputError, match="online needs an API key"):
-        wandb_mode("online")
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert wandb_mode("online") == wandb_mode("auto") == "online"
 
@@ -42,11 +40,11 @@ def test_without_the_package(no_account: None, monkeypatch: pytest.MonkeyPatch) 
         wandb_mode("offline")
 
 
-@pytest.mark.parametrize("content", [b"\x93\xff", b"", b"[]", b"{}", b'{"id": 7}'])
+@pytest.mark.parametrize("content", [b"\x93\xff", b"", b"[]", b"{}"])
 def test_damaged_wandb_file_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "wandb.json").write_bytes(content)
     config = {"trainer": {"logger": True}, "tensorboard": False, "wandb": "offline"}
-    with pytest.raises(InputError, match=r"wandb\.json: the file does not hold the id of a W&B"):
+    with pytest.raises(InputError, match=r"wandb\.json: the content is invalid"):
         make_loggers("fit", RunDirectory(tmp_path), config, "")
 
 
@@ -76,24 +74,6 @@ def test_log_samples_can_be_disabled(run: Run, configs: dict[str, Path], here: P
         assert run(*call, "--log_samples=false").code == 0
     assert not (here / "r/val").exists()
     assert not (here / "r/test").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "wandb_checkpoints needs --wandb offline, online or auto"),
-        (
-            ["--wandb=offline", "--trainer.enable_checkpointing=false"],
-            "wandb_checkpoints needs trainer.enable_checkpointing",
-        ),
-    ],
-)
-def test_wandb_checkpoints_need_wandb_and_checkpoints(
-    options: list[str], said: str, run: Run, configs: dict[str, Path], here: Path
-) -> None:
-    result = run("fit", "--config", configs["vit"], "--wandb_checkpoints=true", *options)
-    assert (result.code, said in result.err) == (2, True)
-    assert not list(here.iterdir())
 
 
 def test_seeds_form_a_wandb_group(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import torch
 import yaml
 from torch.multiprocessing import ProcessExitedException
 
-from fourfold.commands.train import checks
 from fourfold.commands.train.lightning_cli import FourfoldCLI
 
 Run = Callable[..., Any]
@@ -328,7 +327,7 @@ def test_run_directory_is_locked_during_training(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
     call = ["fit", "--config", configs["vit"], "--run_dir=r", "--trainer.max_steps=1"]
-    holds = "import sys; from fourfold.commands.train.run_directory import RunDirectory as R\n"
+    holds = "import sys; from fourfold.commands.run_directory import RunDirectory as R\n"
     holds += "with R('r').lock(): print('held', flush=True), sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -514,16 +513,6 @@ def test_validation_prints_the_bleu_signature(run: Run, trained: Train) -> None:
             "trainer.val_check_interval must be a number of batches from 1, or a fraction above 0",
         ),
         (
-            "mt",
-            ["--average_every_n_steps=2"],
-            "average_every_n_steps needs --average_last_checkpoints",
-        ),
-        (
-            "mt",
-            ["--average_last_checkpoints=2", "--trainer.enable_checkpointing=false"],
-            "average_last_checkpoints needs trainer.enable_checkpointing",
-        ),
-        (
             "lm",
             [
                 "--trainer.max_steps=-1",
@@ -637,22 +626,6 @@ def test_float32_matmul_precision(
     for more in ([], ["--float32_matmul_precision=high"]):
         assert run("fit", "--config", configs["mt"], "--trainer.max_steps=1", *more).code == 0
     assert asked == ["highest", "high"]
-
-
-def test_model_that_does_not_fit_into_memory_is_refused(
-    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks, "available_memory", lambda: 3 * 2**20)
-    large = ["--model.config.d_model=256", "--model.config.n_layers=2"]
-    result = run("fit", "--config", configs["lm"], "--run_dir=r", *large)
-    assert result.code == 2
-    assert "the model needs at least 9.81 MiB" in result.err
-    assert "3.00 MiB (3,145,728 bytes) are free in this machine's RAM" in result.err
-    assert "--check_memory false" in result.err
-    assert not (here / "r").exists()
-    assert run("fit", "--config", configs["lm"], "--run_dir=r").code == 0
-    more = ["--run_dir=s", "--trainer.max_steps=1", "--check_memory=false"]
-    assert run("fit", "--config", configs["lm"], *more, *large).code == 0
 
 
 def test_rows_of_metrics_csv_count_steps_as_the_console(

@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
+from fourfold.commands.config_files import locate
 from fourfold.commands.recipe import make_parser, parse
-from fourfold.commands.train.config_files import locate
 from fourfold.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.commands.train.config_files import is_given
+from fourfold.commands.config_files import is_given
 from fourfold.core.precision import (
     ALIASES,
     AUTO,
@@ -46,21 +46,17 @@ def set_precision(
     chosen = config["auto_precision"]
     was_auto = chosen is not None and given == chosen and not is_given(OPTION, arguments)
     config["auto_precision"] = given if was_auto else None
-    if given != AUTO and (trains or not was_auto):
-        if given in PRECISIONS and (warning := slow_precision(given, device, OPTION)):
-            _print(warning, sys.stderr)
-        return
-    fast, because = resolve_precision(AUTO, device), describe_bf16(device)
-    earlier = (recorded or {}).get("trainer", {}).get("precision", fast) if trains else fast
-    trainer["precision"] = config["auto_precision"] = kept = resolve_precision(earlier, device)
-    if kept == fast:
-        _print(f"{OPTION} {AUTO}: {kept}, since {because}", sys.stdout)
-    else:
-        text = f"{OPTION}: the training was started with {kept} and keeps it, although {fast}"
-        _print(f"{text} is faster here: {because}", sys.stderr)
+    if given == AUTO or (was_auto and not trains):
+        earlier = (recorded or {}).get("trainer", {}).get("precision", AUTO) if trains else AUTO
+        given = trainer["precision"] = resolve_precision(earlier, device)
+        config["auto_precision"] = given
+        is_new = earlier == AUTO
+        reason = f"since {describe_bf16(device)}" if is_new else "as when the training was started"
+        _print(f"{OPTION} {AUTO}: {given}, {reason}", sys.stdout)
+    if given in PRECISIONS and (warning := slow_precision(given, device, OPTION)):
+        _print(warning, sys.stderr)
 
 
+@rank_zero_only
 def _print(text: str, stream: Any) -> None:
-    """Print a line on the first rank."""
-    if getattr(rank_zero_only, "rank", 0) == 0:
-        print(text, file=stream, flush=True)
+    print(text, file=stream, flush=True)

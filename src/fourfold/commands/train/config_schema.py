@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from fourfold.commands.config_files import config_files, entries, options, read_tree
 from fourfold.commands.packaged_recipes import SUFFIXES, recipe_names, recipes_folder
-from fourfold.commands.train.config_files import config_files, entries, options, read_tree
 from fourfold.errors import InputError
 
 CLASSES = ("model", "data")  # sections with a class_path

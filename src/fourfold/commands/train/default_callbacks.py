@@ -1,7 +1,6 @@
 """Callbacks and plugins that a command such as `fit` adds to those of the config."""
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from lightning import Callback
@@ -25,7 +24,7 @@ from fourfold.callbacks.monitoring.sample_logging import LogSamples
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.callbacks.runtime.compile_blocks import CompileBlocks
 from fourfold.callbacks.runtime.malloc import DisableMallocTrim
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.lightning_internals import EpochProgressBar
 from fourfold.loggers.metrics_csv import RewindMetricsCSV
 from fourfold.loggers.wandb_logger import UploadCheckpoints
@@ -34,7 +33,7 @@ BAR_THEME = RichProgressBarTheme(metrics_format=".4g")
 
 
 def make_callbacks(
-    command: str, run: RunDirectory, config: Any, config_text: str, changes: Sequence[str] = ()
+    command: str, run: RunDirectory, config: Any, config_text: str
 ) -> list[Callback]:
     """Return the default callbacks of a command, in the order in which Lightning must call them.
 
@@ -43,7 +42,6 @@ def make_callbacks(
         run: Directory of the run.
         config: All options of the command.
         config_text: The options as YAML text, which `fit` writes to config.yaml.
-        changes: Lines about options that have changed since the training that is resumed.
     """
     trainer = config["trainer"]
     writes_files = not trainer["fast_dev_run"]
@@ -66,7 +64,7 @@ def make_callbacks(
     if config["ema_decay"] is not None:
         callbacks.append(ExponentialMovingAverage(config["ema_decay"]))
     if writes_files:
-        callbacks += [RewindMetricsCSV(), RunFiles(run.path, config_text, changes)]
+        callbacks += [RewindMetricsCSV(), RunFiles(run.path, config_text)]
         saves_checkpoints = trainer["enable_checkpointing"] is not False
         callbacks += _make_savers(run, config) if saves_checkpoints else [StopOnSignal()]
     return [*callbacks, *output]

@@ -4,16 +4,15 @@ import json
 import os
 import uuid
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fourfold.atomic_files import write_atomically
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.default_callbacks import as_list
-from fourfold.commands.train.run_directory import RunDirectory
-from fourfold.errors import InputError
+from fourfold.errors import InputError, reading
 from fourfold.loggers.metrics_csv import MetricsCSVLogger
 from fourfold.loggers.wandb_logger import WandbRunLogger
 
@@ -49,23 +48,18 @@ def wandb_mode(value: str) -> str:
     """Return the mode of W&B ("off", "offline" or "online") for a value of `--wandb`.
 
     Raises:
-        InputError: The package wandb is not installed, or "online" lacks an API key.
+        InputError: The package wandb is not installed.
     """
     if value == "off":
         return "off"
     if not find_spec("wandb"):
         raise InputError("needs the package wandb: pip install 'fourfold[wandb]'", option="--wandb")
-    if value == "offline":
+    if value != "auto":
         return value
     from requests.utils import get_netrc_auth  # wandb depends on requests
 
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    if os.environ.get("WANDB_API_KEY") or get_netrc_auth(server):
-        return "online"
-    if value == "online":
-        message = "online needs an API key: run `wandb login`, set WANDB_API_KEY, or use offline"
-        raise InputError(message, option="--wandb")
-    return "off"
+    return "online" if os.environ.get("WANDB_API_KEY") or get_netrc_auth(server) else "off"
 
 
 def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> list[Any]:
@@ -78,7 +72,9 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> l
         return []
     file = run.path / "wandb.json"
     if file.is_file():
-        identity = _read_identity(file)
+        with reading(file):
+            identity = json.loads(file.read_text(encoding="utf-8"))
+            identity = {**identity, "id": str(identity["id"])}
     else:
         identity = {
             "project": config["wandb_project"],
@@ -101,15 +97,3 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> l
             **identity,
         )
     ]
-
-
-def _read_identity(file: Path) -> dict[str, Any]:
-    """Read the arguments that identify a W&B run, such as id, project and name."""
-    try:
-        identity = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(identity["id"], str):
-            return dict(identity)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        pass
-    message = "the file does not hold the id of a W&B run; remove it to start a new W&B run"
-    raise InputError(message, file=file)

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.checkpoints.files import find_checkpoint
 from fourfold.checkpoints.word_vectors import is_vector_file
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.hub import directory
 from fourfold.tokenization import pretrained
@@ -66,7 +66,10 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
             model_config["vocab_size"] = None
         file = data["tokenizer"]["file"] = _moved_tokenizer(data["tokenizer"]["file"], run)
         if file is None and not (run and run.checkpoints.exists()):
-            _warn_of_new_tokenizer(path, classes)
+            rank_zero_warn(
+                "the config has data.tokenizer without a file, so a new tokenizer is trained, and"
+                f" its tokens that {path} lacks get new embeddings"
+            )
     else:
         for name, value in _source_tokenizer(path, run, classes).items():
             data["tokenizer"][name] = value
@@ -83,18 +86,6 @@ def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...])
         family = type(_read_source(path, classes)).__name__
         message = f"must be a model that reads {allowed}, got a {family}"
         raise InputError(message, option="model.init_from", file=path)
-
-
-def _warn_of_new_tokenizer(path: str, classes: tuple[str, ...]) -> None:
-    """Warn that a new tokenizer will be trained although the source model has a tokenizer."""
-    default = asdict(TokenizerConfig())
-    values = _source_tokenizer(path, None, classes).items()
-    kept = [f"--data.tokenizer.{name} {x}" for name, x in values if x != default[name]]
-    if kept:
-        rank_zero_warn(
-            "the config has data.tokenizer without a file, so a new tokenizer is trained, and its"
-            f" tokens that {path} lacks get new embeddings; {' '.join(kept)} keeps its tokenizer"
-        )
 
 
 def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:

@@ -1,17 +1,18 @@
 """`fourfold fit|validate|test|predict`: LightningCLI with run directories and exact resume."""
 
 import logging
+import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning import LightningDataModule, Trainer
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI, LRSchedulerTypeTuple
@@ -23,17 +24,15 @@ from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.callbacks.checkpointing.preemption import EXIT_CODE, INTERRUPTED
 from fourfold.checkpoints.word_vectors import is_vector_file
+from fourfold.commands.config_files import expand_arguments, fingerprints, locate
+from fourfold.commands.metrics_report import show_table, write_metrics
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.auto_precision import set_precision
-from fourfold.commands.train.changed_options import describe_changes
-from fourfold.commands.train.checks import check_memory
-from fourfold.commands.train.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
-from fourfold.commands.train.metrics_report import show_table, write_metrics
 from fourfold.commands.train.options import add_options, check_options, check_seed
-from fourfold.commands.train.parser import Parser, import_classes, parse_config, was_raised_in
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.train.parser import Parser, import_classes, parse_config, trainer_errors
 from fourfold.commands.train.torch_optimizer import replace_optimizer
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import DiskError, InputError
@@ -56,11 +55,6 @@ IGNORED_WARNINGS = (
     ".*callbacks used to create the checkpoint need to be provided.*",
     ".*Total length of `list` across ranks is zero.*",  # raised without a validation split
     ".*`isinstance.treespec, LeafSpec.*",
-)
-OUT_OF_MEMORY = (
-    "The device has too little memory: use smaller batches and raise"
-    " --trainer.accumulate_grad_batches; `fourfold plan --memory GIB` with the same options prints"
-    " values that keep the global batch."
 )
 # Modules in which Lightning rejects Trainer arguments that do not fit the data or checkpoint, such
 # as a `val_check_interval` longer than an epoch, or a `max_epochs` that is already exceeded.
@@ -122,9 +116,6 @@ class FourfoldCLI(LightningCLI):
         import_classes(None if "--help" in arguments else classes)
         try:
             cls(args=arguments)
-        except torch.OutOfMemoryError as error:
-            error.add_note(OUT_OF_MEMORY)
-            raise
         except ProcessExitedException as stop:  # a rank of the strategy ddp_fork or ddp_spawn
             if stop.exit_code not in (EXIT_CODE, INTERRUPTED):
                 raise
@@ -164,9 +155,8 @@ class FourfoldCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the options, and choose the run directory, the checkpoint and the precision.
 
-        Three attributes are set. `run_directory` is a `RunDirectory`. `checkpoint` is the path of
-        the checkpoint to load, or None. `changes` is a list of lines about options that differ from
-        those of the training to resume.
+        Two attributes are set: `run_directory`, a `RunDirectory`, and `checkpoint`, the path of the
+        checkpoint to load, or None.
         """
         config = self.options
         check_options(config)
@@ -194,9 +184,8 @@ class FourfoldCLI(LightningCLI):
         recorded = origin.recorded_config() if origin and trains else {}
         set_precision(config, self.arguments, recorded, trains=trains)
         self.first_step = 0  # of this process
-        self.changes: list[str] = []
-        if origin and trains:
-            self.changes = describe_changes(self.dump(), origin.config)
+        if recorded:
+            _check_unchanged(yaml.safe_load(self.dump()), recorded)
 
     def _find_checkpoint(self, config: Any) -> Path | None:
         """Return the path of the checkpoint to load.
@@ -248,9 +237,7 @@ class FourfoldCLI(LightningCLI):
         checkpoint_io = AtomicCheckpointIO(self._read_checkpoint)
         kwargs["plugins"] = [*plugins, checkpoint_io, *slurm_environment(plugins)]
         kwargs["logger"] = False  # loggers are made in `fit`, once the data are known to exist
-        callbacks = make_callbacks(
-            self.command, self.run_directory, config, self.dump(), self.changes
-        )
+        callbacks = make_callbacks(self.command, self.run_directory, config, self.dump())
         kwargs["callbacks"] = [*callbacks, *as_list(trainer["callbacks"])]
         kwargs["default_root_dir"] = str(self.run_directory.path)
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
@@ -310,10 +297,7 @@ class FourfoldCLI(LightningCLI):
 
         The exit code of the error is 75, that of a training that can be resumed.
         """
-        try:
-            newest = self.run_directory.checkpoint_to_resume("auto", None)
-        except (InputError, OSError):
-            newest = None
+        newest = next(self.run_directory.resume_candidates(), None)
         hint = f"run the same command again to resume from {newest}"
         stopped = DiskError(f"{problem}; {hint if newest else 'no checkpoint is complete'}")
         stopped.exit_code = EXIT_CODE
@@ -327,11 +311,8 @@ class FourfoldCLI(LightningCLI):
         is_first = getattr(rank_zero_only, "rank", 0) == 0
         if self.command == "fit" and is_first and not self.is_dry_run:
             resources.enter_context(self.run_directory.lock())  # before a file is written in it
-        if self.command == "fit":
-            if self.trainer.world_size == 1:  # several ranks set up together to share a tokenizer
-                self.datamodule.setup("fit")
-            if self.options["check_memory"]:
-                check_memory(self.model, self.trainer, self.datamodule)
+        if self.command == "fit" and self.trainer.world_size == 1:
+            self.datamodule.setup("fit")  # several ranks set up together to share a tokenizer
         if self.command != "predict" and not self.is_dry_run:
             self.trainer.loggers = make_loggers(
                 self.command, self.run_directory, self._built(), self.dump()
@@ -354,36 +335,23 @@ class FourfoldCLI(LightningCLI):
             }
             write_metrics(file, metrics, origin)
             print(f"wrote {file}", flush=True)
-            if self.options["look"]:
-                self._write_page()
-
-    def _write_page(self) -> None:
-        """Write the page of `fourfold look` for the first rows of the test split."""
-        if self.checkpoint is None:
-            raise InputError("needs a checkpoint", option="--look")
-        from fourfold.explorer.write import write_page
-
-        out = self.run_directory.path / "test" / "look.html"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        classes = tuple(self.options["allow_class"])
-        command = shlex.join(["fourfold", self.command, "--look", "true"])
-        print(write_page(self.checkpoint, self.datamodule, out, classes, command), flush=True)
 
 
-@contextmanager
-def trainer_errors(*modules: str) -> Iterator[None]:
-    """Convert Lightning's errors about arguments of the Trainer to InputErrors, in a `with` block.
+def _check_unchanged(config: dict[str, Any], recorded: dict[str, Any]) -> None:
+    """Raise InputError if options differ that a resumed training cannot change."""
 
-    Args:
-        modules: Prefixes of module names, such as "lightning.". Only errors that were raised in
-            these modules are converted.
-    """
-    try:
-        yield
-    except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
-        if was_raised_in(error, modules):
-            raise InputError(str(error).strip(), option="trainer:") from error
-        raise
+    # A checkpoint names neither the class of an optimizer of torch nor that of its scheduler.
+    def fixed(content: dict[str, Any]) -> dict[str, Any]:
+        source = content.get("model", {}).get("init_args", {}).get("init_from")
+        source = os.path.realpath(source) if isinstance(source, str) else source
+        names = ("optimizer", "lr_scheduler")
+        return {"model.init_from": source, **{name: content.get(name) for name in names}}
+
+    current = fixed(config)
+    for name, value in fixed(recorded).items():
+        if current[name] != value:
+            message = f"must be {value}, with which this training started, got {current[name]}"
+            raise InputError(f"{message}; another value needs another --run_dir", option=name)
 
 
 def limit_warnings() -> None:

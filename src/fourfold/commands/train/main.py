@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fourfold.commands.train.config_files import expand_arguments
+from fourfold.commands.config_files import expand_arguments
 from fourfold.commands.train.config_schema import check_keys, unknown_key
 
 

@@ -16,11 +16,6 @@ from fourfold.errors import InputError
 # Least values of options that neither Lightning nor jsonargparse checks.
 MINIMA = {
     "trainer.accumulate_grad_batches": 1,
-    "trainer.check_val_every_n_epoch": 1,
-    "trainer.num_nodes": 1,
-    "trainer.log_every_n_steps": 0,
-    "trainer.gradient_clip_val": 0,
-    "trainer.num_sanity_val_steps": -1,
     "average_last_checkpoints": 0,
     "average_every_n_steps": 1,
     "checkpoint.every_n_steps": 1,
@@ -56,11 +51,10 @@ class RunOptions:
         wandb_checkpoints: Upload last.ckpt, best.ckpt and average.ckpt to W&B.
         log_samples: Log sample outputs, attention maps and a confusion matrix after training and in
             a test.
-        look: Write RUN_DIR/test/look.html, the page of `fourfold look`, in a test.
+        look: Without effect, as check_memory; `fourfold look` writes the page of a run.
         tensorboard: Write TensorBoard files if tensorboard is installed.
         log_every_seconds: Seconds between lines of progress if the output is not a terminal.
-        check_memory: Refuse to train a model whose weights, gradients and optimizer states need
-            more memory than is available. false starts the training nevertheless.
+        check_memory: Without effect; accepted because the config.yaml of earlier versions has it.
         allow_class: Import paths of your own classes of models and tasks. A class outside of
             fourfold is loaded from the checkpoint given by model.init_from only if it is listed.
     """
@@ -105,18 +99,10 @@ def check_options(config: Any) -> None:
     check_numbers(config)
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
-    averages = config["average_last_checkpoints"] != 0
     if config["ema_decay"] is not None:
         check_range("--ema_decay", config["ema_decay"], above=0, below=1)
-        if averages:
+        if config["average_last_checkpoints"]:
             raise InputError("excludes --average_last_checkpoints", option="--ema_decay")
-    if config["average_every_n_steps"] is not None and not averages:
-        raise InputError("needs --average_last_checkpoints", option="--average_every_n_steps")
-    if config["wandb_checkpoints"] and config["wandb"] == "off":
-        raise InputError("needs --wandb offline, online or auto", option="--wandb_checkpoints")
-    for name in ("average_last_checkpoints", "wandb_checkpoints"):
-        if config[name] and trainer["enable_checkpointing"] is False:
-            raise InputError("needs trainer.enable_checkpointing, got false", option=f"--{name}")
 
 
 def check_seed(name: str, seed: int | bool | None) -> None:

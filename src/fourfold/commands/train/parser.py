@@ -7,7 +7,8 @@ full name.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from pkgutil import resolve_name
@@ -16,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from jsonargparse import Namespace
 from lightning import LightningDataModule, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 import fourfold.data
@@ -132,6 +134,23 @@ def was_raised_in(error: Exception, prefix: str | tuple[str, ...]) -> bool:
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(prefix)
+
+
+@contextmanager
+def trainer_errors(*modules: str, option: str = "trainer:") -> Iterator[None]:
+    """Convert errors of Lightning or torch about arguments to InputErrors, in a `with` block.
+
+    Args:
+        modules: Prefixes of module names, such as "lightning.". Only errors that were raised in
+            these modules are converted.
+        option: The option that the InputError names.
+    """
+    try:
+        yield
+    except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
+        if was_raised_in(error, modules):
+            raise InputError(str(error).strip(), option=option) from error
+        raise
 
 
 def import_classes(names: Iterable[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning import LightningModule
 from lightning.pytorch.cli import instantiate_class
 
-from fourfold.commands.train.parser import was_raised_in
+from fourfold.commands.train.parser import trainer_errors
 from fourfold.errors import InputError
 
 
@@ -45,13 +45,9 @@ def replace_optimizer(
 
     def configure_optimizers() -> Any:
         parameters = [p for p in task.parameters() if p.requires_grad]
-        try:
+        with trainer_errors("torch.", "lightning.", option="--optimizer:"):
             built: Any = instantiate_class(parameters, optimizer)
             schedule = instantiate_class(built, scheduler) if scheduler else None
-        except (TypeError, ValueError) as error:
-            if was_raised_in(error, ("torch.", "lightning.")):
-                raise InputError(str(error), option="--optimizer:") from error
-            raise
         # As in `Task.configure_optimizers`: Lightning unscales and clips the gradients of fp16.
         built._step_supports_amp_scaling = False
         return combine(task, built, schedule)

@@ -20,8 +20,8 @@ import yaml
 
 from fourfold.atomic_files import write_atomically
 from fourfold.commands import subprocess_runs
-from fourfold.commands.train.config_files import check_unedited, entries, fingerprints, read_tree
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.config_files import check_unedited, entries, fingerprints, read_tree
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.precision import AUTO
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError

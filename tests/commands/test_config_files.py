@@ -4,8 +4,8 @@ from typing import Any
 
 import yaml
 
+from fourfold.commands.config_files import config_files, expand_arguments, locate
 from fourfold.commands.recipe import make_parser
-from fourfold.commands.train.config_files import config_files, expand_arguments, locate
 from fourfold.commands.train.parser import parse_config
 from fourfold.errors import InputError
 

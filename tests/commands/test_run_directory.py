@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fourfold.commands.train import run_directory
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands import run_directory
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
 
 
@@ -192,7 +192,7 @@ def test_cleanup_never_removes_what_another_process_uses(tmp_path: Path) -> None
     """Two kinds of processes: one fails and cleans up, the others train in the same directory."""
     script = """
 import pathlib, sys
-from fourfold.commands.train.run_directory import RunDirectory
+from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
 for number in range(400):
     run = RunDirectory(sys.argv[1])

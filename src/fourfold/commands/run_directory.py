@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import IO, Any
 import yaml
 
 from fourfold.atomic_files import set_aside
-from fourfold.commands.train.config_files import fingerprints
+from fourfold.commands.config_files import fingerprints
 from fourfold.errors import InputError
 
 # Errors of PyYAML, besides its own, for values such as `!!int x`.
@@ -66,8 +65,6 @@ class RunDirectory:
             InputError: This run directory contradicts `resume` or `ckpt_path`, or all checkpoints
                 of the directory that is read are corrupted.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"must be a directory, got the file {self.path}", option="--run_dir")
         available = next(self.resume_candidates(), None)
         if resume == "never" and available:
             raise self._must_be_new("with --resume never", "without it")
@@ -112,7 +109,6 @@ class RunDirectory:
         """
         from fourfold.checkpoints.files import DamagedFile, read_file
 
-        is_missing = not self.last.is_file()
         damaged: list[tuple[Path, str]] = []
         for chosen in self.resume_candidates():
             try:
@@ -127,8 +123,6 @@ class RunDirectory:
                 f" directory to start from scratch, or choose another one (corrupted: {names})",
                 file=self.checkpoints,
             )
-        if is_missing:
-            print(f"{self.last} is missing: resuming from {chosen.name}", file=sys.stderr)
         for file, reason in damaged:
             set_aside(file, reason, f"resuming from {chosen.name}")
         return chosen
