@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Any
 import lightning
 from torch import Tensor
 
-from fourfold.checkpoints.classes import (
-    Classes,
-    find_user_class,
-    is_shipped,
-    public_path,
-)
+from fourfold.checkpoints.classes import Classes, find_user_class, is_shipped, public_path
 from fourfold.checkpoints.files import find_checkpoint, read_file
-from fourfold.checkpoints.load import (
-    check_classes,
-    load_weights,
-    stored_defaults,
-)
+from fourfold.checkpoints.load import check_classes, load_weights, stored_defaults
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
     check_content,

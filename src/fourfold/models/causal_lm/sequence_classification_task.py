@@ -9,10 +9,7 @@ from torch import Tensor
 
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, upcast_fp32
-from fourfold.models import (
-    CausalClassifier,
-    CausalClassifierConfig,
-)
+from fourfold.models import CausalClassifier, CausalClassifierConfig
 from fourfold.models.masked_lm.sequence_classification_task import SequenceClassification
 from fourfold.optim import OptimizerConfig
 
