@@ -69,10 +69,6 @@ class CLIPConfig(TransformerConfig):
     d_embed: int = 512
     ranges: ClassVar = {"eos_id": {"minimum": 0, "maximum": MAX_VOCABULARY}}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.image_tower  # the constructor checks the divisibility of image_d_model
-
     @property
     def n_prefix(self) -> int:
         """Number of tokens before the patches: the class token."""

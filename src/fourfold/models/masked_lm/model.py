@@ -107,13 +107,6 @@ class MaskedLM(Model):
             raise InputError("must be true to compute logits of a masked LM", option="head")
         return super().logits(h)
 
-    def output_at(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return input, weight and bias of the map to the logits (see `VocabularyHead.output`).
-
-        The N positions are indices in the flattened batch of B * T tokens.
-        """
-        return self.head.output(h.flatten(0, 1)[positions])
-
     def next_sentence_logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to next-sentence logits (B, 2).
 

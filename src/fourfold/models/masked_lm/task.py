@@ -58,7 +58,7 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
             batch.ids, segments=batch.segments, mask=batch.mask, documents=batch.documents
         )
         positions = masked_positions(batch)
-        output = self.model.output_at(h, positions)
+        output = self.model.head.output(h.flatten(0, 1)[positions])
         return h, (*output, batch.targets.flatten()[positions])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:
