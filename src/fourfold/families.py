@@ -58,6 +58,15 @@ class Family:
     views: Mapping[str, str] = field(default_factory=dict)
 
 
+def with_configs(package: str, models: Mapping[str, str]) -> dict[str, str]:
+    """Return the modules of models and of their configs, such as ViT and ViTConfig, by class name.
+
+    `models` has the name of the module in `package` by the name of the model.
+    """
+    pairs = ((name + end, module) for name, module in models.items() for end in ("", "Config"))
+    return {name: f"{package}.{module}" for name, module in pairs}
+
+
 @cache
 def _built_in() -> tuple[Family, ...]:
     package = import_module("fourfold.models")

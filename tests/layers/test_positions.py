@@ -67,8 +67,7 @@ def test_sinusoidal_positions_are_not_in_the_state_dict() -> None:
     [
         ("sinusoidal", 4, 5, "d_model must be even .* got 5"),
         ("sinusoidal_halves", 4, 7, "d_model must be even .* got 7"),
-        ("sincos2d", 8, 8, "got 8 patches and a d_model of 8"),
-        ("sincos2d", 9, 6, "got 9 patches and a d_model of 6"),
+        ("sincos2d", 9, 6, "d_model must be divisible by 4 for sincos2d, got 6"),
         ("rotary", 4, 4, "positions must be one of none, learned.* got 'rotary'"),
     ],
 )

@@ -17,44 +17,44 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 MAX_SIZE = 2**31 - 1  # of one dimension; torch counts the elements of a tensor in 64 bits
 MAX_BEAMS = 1024  # width of a beam search, whose memory grows with it
 MAX_DEPTH = 64  # levels of nested mappings and lists in a config or a checkpoint
-# Fields of model configs, by the range of their values. Each config has only some of the fields.
+MAX_IMAGE_SIDE = 2**14  # in pixels
+MAX_VOCABULARY = 2**24
+# Largest value of an integer field of a model config, by the end of its name, and of all others.
 # The largest values are far above those of published models. They reject numbers whose layers or
 # tables no machine can build, before anything is allocated.
-_WIDTHS = ("d_model", "d_head", "d_value", "d_embed", "hidden_size", "representation_size")
-POSITIVE: dict[str, int] = {  # largest value by name
-    **dict.fromkeys(("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"), 1024),
-    **dict.fromkeys(
-        ("n_heads", "n_kv_heads", "n_decoder_heads", "image_n_heads", "decoder_n_heads"), 4096
-    ),
-    "n_channels": 4096,
-    **dict.fromkeys((*_WIDTHS, "image_d_model", "decoder_d_model"), 2**20),
-    **dict.fromkeys(("n_buckets", "max_distance"), 2**20),
-    **dict.fromkeys(("d_ff", "image_d_ff", "decoder_d_ff", "max_len", "window"), 2**22),
-    **dict.fromkeys(("vocab_size", "n_classes"), 2**24),
-    **dict.fromkeys(("image_size", "patch_size"), 2**14),
+LARGEST = {
+    "layers": 1024,
+    **dict.fromkeys(("heads", "channels"), 4096),
+    **dict.fromkeys(("image_size", "patch_size"), MAX_IMAGE_SIDE),
+    **dict.fromkeys(("d_ff", "max_len", "window"), 2**22),
+    **dict.fromkeys(("vocab_size", "n_classes"), MAX_VOCABULARY),
 }
-NOT_NEGATIVE = {
-    "n_segments": 2**16,
-    "lstm_width": 2**20,
-    **dict.fromkeys(("eos_id", "pad_id", "decoder_start_token_id"), 2**24),
-}
-FRACTIONS = ("norm_eps", "dropout", "attn_dropout", "ff_dropout", "drop_path", "head_dropout")
+LARGEST_OF_OTHERS = 2**20
+FRACTIONS = ("norm_eps", "dropout", "drop_path")  # ends of names
 
 
 def check_fields(config: Any) -> None:
     """Raise InputError if a field of a model config is outside its type or range.
 
-    The ranges are those of `POSITIVE` (from 1), `NOT_NEGATIVE` (from 0), both up to their largest
-    values, and `FRACTIONS` (from 0, below 1), by the name of the field.
+    Integers are from 1 to a value of `LARGEST`, and floats with a name in `FRACTIONS` from 0 and
+    below 1. A class states other ranges in the class variable `ranges`: arguments of `check_range`
+    by name of the field. None is always allowed.
     """
     check_types(config)
-    values = vars(config)
-    for name, maximum in POSITIVE.items():
-        check_positive(name, values.get(name), maximum)
-    for name, maximum in NOT_NEGATIVE.items():
-        check_range(name, values.get(name, 0) or 0, minimum=0, maximum=maximum)
-    for name in FRACTIONS:
-        check_range(name, values.get(name, 0.0), minimum=0.0, below=1.0)
+    ranges: dict[str, Any] = {}
+    for cls in reversed(type(config).__mro__):
+        ranges |= vars(cls).get("ranges", {})
+    for name, declared in ((field.name, field.type) for field in fields(config)):
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if name in ranges:
+            check_range(name, value, **ranges[name])
+        elif isinstance(value, int) and int in (declared, *get_args(declared)):
+            ends = (n for end, n in LARGEST.items() if name.endswith(end))
+            check_positive(name, value, next(ends, LARGEST_OF_OTHERS))
+        elif name.endswith(FRACTIONS):
+            check_range(name, value, minimum=0.0, below=1.0)
 
 
 def require_sizes(config: Any) -> None:
@@ -204,6 +204,13 @@ def suggestion(value: str, choices: Sequence[str]) -> str:
         return f"; {value} is feed_forward: glu with activation: {activation}"
     close = get_close_matches(value, choices, n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def check_absent(reason: str, **values: object) -> None:
+    """Raise InputError for the first keyword argument that is not None."""
+    for name, value in values.items():
+        if value is not None:
+            raise InputError(f"must be None for {reason}", option=name)
 
 
 def check_positive(name: str, value: int | None, maximum: int = MAX_SIZE) -> None:

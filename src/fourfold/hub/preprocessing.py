@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 
-from fourfold.core.validation import POSITIVE, check_positive, check_type
+from fourfold.core.validation import MAX_IMAGE_SIDE, check_positive, check_type
 from fourfold.errors import InputError, reading
 from fourfold.families import lookup
 from fourfold.hub.architecture import Json, check_allowed, get_key
@@ -298,7 +298,7 @@ def _read_side(settings: Json, key: str, default: int) -> int:
             raise InputError(f"must be a square, got {height}x{width}", option=key)
         value = height
     check_type(key, value, int)
-    check_positive(key, value, POSITIVE["image_size"])
+    check_positive(key, value, MAX_IMAGE_SIDE)
     return value
 
 

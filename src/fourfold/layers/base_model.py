@@ -70,18 +70,6 @@ class Model(nn.Module):
             the entries of a key-value cache must stay in the order of their positions.
         attention_classes: Classes of the attention modules.
         cache_class: Class of the cache.
-
-    Example:
-        >>> class Bigram(Model):
-        ...     def __init__(self, vocab_size):
-        ...         super().__init__()
-        ...         self.table = nn.Embedding(vocab_size, vocab_size)
-        ...     def hidden(self, ids):
-        ...         return ids
-        ...     def logits(self, h):
-        ...         return self.table(h)
-        >>> Bigram(100)(torch.tensor([[1, 2, 3]])).argmax(-1).shape
-        torch.Size([1, 3])
     """
 
     config: Any
@@ -164,11 +152,6 @@ class Model(nn.Module):
         A parameter belongs to the first group with a module that contains it. The group of the last
         block ends with the stacks, and so has their final norms. Stacks without blocks are in the
         group of the embeddings. The last group is the model itself, for output heads.
-
-        Example:
-            >>> from fourfold.models import create
-            >>> [len(group) for group in create("transformer_base", vocab_size=9).layer_groups()]
-            [2, 2, 2, 2, 2, 2, 4, 1]
         """
         blocks: list[Any] = [m.blocks for m in self.modules() if hasattr(m, "blocks")]
         depths = zip_longest(*blocks, fillvalue=nn.Identity())

@@ -17,22 +17,12 @@ class GenerationDefaults:
     Args:
         bos_id: First token of a decoder's input (`decoder_start_token_id` in transformers).
         eos_id: Token that ends a sequence.
-        pad_id: Token that fills the columns after the end of a sequence.
-        num_beams: Beam width; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Formula of the penalty: gnmt, power or none.
         stop_ids: Further tokens that end a sequence.
-        max_new_tokens: Maximum number of new tokens.
         temperature: Divisor of the logits in sampling; None means greedy search.
         top_k: Sample from the k most probable tokens only.
         top_p: Sample from the most probable tokens with this total probability only.
-
-    Example:
-        >>> import torch, fourfold
-        >>> model = fourfold.create("gpt2", n_layers=1, vocab_size=100).eval()
-        >>> model.generation_defaults = GenerationDefaults(max_new_tokens=3)
-        >>> fourfold.generate(model, torch.tensor([[5, 6]])).shape
-        torch.Size([1, 5])
     """
 
     bos_id: int | None = None

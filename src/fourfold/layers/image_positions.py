@@ -18,12 +18,7 @@ from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
 from fourfold.core.rotary import Rotation
 from fourfold.errors import InputError
-from fourfold.layers.positions import (
-    POSITIONS,
-    PositionTable,
-    Tables,
-    make_positions,
-)
+from fourfold.layers.positions import POSITIONS, PositionTable, Tables, make_positions
 
 ViTPositions = Literal[
     "none",
@@ -85,19 +80,10 @@ def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> Position
         width: Width D of a vector, divisible by 4.
         n_steps: Number of steps between both ends of this range. None means width / 4 - 1, so that
             the longest wavelength is that of the last channel.
-
-    Example:
-        >>> table = sincos2d(16, 8).weight.view(4, 4, 8)  # row, column, channel
-        >>> torch.equal(table[0, 1, :4], table[3, 1, :4])  # the column
-        True
     """
     side = math.isqrt(n_rows)
-    if side * side != n_rows or width % 4:
-        raise InputError(
-            f"sincos2d needs a square number of patches and a d_model divisible by 4,"
-            f" got {n_rows} patches and a d_model of {width}",
-            option="positions",
-        )
+    if width % 4:
+        raise InputError(f"must be divisible by 4 for sincos2d, got {width}", option="d_model")
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     # Not torch.linspace, which transformers replaces by a version without the meta device.
     steps = torch.arange(width // 4, dtype=torch.float64) / max(n_steps or width // 4 - 1, 1)
@@ -176,7 +162,6 @@ class PositionedStack(Stack):
 
     Args:
         positions: relative, for a bias that all blocks share, or learned or learned2d, for vectors.
-        length: Number of tokens T.
         shared: Add the vectors of one table in all blocks. False gives each block its own table.
     """
 

@@ -10,7 +10,7 @@ from typing import Literal
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from fourfold.core.validation import MAX_SIZE, POSITIVE, check_positive, check_range
+from fourfold.core.validation import MAX_SIZE, MAX_VOCABULARY, check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer, split_for_workers
 
@@ -97,7 +97,7 @@ def train_tokenizer(
         message = f"must exceed the {len(special)} special tokens, got {config.vocab_size}"
         raise InputError(message, option="tokenizer.vocab_size")
     # The library allocates the vocabulary at once, and aborts the process if it cannot.
-    check_positive("tokenizer.vocab_size", config.vocab_size, POSITIVE["vocab_size"])
+    check_positive("tokenizer.vocab_size", config.vocab_size, MAX_VOCABULARY)
     check_range("tokenizer.min_frequency", config.min_frequency, minimum=0, maximum=MAX_SIZE)
     # The library needs a hundred bytes for each byte of a single text.
     if config.kind in ("bpe", "byte_bpe", "wordpiece", "word"):

@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Any
 import lightning
 from torch import Tensor
 
-from fourfold.checkpoints.classes import (
-    Classes,
-    find_user_class,
-    is_shipped,
-    public_path,
-)
+from fourfold.checkpoints.classes import Classes, find_user_class, is_shipped, public_path
 from fourfold.checkpoints.files import find_checkpoint, read_file
-from fourfold.checkpoints.load import (
-    check_classes,
-    load_weights,
-    stored_defaults,
-)
+from fourfold.checkpoints.load import check_classes, load_weights, stored_defaults
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
     check_content,
@@ -64,18 +55,11 @@ def load_task(
     path = find_checkpoint(Path(path)) if Path(path).is_dir() else path
     task = task_from_checkpoint(read_file(path), path, classes, overrides, strict)
     expected = (expect,) if isinstance(expect, str) else expect
-    if expected:
-        check_task(task, path, expected)
-    return task
-
-
-def check_task(task: "Task[Any, Any]", path: str | Path, expected: tuple[str, ...]) -> None:
-    """Raise InputError unless a task is an instance of a class with one of the expected names."""
-    names = {parent.__name__ for parent in type(task).__mro__}
-    if not names.intersection(expected):
+    if expected and not {cls.__name__ for cls in type(task).__mro__}.intersection(expected):
         needed = " or ".join(expected)
         problem = f"the checkpoint holds the task {type(task).__name__}, but {needed} is needed"
         raise InputError(problem, file=path)
+    return task
 
 
 def task_from_checkpoint(

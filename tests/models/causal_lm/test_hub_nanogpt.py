@@ -54,7 +54,7 @@ def test_nanogpt_logits_match(bias: bool, prefix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["model_args"].pop("n_head"), "model_args has no entry n_head"),
+        (lambda c: c["model_args"].pop("n_head"), "the content is invalid: 'n_head'"),
         (
             lambda c: c["model_args"].update(n_layer=1000),
             "n_layers must be at most the number of tensors in the weights",

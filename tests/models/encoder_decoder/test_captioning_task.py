@@ -17,7 +17,6 @@ from PIL import Image
 from fourfold.cli import main
 from fourfold.data import CaptionData
 from fourfold.data.vision.features import FeatureConfig
-from fourfold.errors import InputError
 from fourfold.models import ImageToTextConfig, RecurrentCaptionerConfig, ViTConfig
 from fourfold.tasks import Captioning, RecurrentCaptioning, load_task
 from fourfold.tokenization.training import TokenizerConfig
@@ -64,7 +63,7 @@ def test_loss_of_soft_attention(texts: Path, weight: float) -> None:
     loss, count = task.step(batch)
     with task.model.decoder.cross_attn.recording() as records:
         expected = cross_entropy(task, batch)
-    alpha = torch.cat([a for a, _ in records], 1)
+    alpha = torch.cat([record[0] for record in records], 1)
     for row, length in enumerate(batch.mask.sum(1).tolist()):
         expected = expected + weight * ((1 - alpha[row, : length - 1].sum(0)) ** 2).sum()
     assert count == batch.mask[:, 1:].sum()
@@ -102,12 +101,6 @@ def test_hard_attention_trains_its_scores(texts: Path, tmp_path: Path, attention
         assert "reward_baseline" in task.state_dict()  # for exact resume
 
 
-def test_invalid_options(texts: Path) -> None:
-    hard = RecurrentCaptionerConfig(attention="hard_sample")
-    with pytest.raises(InputError, match="label_smoothing must be 0 for hard_sample"):
-        RecurrentCaptioning(hard, label_smoothing=0.1)
-
-
 def test_metrics_of_the_attention(texts: Path, tmp_path: Path) -> None:
     task, data = recurrent_captions(texts)
     torch.manual_seed(0)
@@ -120,7 +113,7 @@ def test_metrics_of_the_attention(texts: Path, tmp_path: Path) -> None:
         images = batch.images.double()
         with torch.no_grad(), task.model.decoder.cross_attn.recording() as records:
             task.model(images, batch.ids[:, :-1])
-        alpha = torch.cat([a for a, _ in records], 1)
+        alpha = torch.cat([record[0] for record in records], 1)
         for row, length in enumerate((batch.mask.sum(1) - 1).tolist()):
             a = alpha[row, :length]
             entropies += (-(a * a.log()).sum(-1)).tolist()
@@ -148,7 +141,9 @@ def test_maps_of_a_word_are_the_mean_over_its_tokens(texts: Path, tmp_path: Path
         if task.model.is_recurrent:
             with torch.inference_mode(), task.model.decoder.cross_attn.recording() as records:
                 task.model(pairs.src[:1], ids)
-            by_token = torch.cat([a for a, _ in records], 1)[0].split(list(map(len, pieces)))
+            by_token = torch.cat([record[0] for record in records], 1)[0].split(
+                list(map(len, pieces))
+            )
             expected = torch.stack([part.mean(0) for part in by_token])
             torch.testing.assert_close(torch.stack(list(shown.maps)).flatten(1), expected)
 

@@ -115,9 +115,14 @@ def test_option_that_is_not_supported_is_named(
         fourfold.load(tmp_path)
 
 
-def test_embedding_norm_needs_pre_norm() -> None:
-    with pytest.raises(InputError, match="embed_norm must be false for norm_placement post"):
-        MaskedLMConfig(embed_norm=True)
+def test_embedding_norm_of_a_post_norm_model_changes_no_block() -> None:
+    sizes = {"d_model": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 5, "dropout": 0.0}
+    models = []
+    for embed_norm in (False, True):
+        torch.manual_seed(0)
+        models.append(MaskedLM(MaskedLMConfig(**sizes, embed_norm=embed_norm)).eval())
+    ids = torch.arange(5)[None]
+    torch.testing.assert_close(models[0].encode(ids), models[1].encode(ids), rtol=0, atol=0)
 
 
 def test_classifier_starts_from_a_directory(tmp_path: Path) -> None:

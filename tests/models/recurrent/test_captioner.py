@@ -152,7 +152,7 @@ def test_doubly_stochastic_loss_equals_a_loop() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attn_score": "location"}, "attn_score must be a score of contents"),
+        ({"attn_score": "location"}, "must be given for the score location"),
         ({"image": "twice"}, "image must be"),
         ({"d_attn": 0}, "d_attn must be at least 1"),
     ],

@@ -331,14 +331,9 @@ def test_flops_and_parameters_are_divided_into_parts() -> None:
     ("options", "message"),
     [
         ({"reset": "before"}, "reset must be after for the cell lstm, got before"),
-        ({"forget_bias": 1.0}, "forget_bias must be 0 without an LSTM with biases, got 1"),
+        ({"forget_bias": 101.0}, "forget_bias must be at least -100 and at most 100, got 101"),
         ({"context": "initial"}, "input_feeding must be false without attention in the decoder"),
-        ({"attn_score": "location"}, "max_len must be given for the score location, got None"),
         ({"bidirectional": True}, "bridge must be linear or backward for a bidirectional encoder"),
-        (
-            {**LINEAR, "attn_score": "dot"},
-            "attn_score must not be dot for a bidirectional encoder, whose vectors are wider",
-        ),
         ({"bridge": "backward"}, "bridge must be none or linear without a bidirectional encoder"),
         ({"tie_embeddings": "all", "d_model": 7}, "tie_embeddings must be embeddings or none"),
         ({"attn_window": 0}, "attn_window must be at least 1, got 0"),

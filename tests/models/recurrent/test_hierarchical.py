@@ -147,25 +147,6 @@ def named(model: Any) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("n_words", "n_sentences", "message"),
-    [
-        ([2, 1], [2, 0], r"n_sentences must be at least 1 everywhere, got \[2, 0\]"),
-        ([2, 0], [1, 1], r"n_words must be at least 1 everywhere, got \[2, 0\]"),
-        ([2, 1], [1], "must be the sizes of the sentences and documents"),
-        ([4, 1], [1, 1], "must be the sizes of the sentences and documents"),
-        ([], [], "n_words must be at least 1"),
-    ],
-)
-def test_empty_documents_and_wrong_sizes_are_rejected(
-    n_words: list[int], n_sentences: list[int], message: str
-) -> None:
-    model = build()
-    for call in (model, model.weights):
-        with pytest.raises(InputError, match=message):
-            call(torch.ones(2, 3, dtype=torch.long), n_words, n_sentences)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"d_model": 7, "n_heads": 7}, "d_model must be even for a bidirectional GRU, got 7"),

@@ -83,7 +83,6 @@ def test_registers_have_no_position(tmp_path: Path) -> None:
     [
         ({"pool": "mean"}, "pool must be cls or cls_mean with registers"),
         ({"n_registers": -1}, "n_registers must be at least 0"),
-        ({"positions": "none"}, "prefix_positions must be all for these positions"),
         ({"distillation": True}, "pool must be cls for a model with distillation"),
     ],
 )

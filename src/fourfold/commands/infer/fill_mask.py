@@ -19,7 +19,7 @@ from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.generation.step import check_logits
 from fourfold.layers.base_model import Model
-from fourfold.models.masked_lm.encoder_features import EncoderWithHead
+from fourfold.models.masked_lm.encoder_features import EncoderWithFeatures
 from fourfold.models.masked_lm.model import MaskedLM
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ def fill(
     Raises:
         InputError: The model is not a masked LM or has no mask token, or a text is too long.
     """
-    is_masked_lm = isinstance(model, MaskedLM) and not isinstance(model, EncoderWithHead)
+    is_masked_lm = isinstance(model, MaskedLM) and not isinstance(model, EncoderWithFeatures)
     check_model(model, is_masked_lm, "a masked LM")
     check_positive("top_k", top_k)
     text = TextModel(model, truncate=truncate)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from fourfold.core.validation import (
-    POSITIVE,
+    MAX_IMAGE_SIDE,
     check_choice,
     check_positive,
     check_range,
@@ -90,7 +90,7 @@ class TransformConfig:
 
     def __post_init__(self) -> None:
         check_types(self, prefix="transform.")
-        check_positive("transform.size", self.size, POSITIVE["image_size"])
+        check_positive("transform.size", self.size, MAX_IMAGE_SIDE)
         policies = "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1"
         if self.aa not in (None, "imagenet", "cifar10") and not self.rand_augment:
             raise InputError(f"must be {policies}, got {self.aa!r}", option="transform.aa")
@@ -178,7 +178,7 @@ class EvalTransform:
     n_channels: int
 
     def __post_init__(self) -> None:
-        smallest = self.size / POSITIVE["image_size"]  # a damaged checkpoint may hold 1e-300
+        smallest = self.size / MAX_IMAGE_SIDE  # a damaged checkpoint may hold 1e-300
         check_range("transform.crop_pct", self.config.effective_crop_pct, minimum=smallest)
         self.normalize = Normalize(self.config.mean, self.config.std, self.n_channels)
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fourfold.core.config import Init, ModelConfig, TextPositions
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask
-from fourfold.core.validation import check_positive
+from fourfold.core.validation import check_absent, check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers
 from fourfold.models.causal_lm.model import CausalLM
 
-MAX_KERNEL, MAX_DILATION = 2**10, 2**20  # far above those of published models
+MAX_DILATION = 2**20  # far above those of published models
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ class ConvolutionalLMConfig(ModelConfig):
         super().__post_init__()
         # A list in a file becomes a tuple here; a frozen dataclass allows no plain assignment.
         object.__setattr__(self, "dilations", tuple(self.dilations))
-        check_positive("kernel_size", self.kernel_size, MAX_KERNEL)
         for dilation in self.dilations or (0,):
             check_positive("dilations", dilation, MAX_DILATION)
         if self.block == "bytenet" and self.d_model % 2:
@@ -141,13 +140,8 @@ class ConvolutionalStack(Layers):
         Raises:
             InputError: The mask separates packed documents, or a cache is given.
         """
-        if mask.documents is not None:
-            raise InputError(
-                "must be false for convolutions, which cannot separate packed documents",
-                option="block_cross_document_attention",
-            )
-        if cache is not None:
-            raise InputError("must be None for convolutions, which have no keys", option="cache")
+        reason = "convolutions, which have no keys and cannot separate packed documents"
+        check_absent(reason, documents=mask.documents, cache=cache)
         real = None if mask.keys is None else mask.keys[:, :, None]
         for block in self.blocks:
             x = block(x, real)

@@ -1,17 +1,17 @@
 """Family of baselines: convolutional and ladder models, and the ResNet of torchvision."""
 
-from fourfold.families import Family
+from fourfold.families import Family, with_configs
 
 FAMILY = Family(
     name="baselines",
-    models={
-        **dict.fromkeys(("ConvolutionalLM", "ConvolutionalLMConfig"), f"{__package__}.convolution"),
-        **dict.fromkeys(
-            ("LadderClassifier", "LadderClassifierConfig", "LadderLM", "LadderLMConfig"),
-            f"{__package__}.ladder",
-        ),
-        **dict.fromkeys(("ResNet", "ResNetConfig"), f"{__package__}.resnet"),
-    },
+    models=with_configs(
+        __package__,
+        {
+            "ConvolutionalLM": "convolution",
+            **dict.fromkeys(("LadderClassifier", "LadderLM"), "ladder"),
+            "ResNet": "resnet",
+        },
+    ),
     tasks=dict.fromkeys(
         (
             "ConvolutionalClassification",

@@ -30,7 +30,6 @@ from fourfold.core.feed_forward import Linear
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
 from fourfold.core.rotary import Rotation
-from fourfold.errors import InputError
 from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
 from fourfold.models.masked_lm.classifiers import SequenceClassifier, SequenceClassifierConfig
 
@@ -77,15 +76,11 @@ LadderConfig = LadderLMConfig | LadderClassifierConfig
 class SingleHead(nn.Module):
     """Attention head without output matrix, for the rungs parameter_free, projections and scaled.
 
-    Raises:
-        InputError: The config has rotary positions.
+    It has no rotary positions.
     """
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__()
-        if config.rope_theta is not None:
-            message = f"must be None on the rung {config.rung}, got {config.rope_theta}"
-            raise InputError(message, option="rope_theta")
         width = config.d_model
         self.scale = config.attn_scale if config.rung == "scaled" else 1.0
         self.dropout = config.attn_dropout

@@ -17,9 +17,7 @@ from fourfold.models import (
     ResNetConfig,
 )
 from fourfold.models.causal_lm.task import CausalLanguageModeling
-from fourfold.models.masked_lm.sequence_classification_task import (
-    SequenceClassification,
-)
+from fourfold.models.masked_lm.sequence_classification_task import SequenceClassification
 from fourfold.models.vit.task import ImageClassification
 
 

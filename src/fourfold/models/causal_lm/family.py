@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fourfold.families import Family
+from fourfold.families import Family, with_configs
 
 BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
 GPT2 = {"dropout": 0.0, "attn_dropout": 0.0}
@@ -51,12 +51,7 @@ def _causal(d_model: int, n_layers: int, n_heads: int, d_ff: int, **fields: Any)
 
 FAMILY = Family(
     name="causal_lm",
-    models={
-        **dict.fromkeys(("CausalLM", "CausalLMConfig"), f"{__package__}.model"),
-        **dict.fromkeys(
-            ("CausalClassifier", "CausalClassifierConfig"), f"{__package__}.classifier"
-        ),
-    },
+    models=with_configs(__package__, {"CausalLM": "model", "CausalClassifier": "classifier"}),
     tasks={
         "CausalLanguageModeling": f"{__package__}.task",
         "CausalSequenceClassification": f"{__package__}.sequence_classification_task",

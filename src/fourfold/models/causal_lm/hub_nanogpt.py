@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from fourfold.errors import InputError
 from fourfold.hub.architecture import Json
 from fourfold.hub.keymap import KEEP, SPLIT_QKV
 from fourfold.models import CausalLM, CausalLMConfig
@@ -34,24 +33,20 @@ def read_checkpoint(
     if not (isinstance(content.get("model"), dict) and isinstance(content.get("model_args"), dict)):
         return None
     found: dict[str, Any] = content["model_args"]
-    try:
-        options = {
-            "d_model": found["n_embd"],
-            "n_layers": found["n_layer"],
-            "n_heads": found["n_head"],
-            "d_ff": 4 * found["n_embd"],
-            "activation": "gelu",
-            "bias": found["bias"],
-            "dropout": found["dropout"],
-            "attn_dropout": found["dropout"],
-            "vocab_size": found["vocab_size"],
-            "max_len": found["block_size"],
-        }
-    except KeyError as error:
-        raise InputError(f"has no entry {error.args[0]}", option="model_args") from error
+    config = CausalLMConfig(
+        d_model=found["n_embd"],
+        n_layers=found["n_layer"],
+        n_heads=found["n_head"],
+        d_ff=4 * found["n_embd"],
+        activation="gelu",
+        bias=found["bias"],
+        dropout=found["dropout"],
+        attn_dropout=found["dropout"],
+        vocab_size=found["vocab_size"],
+        max_len=found["block_size"],
+    )
     state = content["model"].items()
     tensors = {name.removeprefix(_COMPILED_PREFIX): x for name, x in state}
-    config = CausalLMConfig(**options)
     model = _KEYMAP.build_model(partial(CausalLM, config), config, tensors, dtype)
     model.format_name = "nanoGPT"
     return model

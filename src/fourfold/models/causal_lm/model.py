@@ -15,7 +15,6 @@ from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, NormPlacement, TextPositions, TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
-from fourfold.core.validation import check_range
 from fourfold.generation.caches import WindowCache
 from fourfold.kernels.cross_entropy import cap
 from fourfold.layers.base_model import Model, embedding_from_config
@@ -62,12 +61,7 @@ class CausalLMConfig(TransformerConfig):
     score_cap: float | None = None
     logit_cap: float | None = None
     init: Init = "gpt2"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("embed_scale", "score_cap", "logit_cap"):
-            if (value := getattr(self, name)) is not None:
-                check_range(name, value, above=0.0)
+    ranges: ClassVar = {key: {"above": 0.0} for key in ("embed_scale", "score_cap", "logit_cap")}
 
 
 class CausalLM(Model):

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fourfold.data.loading.batches import SequenceBatch
-from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, upcast_fp32
-from fourfold.models import (
-    CausalClassifier,
-    CausalClassifierConfig,
-)
+from fourfold.losses import IGNORE_INDEX, upcast_fp32
+from fourfold.models import CausalClassifier, CausalClassifierConfig
 from fourfold.models.masked_lm.sequence_classification_task import SequenceClassification
 from fourfold.optim import OptimizerConfig
 
@@ -52,10 +49,6 @@ class CausalSequenceClassification(SequenceClassification):
             real = batch.mask[:, 1:]
             targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
             weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
-            output = (*self.model.head.output(h[:, :-1].flatten(0, 1)), targets.flatten())
-            limit = self.model.head.logit_cap
-            lm_loss = linear_cross_entropy(
-                *output, weights=weights.flatten(), normalizer=1.0, logit_cap=limit
-            )
+            lm_loss = self.model.head.loss(h[:, :-1], targets, weights=weights, normalizer=1.0)
             loss = loss + self.lm_weight * lm_loss
         return loss, len(batch.ids)

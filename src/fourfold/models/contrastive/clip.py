@@ -6,6 +6,7 @@ width of an encoder, E width of the shared space.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.core.masks import Mask, mask_and_positions
+from fourfold.core.validation import MAX_VOCABULARY
 from fourfold.layers.base_model import (
     Model,
     embedding_from_config,
@@ -65,10 +67,7 @@ class CLIPConfig(TransformerConfig):
     patch_size: int = 32
     n_channels: int = 3
     d_embed: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.image_tower  # the constructor checks the divisibility of image_d_model
+    ranges: ClassVar = {"eos_id": {"minimum": 0, "maximum": MAX_VOCABULARY}}
 
     @property
     def n_prefix(self) -> int:

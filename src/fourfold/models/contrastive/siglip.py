@@ -6,6 +6,7 @@ the shared space.
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from fourfold.core.attention import Attention
 from fourfold.core.block import norm_from_config
 from fourfold.core.config import Activation, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
+from fourfold.core.validation import MAX_VOCABULARY
 from fourfold.errors import InputError
 from fourfold.layers.base_model import patches_from_config
 from fourfold.models.contrastive.clip import CLIP, CLIPConfig
@@ -42,6 +44,7 @@ class SigLIPConfig(CLIPConfig):
     patch_size: int = 16
     d_embed: int = 768
     pad_id: int = 1
+    ranges: ClassVar = {"pad_id": {"minimum": 0, "maximum": MAX_VOCABULARY}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
 from fourfold.data.loading.batches import CaptionBatch
-from fourfold.errors import InputError
 from fourfold.metrics import RetrievalScores
 from fourfold.metrics.retrieval import SigmoidRetrievalScores
 from fourfold.models import CLIP, CLIPConfig, SigLIP, SigLIPConfig
@@ -42,7 +41,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     that of the complete split as one batch, so it grows with the logarithm of the number of pairs.
 
     Args:
-        config: Config of the model. If the field `eos_id` is None, it is taken from the tokenizer.
+        config: Config of the model. The field `eos_id` is taken from the tokenizer.
         optimizer: Options of the optimizer; the default is that of the paper's Vision Transformers
             (Tables 18 and 20).
         schedule: Options of the schedule; the default is the paper's warm-up and cosine decay.
@@ -71,16 +70,10 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
         """
         super()._complete_config()
         tokenizer = getattr(self.datamodule, "tokenizer", None)
-        if tokenizer is None:
-            return
-        given = self.config.eos_id
-        if given not in (None, tokenizer.eos_id):
-            raise InputError(
-                f"must be {tokenizer.eos_id}, as in the tokenizer, or null, got {given}",
-                option="model.config.eos_id",
-            )
-        # By default the model takes the largest id for the end token.
-        if given is None and tokenizer.eos_id != tokenizer.vocab_size - 1:
+        # Without an `eos_id`, the model takes the largest id for the end token.
+        if tokenizer is not None and (
+            self.config.eos_id is not None or tokenizer.eos_id != tokenizer.vocab_size - 1
+        ):
             self.config = replace(self.config, eos_id=tokenizer.eos_id)
 
     def step(self, batch: CaptionBatch) -> tuple[Tensor, int]:

@@ -1,6 +1,6 @@
 """Family of ELECTRA: generators, discriminators and their pre-training (Clark et al. 2020)."""
 
-from fourfold.families import Family
+from fourfold.families import Family, with_configs
 
 # Clark et al. 2020, Table 6. The released small generator is as wide as its discriminator.
 SMALL = {"d_model": 256, "n_layers": 12, "n_heads": 4, "d_ff": 1024, "embedding_size": 128}
@@ -10,7 +10,7 @@ MODELS = ("ElectraGenerator", "ElectraDiscriminator", "Electra")
 
 FAMILY = Family(
     name="electra",
-    models={name + end: f"{__package__}.model" for name in MODELS for end in ("", "Config")},
+    models=with_configs(__package__, dict.fromkeys(MODELS, "model")),
     tasks={"ReplacedTokenDetection": f"{__package__}.task"},
     sizes={
         "electra-small-generator": ("ElectraGenerator", SMALL),

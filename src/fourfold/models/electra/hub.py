@@ -6,7 +6,7 @@ exported; `Electra.separate` also gives the generator.
 
 from dataclasses import replace
 
-from fourfold.hub.architecture import Architecture, activation_field, field, size_fields
+from fourfold.hub.architecture import Architecture, field
 from fourfold.hub.keymap import Extra, KeyMap, Rule
 from fourfold.layers.base_model import Model
 from fourfold.models.electra.model import (
@@ -16,17 +16,18 @@ from fourfold.models.electra.model import (
     ElectraGenerator,
     ElectraGeneratorConfig,
 )
-from fourfold.models.masked_lm.hub import encoder_rules
+from fourfold.models.masked_lm.hub import (
+    MODULES,
+    REQUIRED,
+    embedding_rules,
+    encoder_fields,
+    encoder_rules,
+)
 
-_EMBEDDINGS = "electra.embeddings."
 _ENCODER = (
-    Rule("embed.tokens.weight", _EMBEDDINGS + "word_embeddings.weight"),
-    Rule("embed.positions.weight", _EMBEDDINGS + "position_embeddings.weight"),
-    Rule("embed.segments.weight", _EMBEDDINGS + "token_type_embeddings.weight"),
-    Rule("embed.norm.{p}", _EMBEDDINGS + "LayerNorm.{p}"),
-    Extra(_EMBEDDINGS + "position_ids"),
+    *embedding_rules("electra."),
     Rule("project.{p}", "electra.embeddings_project.{p}"),
-    *encoder_rules("electra.", "attention.self", "attention.output.LayerNorm", "output.LayerNorm"),
+    *encoder_rules("electra.", *MODULES),
 )
 
 DISCRIMINATOR = Architecture(
@@ -39,19 +40,10 @@ DISCRIMINATOR = Architecture(
         field("embedding_size", "embedding_size", default=128),
         field("n_segments", "type_vocab_size", default=2),
         field("max_len", "max_position_embeddings", default=512),
-        *size_fields(256, 12, 4, 1024),
-        activation_field("hidden_act", default="gelu"),
-        field("dropout", "hidden_dropout_prob", default=0.1),
-        field("attn_dropout", "attention_probs_dropout_prob", default=0.1),
-        field("norm_eps", "layer_norm_eps", default=1e-12),
+        *encoder_fields(0.1, (256, 12, 4, 1024)),
     ),
     implied={"norm_placement": "post"},
-    required={
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": True,
-    },
+    required=REQUIRED,
     base_model_prefix="electra.",
     keymap=KeyMap(
         *_ENCODER,
@@ -67,13 +59,13 @@ GENERATOR = replace(
     model_class=ElectraGenerator,
     config_class=ElectraGeneratorConfig,
     # The head of transformers has this activation for any `hidden_act`.
-    required={**DISCRIMINATOR.required, "hidden_act": "gelu"},
+    required={**REQUIRED, "hidden_act": "gelu"},
     keymap=KeyMap(
         *_ENCODER,
         Rule("head.transform.{p}", "generator_predictions.dense.{p}"),
         Rule("head.norm.{p}", "generator_predictions.LayerNorm.{p}"),
         Rule("head.bias", "generator_lm_head.bias"),
-        Extra("generator_lm_head.weight", _EMBEDDINGS + "word_embeddings.weight"),
+        Extra("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight"),
     ),
     distinctive=("generator_lm_head.bias",),
 )

@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, E width of the embeddings, D model width, V vocabular
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, Init, TransformerConfig
 from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.core.masks import mask_and_positions
-from fourfold.core.validation import check_positive
 from fourfold.layers.base_model import Model
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize
@@ -57,10 +56,7 @@ class ElectraEncoderConfig(ElectraBlocksConfig):
     max_len: int = 512
     n_segments: int = 2
     init: Init = "bert"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("embedding_size", self.embedding_size)
+    ranges: ClassVar = {"n_segments": {"minimum": 0, "maximum": 2**16}}
 
 
 @dataclass(frozen=True)

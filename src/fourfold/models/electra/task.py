@@ -19,6 +19,7 @@ from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores, up
 from fourfold.metrics import Mean, Perplexity
 from fourfold.metrics.base import BatchSums
 from fourfold.models.electra.model import Electra, ElectraConfig
+from fourfold.models.masked_lm.task import masked_positions
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.training.task import Task
@@ -79,9 +80,7 @@ class ReplacedTokenDetection(Task[Electra, MaskedBatch]):
         }
         h = self.model.generator.encode(batch.ids, **options)
         is_target = batch.targets != IGNORE_INDEX
-        positions = batch.target_positions
-        if positions is None:
-            positions = is_target.flatten().nonzero().squeeze(1)
+        positions = masked_positions(batch)
         targets = batch.targets.flatten()[positions]
         output = self.model.generator.head.output(h.flatten(0, 1)[positions])
         draws = torch.from_numpy(self._draws(batch)).to(h.device).flatten()[positions]

@@ -12,10 +12,7 @@ from fourfold.data.loading.batches import CaptionBatch, PairBatch
 from fourfold.loggers.media import AttentionMaps, Media
 from fourfold.loggers.samples import MAX_TOKENS
 from fourfold.metrics import CaptionScores
-from fourfold.models import (
-    CompositeEncoderDecoder,
-    ImageToTextConfig,
-)
+from fourfold.models import CompositeEncoderDecoder, ImageToTextConfig
 from fourfold.models.encoder_decoder.seq2seq_task import Seq2SeqTask
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig

@@ -1,6 +1,6 @@
 """Family of encoder-decoders: the Transformer of 2017, Marian, BART, Pegasus, T5, captioning."""
 
-from fourfold.families import Family
+from fourfold.families import Family, with_configs
 
 BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
 LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
@@ -9,9 +9,8 @@ COMPOSITE = ("CompositeEncoderDecoder", "ImageToTextConfig", "TextToTextConfig")
 FAMILY = Family(
     name="encoder_decoder",
     models={
-        **dict.fromkeys(("EncoderDecoder", "EncoderDecoderConfig"), f"{__package__}.model"),
+        **with_configs(__package__, {"EncoderDecoder": "model", "T5": "t5"}),
         **dict.fromkeys(COMPOSITE, f"{__package__}.composite"),
-        **dict.fromkeys(("T5", "T5Config"), f"{__package__}.t5"),
     },
     tasks={
         **dict.fromkeys(
@@ -35,7 +34,5 @@ FAMILY = Family(
     },
     token_templates={"Seq2Seq": ("$A {eos}", None)},
     graphs={"Seq2Seq": "fourfold.hub.graphs:seq2seq_graphs"},
-    views={
-        "Seq2Seq": "fourfold.explorer.image_views:make_seq2seq_view",
-    },
+    views={"Seq2Seq": "fourfold.explorer.image_views:make_seq2seq_view"},
 )

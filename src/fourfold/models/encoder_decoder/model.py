@@ -13,6 +13,7 @@ from fourfold.core.block import Stack
 from fourfold.core.config import Init, TextPositions, TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask, mask_and_positions
+from fourfold.core.validation import MAX_VOCABULARY
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model, embedding_from_config
 from fourfold.layers.heads import VocabularyHead
@@ -62,6 +63,7 @@ class EncoderDecoderConfig(TransformerConfig):
     output_bias: bool = False
     decoder_start_token_id: int | None = None
     init: Init = "vaswani"
+    ranges: ClassVar = {"decoder_start_token_id": {"minimum": 0, "maximum": MAX_VOCABULARY}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -197,9 +197,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
 
         tgt = torch.tensor([ids], device=src.device)
         return mean_maps(
-            self.model,
-            "cross_attn",
-            lambda: self.model.decode(tgt, self.model.encode(src[None])),
+            self.model, "cross_attn", lambda: self.model.decode(tgt, self.model.encode(src[None]))
         )
 
     @torch.inference_mode()

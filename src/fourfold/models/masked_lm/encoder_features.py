@@ -1,8 +1,8 @@
 """Encoders with a task head, and their features: mixed layers and a BiLSTM.
 
-The input of the head is the last hidden states. `EncoderWithFeatures` also takes those of other
-layers, summed or concatenated, as in ELMo (Peters et al. 2018) and BERT (Devlin et al. 2018,
-section 5.3), and may apply a bidirectional LSTM. Parameters have the same names as in `MaskedLM`
+The input of the head is the last hidden states, or those of other layers, summed or concatenated,
+as in ELMo (Peters et al. 2018) and BERT (Devlin et al. 2018, section 5.3), and optionally the
+output of a bidirectional LSTM on them. Parameters have the same names as in `MaskedLM`
 and `CausalLM`, so that their weights can be loaded. Shapes: B batch, T tokens, D model width, H
 units of an LSTM in each direction.
 """
@@ -10,7 +10,7 @@ units of an LSTM in each direction.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,47 +21,11 @@ from fourfold.models.masked_lm.model import MaskedLM, MaskedLMConfig
 
 
 @dataclass(frozen=True)
-class EncoderConfig(MaskedLMConfig):
+class FeatureConfig(MaskedLMConfig):
     """Config of an encoder with a task head, without the vocabulary head of a masked LM.
 
     Args:
         causal: Use a causal mask, for an encoder that starts from the weights of a causal LM.
-    """
-
-    head: bool = False
-    causal: bool = False
-
-
-class EncoderWithHead(MaskedLM):
-    """Base class of encoders with the head of a downstream task.
-
-    A subclass builds a head for inputs of width `self.width` and implements `logits`.
-
-    Attributes:
-        width: Width of the input of the head.
-    """
-
-    config: EncoderConfig
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
-        self.causal = config.causal
-        self.width = config.d_model
-
-    def forward(self, ids: Tensor, *, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """Compute the logits of the task head, whose shape depends on the subclass."""
-        return self.logits(self.hidden(ids, mask=mask, **options), mask)
-
-    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map the result (B, T, `self.width`) of `hidden` to logits of a shape of the subclass."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class FeatureConfig(EncoderConfig):
-    """Config that selects the hidden states that the task head gets.
-
-    Args:
         feature_layers: Indices of the layers whose hidden states the head gets. 0 is the embedding,
             1 the first layer, and -1 the last layer.
         feature_mix: Combination of the hidden states of several layers: sum (with learned weights)
@@ -71,10 +35,13 @@ class FeatureConfig(EncoderConfig):
         lstm_layers: Number of layers of the BiLSTM.
     """
 
+    head: bool = False
+    causal: bool = False
     feature_layers: tuple[int, ...] = (-1,)
     feature_mix: Literal["sum", "concat"] = "sum"
     lstm_width: int = 0
     lstm_layers: int = 1
+    ranges: ClassVar = {"lstm_width": {"minimum": 0, "maximum": 2**20}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,13 +56,20 @@ class FeatureConfig(EncoderConfig):
             )
 
 
-class EncoderWithFeatures(EncoderWithHead):
-    """Encoder whose head gets mixed hidden states of several layers, or the output of a BiLSTM."""
+class EncoderWithFeatures(MaskedLM):
+    """Base class of encoders with the head of a downstream task.
+
+    A subclass builds a head for inputs of width `self.width` and implements `logits`.
+
+    Attributes:
+        width: Width of the input of the head.
+    """
 
     config: FeatureConfig
 
     def __init__(self, config: FeatureConfig) -> None:
         super().__init__(config)
+        self.causal = config.causal
         n_layers = len(config.feature_layers)
         is_sum = config.feature_mix == "sum"
         self.layer_sum = ScalarMix(n_layers) if is_sum and n_layers > 1 else None
@@ -104,22 +78,23 @@ class EncoderWithFeatures(EncoderWithHead):
         self.lstm = BiLSTM(width, units, config.lstm_layers) if units else None
         self.width = 2 * units or width
 
-    def hidden(
-        self,
-        ids: Tensor,
-        *,
-        segments: Tensor | None = None,
-        mask: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the input (B, T, `self.width`) of the task head."""
+    def forward(self, ids: Tensor, *, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Compute the logits of the task head, whose shape depends on the subclass."""
+        return self.logits(self.hidden(ids, mask=mask, **options), mask)
+
+    def logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map the result (B, T, `self.width`) of `hidden` to logits of a shape of the subclass."""
+        raise NotImplementedError
+
+    def hidden(self, ids: Tensor, *, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Compute the input (B, T, `self.width`) of the task head, with the options of `encode`."""
         states: list[Tensor] = []
         with ExitStack() as hooks:
             if self.config.feature_layers != (-1,):
                 for module in (self.embed, *self.stack.blocks):
                     hook = module.register_forward_hook(lambda module, args, y: states.append(y))
                     hooks.enter_context(hook)
-            h = self.encode(ids, segments=segments, mask=mask, documents=documents)
+            h = self.encode(ids, mask=mask, **options)
         if states:
             states[-1] = h  # the output of the last block after the final norm
             chosen = [states[layer] for layer in self.config.feature_layers]

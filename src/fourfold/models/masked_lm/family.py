@@ -1,6 +1,6 @@
 """Family of masked language models and classifiers on their encoders: BERT, RoBERTa, ModernBERT."""
 
-from fourfold.families import Family
+from fourfold.families import Family, with_configs
 
 BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
 LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
@@ -32,14 +32,9 @@ CLASSIFIERS = ("SequenceClassifier", "TokenClassifier", "SpanExtractor")
 
 FAMILY = Family(
     name="masked_lm",
-    models={
-        **dict.fromkeys(("MaskedLM", "MaskedLMConfig"), f"{__package__}.model"),
-        **{
-            name + suffix: f"{__package__}.classifiers"
-            for name in CLASSIFIERS
-            for suffix in ("", "Config")
-        },
-    },
+    models=with_configs(
+        __package__, {"MaskedLM": "model", **dict.fromkeys(CLASSIFIERS, "classifiers")}
+    ),
     tasks={
         "MaskedLanguageModeling": f"{__package__}.task",
         "SequenceClassification": f"{__package__}.sequence_classification_task",
@@ -61,9 +56,7 @@ FAMILY = Family(
         **dict.fromkeys(("bert", "roberta", "distilbert"), f"{__package__}.hub"),
         "modernbert": f"{__package__}.hub_modernbert",
     },
-    token_templates={
-        "MaskedLM": ("{bos} $A {eos}", "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1"),
-    },
+    token_templates={"MaskedLM": ("{bos} $A {eos}", "{bos}:0 $A:0 {eos}:0 {between}$B:1 {eos}:1")},
     graphs={"MaskedLM": "fourfold.hub.graphs:encoder_graphs"},
     views={
         **dict.fromkeys(CLASSIFIERS, "fourfold.explorer.text_views:ClassifierView"),

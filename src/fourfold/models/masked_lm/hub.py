@@ -14,8 +14,8 @@ from fourfold.hub.preprocessing import infer_n_classes, label_entries
 
 _BLOCK = "stack.blocks.{i}."
 # Names of the attention, its norm and the norm of the feed-forward sub-layer in a layer.
-_MODULES = ("attention.self", "attention.output.LayerNorm", "output.LayerNorm")
-_REQUIRED = {
+MODULES = ("attention.self", "attention.output.LayerNorm", "output.LayerNorm")
+REQUIRED = {
     "is_decoder": False,
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
@@ -23,10 +23,12 @@ _REQUIRED = {
 }
 
 
-def encoder_fields(dropout: float) -> tuple[Field, ...]:
+def encoder_fields(
+    dropout: float, sizes: tuple[int, int, int, int] = (768, 12, 12, 3072)
+) -> tuple[Field, ...]:
     """Return the `Field`s of the encoder layers; BERT and ViT use the same keys in config.json."""
     return (
-        *size_fields(768, 12, 12, 3072),
+        *size_fields(*sizes),
         activation_field("hidden_act", default="gelu"),
         field("dropout", "hidden_dropout_prob", default=dropout),
         field("attn_dropout", "attention_probs_dropout_prob", default=dropout),
@@ -56,7 +58,7 @@ def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> 
     )
 
 
-def _embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, ...]:
+def embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, ...]:
     """Return the entries of the embeddings, which BERT, RoBERTa and DistilBERT share."""
     names = prefix + "embeddings."
     return (
@@ -86,7 +88,7 @@ BERT = Architecture(
         field("max_len", "max_position_embeddings", default=512),
     ),
     implied={"norm_placement": "post", "positions": "learned"},
-    required=_REQUIRED,
+    required=REQUIRED,
     infer=lambda names, config: {
         "head": "cls.predictions.bias" in names,
         "next_sentence": "cls.seq_relationship.weight" in names,
@@ -94,8 +96,8 @@ BERT = Architecture(
     export_if=lambda config: config.n_segments > 0,
     base_model_prefix="bert.",
     keymap=KeyMap(
-        *_embedding_rules("bert."),
-        *encoder_rules("bert.", *_MODULES),
+        *embedding_rules("bert."),
+        *encoder_rules("bert.", *MODULES),
         Rule("head.transform.{p}", "cls.predictions.transform.dense.{p}"),
         Rule("head.norm.{p}", "cls.predictions.transform.LayerNorm.{p}"),
         Rule("head.bias", "cls.predictions.bias"),
@@ -117,14 +119,14 @@ ROBERTA = replace(
         *BERT.fields[:-1],
         Field("max_len", ("max_position_embeddings",), 514, lambda n: n - 2, lambda n: n + 2),
     ),
-    required={**_REQUIRED, "pad_token_id": 1},
+    required={**REQUIRED, "pad_token_id": 1},
     infer=lambda names, config: {"head": "lm_head.bias" in names},
     # RoBERTa requires padding to be token 1, so models trained by fourfold are exported as BERT.
     export_if=lambda config: False,
     base_model_prefix="roberta.",
     keymap=KeyMap(
-        *_embedding_rules("roberta.", OFFSET_2),
-        *encoder_rules("roberta.", *_MODULES),
+        *embedding_rules("roberta.", OFFSET_2),
+        *encoder_rules("roberta.", *MODULES),
         Rule("head.transform.{p}", "lm_head.dense.{p}"),
         Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
         Rule("head.bias", "lm_head.bias"),
@@ -141,7 +143,7 @@ DISTILBERT = replace(
     model_type="distilbert",
     hf_class=lambda config: "DistilBertForMaskedLM" if config.head else "DistilBertModel",
     fields=(
-        field("vocab_size", "vocab_size", default=30522),
+        BERT.fields[0],
         field("d_model", "dim", default=768),
         field("n_layers", "n_layers", default=6),
         field("n_heads", "n_heads", default=12),
@@ -149,7 +151,7 @@ DISTILBERT = replace(
         activation_field("activation", default="gelu"),
         field("dropout", "dropout", default=0.1),
         field("attn_dropout", "attention_dropout", default=0.1),
-        field("max_len", "max_position_embeddings", default=512),
+        BERT.fields[-1],
     ),
     # `sinusoidal_pos_embds` is not read: it only affects the initialization of the position table.
     implied={**BERT.implied, "norm_eps": 1e-12, "n_segments": 0},
@@ -158,7 +160,7 @@ DISTILBERT = replace(
     export_if=lambda config: True,
     base_model_prefix="distilbert.",
     keymap=KeyMap(
-        *_embedding_rules("distilbert."),
+        *embedding_rules("distilbert."),
         Rule(_BLOCK + "attn.{m}.{p}", _LAYER + "attention.{m}_lin.{p}"),
         Rule(_BLOCK + "attn_norm.{p}", _LAYER + "sa_layer_norm.{p}"),
         Rule(_BLOCK + "ff.up.{p}", _LAYER + "ffn.lin1.{p}"),

@@ -30,8 +30,8 @@ class MaskedLMConfig(TransformerConfig):
         max_len: Longest sequence in tokens.
         positions: none, learned, sinusoidal (sines and cosines alternate) or sinusoidal_halves (all
             sines before all cosines).
-        embed_norm: Normalize the embeddings of a pre-norm model, whose first block then attends to
-            them without a further norm, and whose head has biases only where the blocks have them
+        embed_norm: Normalize the embeddings. The first block of a pre-norm model then attends to
+            them without a further norm, and the head has biases only where the blocks have them
             (ModernBERT). A post-norm model normalizes the embeddings in any case (BERT).
         n_segments: Number of segment embeddings: 2 in BERT, 1 in RoBERTa, 0 for none.
         head: Build the vocabulary head. Without this head, `encode` is available but a call of the
@@ -55,12 +55,7 @@ class MaskedLMConfig(TransformerConfig):
     head: bool = True
     next_sentence: bool = False
     init: Init = "bert"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.embed_norm and self.norm_placement != "pre":
-            message = f"must be false for norm_placement {self.norm_placement}, got true"
-            raise InputError(message, option="embed_norm")
+    ranges: ClassVar = {"n_segments": {"minimum": 0, "maximum": 2**16}}
 
 
 class MaskedLM(Model):
@@ -81,7 +76,7 @@ class MaskedLM(Model):
         has_norm = config.embed_norm or config.norm_placement == "post"
         self.embed = embedding_from_config(config, has_norm=has_norm)
         self.stack = self.stack_class(config)
-        if config.embed_norm:
+        if config.embed_norm and config.norm_placement == "pre":
             self.stack.blocks[0].attn_norm = nn.Identity()
         if config.head:
             self.head = VocabularyHead(
@@ -111,13 +106,6 @@ class MaskedLM(Model):
         if not self.config.head:
             raise InputError("must be true to compute logits of a masked LM", option="head")
         return super().logits(h)
-
-    def output_at(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return input, weight and bias of the map to the logits (see `VocabularyHead.output`).
-
-        The N positions are indices in the flattened batch of B * T tokens.
-        """
-        return self.head.output(h.flatten(0, 1)[positions])
 
     def next_sentence_logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to next-sentence logits (B, 2).

@@ -15,10 +15,7 @@ from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import prediction_rows, self_attention
 from fourfold.losses import classification_loss, upcast_fp32
 from fourfold.metrics import ClassificationScores, Mean, RegressionScores
-from fourfold.models import (
-    SequenceClassifier,
-    SequenceClassifierConfig,
-)
+from fourfold.models import SequenceClassifier, SequenceClassifierConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
 from fourfold.training.task import Task

@@ -57,8 +57,8 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
         h = self.model.encode(
             batch.ids, segments=batch.segments, mask=batch.mask, documents=batch.documents
         )
-        positions = _masked_positions(batch)
-        output = self.model.output_at(h, positions)
+        positions = masked_positions(batch)
+        output = self.model.head.output(h.flatten(0, 1)[positions])
         return h, (*output, batch.targets.flatten()[positions])
 
     def step(self, batch: MaskedBatch) -> tuple[Tensor, int]:
@@ -113,24 +113,20 @@ class MaskedLanguageModeling(Task[MaskedLM, MaskedBatch]):
                 for ids in (batch.targets, predicted)
             ]
             rows.append([text, *columns])
-        attention = self_attention(
-            self,
-            batch,
-            lambda row: self.model.encode(
-                row.ids, segments=row.segments, mask=row.mask, documents=row.documents
-            ),
-        )
+        # The positions are those of all rows.
+        forward = lambda row: self._encode(row._replace(target_positions=None))  # noqa: E731
+        attention = self_attention(self, batch, forward)
         return {"samples": Table(["text", "masked", "predicted"], rows), "attention": attention}
 
     def predict_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
         """Return the ids (B, T) with the most probable token at each masked position."""
         _, output = self._encode(batch)
         predicted = batch.ids.flatten().clone()
-        predicted[_masked_positions(batch)] = token_scores(*output)[1]
+        predicted[masked_positions(batch)] = token_scores(*output)[1]
         return predicted.view_as(batch.ids)
 
 
-def _masked_positions(batch: MaskedBatch) -> Tensor:
+def masked_positions(batch: MaskedBatch) -> Tensor:
     """Return the indices (N,) of the masked tokens in the flattened batch of B * T tokens.
 
     Usually the DataModule has computed them on the CPU, since `nonzero` waits for a GPU.

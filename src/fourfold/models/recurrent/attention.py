@@ -7,7 +7,7 @@ queries of a row, S source positions, Q query width, M memory width, A width of 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import attend
 from fourfold.core.feed_forward import Linear
-from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.losses import upcast_fp32
 from fourfold.models.recurrent.hard_attention import log_weights
@@ -81,12 +80,6 @@ class RecurrentAttention(nn.Module):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        check_choice("score", score, get_args(Score))
-        check_choice("weights", weights, get_args(Weights))
-        check_positive("d_attn", d_attn)
-        check_positive("window", window)
-        check_positive("max_source_len", max_source_len)
-        check_range("temperature", temperature, above=0.0)
         if score in ("dot", "scaled") and query_size != memory_size:
             problem = f"must be general, concat, additive or location, got {score}, which needs"
             raise InputError(
@@ -97,8 +90,8 @@ class RecurrentAttention(nn.Module):
         self.weighting = weights
         self.window = window
         self.temperature = temperature
-        self._records: list[tuple[Tensor, Tensor]] | None = None
-        self._noise: Tensor | None = None
+        self._records: list[tuple[Any, ...]] | None = None
+        self._draw: Callable[[int], Tensor] | None = None
         self.scale = query_size**-0.5 if score == "scaled" else 1.0
         width = d_attn or query_size
         if score == "general":
@@ -109,7 +102,7 @@ class RecurrentAttention(nn.Module):
             self.v_a = Linear(width, 1, bias=False)
         elif score == "location":
             if max_source_len is None:
-                raise InputError("must be given for the score location", option="max_source_len")
+                raise InputError("must be given for the score location, got None", option="max_len")
             self.w_a = Linear(query_size, max_source_len, bias=False)
         if weights == "local_p":
             self.w_p = Linear(query_size, width, bias=False)
@@ -121,23 +114,27 @@ class RecurrentAttention(nn.Module):
         return self.training and self.weighting in ("hard_sample", "hard_gumbel")
 
     @contextmanager
-    def recording(self, noise: Tensor | None = None) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    def recording(
+        self, draw: Callable[[int], Tensor] | None = None
+    ) -> Iterator[list[tuple[Any, ...]]]:
         """Record the attention weights of each call of `forward` within the context.
 
         Args:
-            noise: Exponential random numbers (B, T, S) with the mean 1, from which hard_sample and
-                hard_gumbel draw the positions of T target tokens. None means torch's generator.
+            draw: Function from S to exponential random numbers (B, T, S) with the mean 1, from
+                which hard_sample and hard_gumbel draw the positions of T target tokens. None means
+                torch's generator.
 
         Yields:
             A list, to which each call appends the results (B, Tq, S) of `probabilities` and of
-                `select`.
+                `select`, the positions (B, Tq, S) bool that may have a weight, and the centres (B,
+                Tq) of the windows of local attention, or None.
         """
-        records: list[tuple[Tensor, Tensor]] = []
-        self._records, self._noise = records, noise
+        records: list[tuple[Any, ...]] = []
+        self._records, self._draw = records, draw
         try:
             yield records
         finally:
-            self._records = self._noise = None
+            self._records = self._draw = None
 
     @contextmanager
     def watch_weights(
@@ -148,29 +145,12 @@ class RecurrentAttention(nn.Module):
         The arguments of `visit` are the fields `weights`, `allowed` and `centers` of
         `fourfold.analysis.attention_maps.LayerAttention`.
         """
-        calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
-
-        def hook(attn: RecurrentAttention, args: Any, output: Any) -> None:
-            query, memory, mask = args
-            weights = output[1]
-            real = torch.ones_like(memory[..., 0], dtype=torch.bool) if mask is None else mask
-            is_local = attn.weighting.startswith("local")
-            allowed = weights > 0 if is_local else real[:, None].expand_as(weights)
-            centers = None
-            if attn.weighting == "local_p":
-                centers = attn.centers(query, real.sum(1)[:, None, None]).squeeze(-1)
-            calls.append((weights[:, None], allowed[:, None], centers))
-
-        with self.recording():  # in this context, the module does not use its fused kernel
-            handle = self.register_forward_hook(hook)
-            try:
-                yield
-            finally:
-                handle.remove()
+        with self.recording() as calls:  # the module then does not use its fused kernel
+            yield
         if calls:
-            weights, allowed, centers = zip(*calls, strict=True)
-            joined = None if centers[0] is None else torch.cat(centers, 1)
-            visit(torch.cat(weights, 2), torch.cat(allowed, 2), joined)
+            _, weights, allowed, centers = zip(*calls, strict=True)
+            joined = torch.cat(centers, 1) if self.weighting == "local_p" else None
+            visit(torch.cat(weights, 1)[:, None], torch.cat(allowed, 1)[:, None], joined)
 
     def project(self, memory: Tensor) -> Tensor:
         """Compute the part of the scores that depends on the memory (N, S, M) only.
@@ -212,17 +192,22 @@ class RecurrentAttention(nn.Module):
             position gives zeros.
 
         Raises:
-            InputError: A source is longer than the location score was trained for; or positions
-                would be drawn at random for several beams of a source.
+            InputError: A source is longer than the location score was trained for.
         """
         fused = self.weighting == "softmax" and self.score in _PRODUCTS
         if need_weights or not fused or self._records is not None:
-            alpha = self.probabilities(query, mask, projected=projected, step=step)
+            alpha, allowed, centers = self.probabilities(
+                query, mask, projected=projected, step=step
+            )
             weights = self.select(alpha, step)
+            folded = weights.unflatten(0, (len(memory), -1)).flatten(1, 2)  # (N, B/N Tq, S)
             if self._records is not None:
-                self._records.append((alpha, weights))
-            folded = weights.unflatten(0, (len(memory), -1)).flatten(1, 2).to(memory.dtype)
-            context = folded @ memory
+                if allowed is None:
+                    allowed = torch.ones_like(folded, dtype=torch.bool)
+                allowed = allowed.expand_as(folded).reshape(weights.shape)
+                centers = None if centers is None else centers.view(weights.shape[:2])
+                self._records.append((alpha, weights, allowed, centers))
+            context = folded.to(memory.dtype) @ memory
         else:
             weights = None
             allowed = None if mask is None else _by_source(mask, len(memory))[:, None]
@@ -239,19 +224,14 @@ class RecurrentAttention(nn.Module):
         *,
         projected: Tensor,
         step: int | Tensor = 0,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute the attention weights (B, Tq, S) before hard attention selects a position.
 
-        The arguments and errors are those of `forward`, and so is the result unless attention is
-        hard.
+        The arguments and errors are those of `forward`. The other results are the positions (N, 1
+        or B/N Tq, S) bool that may have a weight, or None for all, and the centres (N, B/N Tq, 1)
+        of the windows of local attention, or None.
         """
         n_sources, length = projected.shape[:2]
-        if self.draws and len(query) != n_sources:
-            raise InputError(
-                f"must be 1 in training mode for {self.weighting}, whose random positions give"
-                f" hypotheses no comparable scores, got {len(query) // n_sources}",
-                option="num_beams",
-            )
         q = query.unflatten(0, (n_sources, -1)).flatten(1, 2)  # (N, B/N Tq, Q)
         positions = torch.arange(1, length + 1, device=query.device)[None, None]
         allowed = None
@@ -267,7 +247,8 @@ class RecurrentAttention(nn.Module):
             targets = targets.expand(len(query), -1).reshape(n_sources, -1, 1)
             centre = torch.minimum(targets, n_real)
         elif self.weighting == "local_p":
-            centre = self.centers(q, n_real)  # (N, B/N Tq, 1)
+            # (N, B/N Tq, 1), real numbers from 0 to the number of real positions
+            centre = n_real * torch.sigmoid(upcast_fp32(self.v_p(torch.tanh(self.w_p(q)))))
         if centre is not None:
             inside = (positions - centre.detach().floor()).abs() <= self.window
             allowed = inside if allowed is None else allowed & inside
@@ -280,15 +261,7 @@ class RecurrentAttention(nn.Module):
             assert centre is not None
             sigma = self.window / 2
             alpha = alpha * torch.exp(-((positions - centre) ** 2) / (2 * sigma**2))
-        return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1)
-
-    def centers(self, q: Tensor, n_real: Tensor | int) -> Tensor:
-        """Predict the centre (N, T, 1) of the window of local_p for each query (N, T, Q).
-
-        The centres are real numbers from 0 to `n_real`, the number of real positions of each
-        source, in at least fp32.
-        """
-        return n_real * torch.sigmoid(upcast_fp32(self.v_p(torch.tanh(self.w_p(q)))))
+        return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1), allowed, centre
 
     def select(self, alpha: Tensor, step: int | Tensor = 0) -> Tensor:
         """Convert the result (B, Tq, S) of `probabilities` to the attention weights that are used.
@@ -302,10 +275,11 @@ class RecurrentAttention(nn.Module):
         impossible = alpha == 0
         race = alpha.detach()
         if self.draws:
-            if self._noise is None:
+            if self._draw is None:
                 noise = torch.empty_like(race).exponential_()
             else:
-                noise = self._noise[:, int(step) : int(step) + race.shape[1]].to(race.dtype)
+                rows = slice(int(step), int(step) + race.shape[1])
+                noise = self._draw(race.shape[-1])[:, rows].to(race.dtype)
             noise = noise.clamp(min=torch.finfo(race.dtype).tiny)
             race = race / noise
         chosen = F.one_hot(race.argmax(-1), alpha.shape[-1]).to(alpha.dtype)

@@ -7,7 +7,7 @@ width of the embedding, H units of the LSTM, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fourfold.core.attention import Attention
 from fourfold.core.config import ModelConfig
 from fourfold.core.feed_forward import Linear
-from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers
@@ -23,8 +22,9 @@ from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize, vaswani
 from fourfold.layers.token_embedding import TokenEmbedding
 from fourfold.models.encoder_decoder.model import Seq2Seq
-from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
+from fourfold.models.recurrent.attention import RecurrentAttention, Score
 from fourfold.models.recurrent.cells import (
+    LSTM_RANGES,
     RecurrentCache,
     RecurrentStack,
     add_forget_biases,
@@ -32,12 +32,6 @@ from fourfold.models.recurrent.cells import (
 )
 from fourfold.models.recurrent.decoder import Loop, RecurrentMemory
 from fourfold.models.vit.model import ViT, ViTConfig
-
-WEIGHTS: dict[str, Weights] = {
-    "soft": "softmax",
-    "hard_sample": "hard_sample",
-    "hard_gumbel": "hard_gumbel",
-}
 
 
 @dataclass(frozen=True)
@@ -86,17 +80,7 @@ class RecurrentCaptionerConfig(ModelConfig):
     n_channels: int = 512
     encoder: ViTConfig | None = None
     init: Literal["xu2015", "vaswani"] = "xu2015"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("d_attn", self.d_attn, 2**20)
-        check_range("attn_temperature", self.attn_temperature, above=0.0)
-        check_range("forget_bias", self.forget_bias, minimum=-100.0, maximum=100.0)
-        if self.attn_score == "location":
-            message = (
-                "must be a score of contents, since locations have two coordinates, got location"
-            )
-            raise InputError(message, option="attn_score")
+    ranges: ClassVar = LSTM_RANGES
 
 
 class CaptionDecoder(Layers):
@@ -127,7 +111,7 @@ class CaptionDecoder(Layers):
                 hidden,
                 memory_size,
                 score=config.attn_score,
-                weights=WEIGHTS[config.attention],
+                weights="softmax" if config.attention == "soft" else config.attention,
                 d_attn=config.d_attn or memory_size,
                 temperature=config.attn_temperature,
             )
@@ -177,8 +161,7 @@ class CaptionDecoder(Layers):
 
     def _context(self, h: Tensor, memory: RecurrentMemory, position: int) -> Tensor:
         """Compute the gated context (N, M) of the hidden state h (N, H) before a step."""
-        assert self.cross_attn is not None
-        context = memory.attend(self.cross_attn, h[:, None], position)[:, 0]
+        context = memory.context(self.cross_attn, h[:, None], position)[:, 0]
         return context if self.gate is None else self.gate(h).sigmoid() * context
 
 

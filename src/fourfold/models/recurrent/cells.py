@@ -10,13 +10,13 @@ input with the input matrix, plus the input bias; the state, a tuple of the hidd
 for an LSTM also the cell (B, H); the recurrent matrix (G H, H); and its bias (G H,) or None.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fourfold.errors import InputError
+from fourfold.core.validation import check_absent
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers
@@ -28,13 +28,8 @@ Reset = Literal["after", "before"]
 State = tuple[Tensor, ...]
 
 
-class LayerWeights(NamedTuple):
-    """Weights of one layer in one direction; for a `ResetBeforeGRU` with two recurrent matrices."""
-
-    input: Tensor
-    input_bias: Tensor | None
-    recurrent: Tensor
-    other: Tensor | None
+# Input matrix, its bias, recurrent matrix, and its bias or the second one of a `ResetBeforeGRU`.
+LayerWeights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
 def rnn_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None) -> State:
@@ -90,6 +85,11 @@ class ResetBeforeGRU(nn.GRU):
                 self.register_parameter(name.replace("weight_ih", "bias_in"), zeros)
 
 
+# Ranges of fields that several configs have.
+LSTM_RANGES = {
+    "attn_temperature": {"above": 0.0},
+    "forget_bias": {"minimum": -100.0, "maximum": 100.0},
+}
 Step = Callable[[Tensor, State, Tensor, Tensor | None], State]
 CELLS: dict[tuple[Cell, Reset], tuple[Callable[..., nn.RNNBase], Step]] = {
     ("rnn", "after"): (nn.RNN, rnn_step),
@@ -153,12 +153,13 @@ class RecurrentStack(Layers):
 
         An initialization that overwrites the biases must call this method afterwards.
         """
-        for name, bias in self.rnn.named_parameters() if self.forget_bias else ():
+        is_used = self.forget_bias and self.has_cell
+        for name, bias in self.rnn.named_parameters() if is_used else ():
             if name.startswith("bias_ih"):  # torch adds two biases, of which one is changed
                 bias.data.chunk(4)[1].add_(self.forget_bias)
 
     def weights(self, layer: int, *, reverse: bool = False) -> LayerWeights:
-        """Return the weights of a layer, as the method `step` expects them."""
+        """Return the weights of a layer in one direction."""
         suffix = f"l{layer}" + "_reverse" * reverse
         names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
         found: list[Any] = [getattr(self.rnn, f"{x}_{suffix}", None) for x in names]
@@ -168,7 +169,7 @@ class RecurrentStack(Layers):
             candidate = getattr(self.rnn, f"bias_in_{suffix}", None)
             if candidate is not None:
                 b_ih = torch.cat([candidate.new_zeros(2 * len(candidate)), candidate])
-        return LayerWeights(w_ih, b_ih, w_hh, b_hh)
+        return w_ih, b_ih, w_hh, b_hh
 
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
@@ -209,24 +210,6 @@ class RecurrentStack(Layers):
             x = torch.cat(outputs, dim=2)
         return x, (torch.stack(finals),)
 
-    def step(
-        self, products: Tensor, state: Sequence[State], weights: Sequence[LayerWeights]
-    ) -> list[State]:
-        """Run all layers of a stack with one direction for one token, and return their new states.
-
-        Args:
-            products: Product (B, G H) of the input with the input matrix of the first layer, plus
-                the input bias.
-            state: State of each layer, with tensors (B, H).
-            weights: Weights of each layer, as the method `weights` returns them.
-        """
-        new: list[State] = []
-        for old, (w_ih, b_ih, w_hh, other) in zip(state, weights, strict=True):
-            if new:
-                products = linear(self.dropout(new[-1][0]), w_ih, b_ih)
-            new.append(self.step_cell(products, old, w_hh, other))
-        return new
-
 
 class RecurrentCache:
     """State of a recurrent model between decoding steps, with the interface of a `KVCache`.
@@ -246,10 +229,7 @@ class RecurrentCache:
 
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
         """Add the new tokens (B, t) to `length`; an InputError rejects padding and documents."""
-        for name, value in (("mask", keys), ("documents", documents)):
-            if value is not None:
-                message = "must be None for a recurrent model with a cache"
-                raise InputError(message, option=name)
+        check_absent("a recurrent model with a cache", mask=keys, documents=documents)
         self.length += ids.shape[1]
 
     def store(self, state: State, n_tokens: int, feed: Tensor | None = None) -> None:

@@ -8,7 +8,7 @@ a layer, L layers.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,19 @@ from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
 from fourfold.core.feed_forward import Linear
-from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import linear
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers
 from fourfold.models.recurrent.attention import RecurrentAttention, Score, Weights
-from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack, Reset, State
+from fourfold.models.recurrent.cells import (
+    LSTM_RANGES,
+    Cell,
+    RecurrentCache,
+    RecurrentStack,
+    Reset,
+    State,
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class RecurrentDecoderConfig(ModelConfig):
         cell: rnn (tanh), gru or lstm.
         reset: Place of the reset gate of a GRU: after the recurrent matrix (torch) or before it
             (Cho et al. 2014; Bahdanau et al. 2015), which is slower.
-        forget_bias: Number that is added to the initial bias of the forget gate of an LSTM.
+        forget_bias: Number that is added to the initial bias of the forget gate of an LSTM with
+            biases.
         bias: Learn biases in the cells, the bridge and the readout.
         decoder: Order of attention, cell and output. With luong, the query is the new state h, and
             the output is tanh(W [context; h]). With bahdanau, the query is the previous state, and
@@ -92,18 +99,12 @@ class RecurrentDecoderConfig(ModelConfig):
     output_rank: int | None = None
     dropout: float = 0.2
     output_bias: bool = False
+    ranges: ClassVar = LSTM_RANGES
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("d_attn", "attn_window", "n_maxout", "output_rank"):
-            check_positive(name, getattr(self, name), 2**20)
-        check_range("attn_temperature", self.attn_temperature, above=0.0)
-        check_range("forget_bias", self.forget_bias, minimum=-100.0, maximum=100.0)
         if self.reset == "before" and self.cell != "gru":
             raise InputError(f"must be after for the cell {self.cell}, got before", option="reset")
-        if self.forget_bias and not (self.cell == "lstm" and self.bias):
-            message = f"must be 0 without an LSTM with biases, got {self.forget_bias:g}"
-            raise InputError(message, option="forget_bias")
         if self.input_feeding and (self.decoder != "luong" or self.context != "attention"):
             message = "must be false without attention in the decoder luong, got true"
             raise InputError(message, option="input_feeding")
@@ -117,8 +118,6 @@ class RecurrentDecoderConfig(ModelConfig):
                 " input_feeding, since its states must not depend on the context; got true",
                 option="mix_outputs",
             )
-        if self.max_len is None and (self.context, self.attn_score) == ("attention", "location"):
-            raise InputError("must be given for the score location, got None", option="max_len")
 
     @property
     def readout_width(self) -> int:
@@ -173,10 +172,16 @@ class RecurrentMemory:
             state = tuple(part.repeat_interleave(len(x) // len(self), 1) for part in self.initial)
         return tuple(part.to(x.dtype) for part in state), 0 if cache is None else cache.length
 
-    def attend(
-        self, attention: RecurrentAttention, queries: Tensor, start: int, **options: Any
+    def context(
+        self, attention: RecurrentAttention | None, queries: Tensor, start: int, **options: Any
     ) -> Tensor:
-        """Return the contexts (N, T, M) of queries (N, T, H), the first of which is at `start`."""
+        """Return the contexts (N, T, M) of queries (N, T, H), the first of which is at `start`.
+
+        Without attention, the only vector of the memory is the context.
+        """
+        if attention is None:
+            rows = len(queries) // len(self)
+            return self.vectors.repeat_interleave(rows, 0).expand(-1, queries.shape[1], -1)
         options |= {"projected": self.projected, "step": start}
         return attention(queries, self.vectors, self.mask, **options)[0]
 
@@ -275,7 +280,7 @@ class RecurrentDecoder(Layers):
         if self.cross_attn.weighting == "softmax":
             _, alpha = self.cross_attn(h, memory.vectors, memory.mask, **options)  # is recorded
         else:
-            alpha = self.cross_attn.probabilities(h, memory.mask, **options)
+            alpha, *_ = self.cross_attn.probabilities(h, memory.mask, **options)
         from_vectors = self.combine(F.pad(memory.vectors, (0, h.shape[2])))  # (B, S, H)
         from_vectors = from_vectors.repeat_interleave(len(x) // len(memory), 0)
         from_states = self.combine(F.pad(h, (memory.vectors.shape[2], 0)))  # (N, T, H)
@@ -285,14 +290,8 @@ class RecurrentDecoder(Layers):
         return alpha, self.low_rank(self.dropout(y))
 
     def context(self, queries: Tensor, memory: RecurrentMemory, start: int) -> Tensor:
-        """Compute the contexts (N, T, M) of queries (N, T, H), the first of which is at `start`.
-
-        Without attention, the only vector of the memory is the context.
-        """
-        if self.cross_attn is None:
-            rows = len(queries) // len(memory)
-            return memory.vectors.repeat_interleave(rows, 0).expand(-1, queries.shape[1], -1)
-        return memory.attend(self.cross_attn, queries, start, need_weights=False)
+        """Return `memory.context` of queries (N, T, H), the first of which is at `start`."""
+        return memory.context(self.cross_attn, queries, start, need_weights=False)
 
     def attentional(self, context: Tensor, h: Tensor) -> Tensor:
         """Compute the output tanh(W_c [context; h]) (N, T, H) of a model with `decoder` luong."""
@@ -372,8 +371,13 @@ class Loop:
             x: Vector (N, width) that follows the embedded token in the input of the step.
         """
         products = products + linear(x, self._matrix)
-        self._layers = self._stack.step(products, self._layers, self._weights)
-        return self._layers[-1][0]
+        new: list[State] = []
+        for old, (w_ih, b_ih, w_hh, other) in zip(self._layers, self._weights, strict=True):
+            if new:
+                products = linear(self._stack.dropout(new[-1][0]), w_ih, b_ih)
+            new.append(self._stack.step_cell(products, old, w_hh, other))
+        self._layers = new
+        return new[-1][0]
 
     def run(
         self, first: Tensor, start: int, context: Callable[[Tensor, int], Tensor]

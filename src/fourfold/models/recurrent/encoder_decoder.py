@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.feed_forward import Linear
+from fourfold.core.validation import check_absent
 from fourfold.errors import InputError
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize
@@ -35,6 +36,8 @@ from fourfold.models.recurrent.decoder import (
     stack_from_config,
 )
 from fourfold.models.recurrent.hard_attention import log_weights, mixed_log_probabilities
+
+_NO_PACKING = "a recurrent model, which cannot separate packed pairs"
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,6 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
         if self.bridge == "backward" and (not self.bidirectional or self.context == "initial"):
             message = "must be none or linear without a bidirectional encoder and a context"
             raise InputError(f"{message}, got backward", option="bridge")
-        is_product = self.context == "attention" and self.attn_score in ("dot", "scaled")
-        if is_product and self.bidirectional:
-            message = (
-                f"must not be {self.attn_score} for a bidirectional encoder, whose vectors are"
-            )
-            raise InputError(f"{message} wider than the queries", option="attn_score")
         if self.tie_embeddings in ("all", "decoder") and self.output_width != self.d_model:
             raise InputError(
                 f"must be embeddings or none, because the decoder's output has width"
@@ -174,7 +171,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
         The vectors of the memory are in the order of the source tokens, with padding on the right.
         An InputError rejects `src_documents`.
         """
-        _check_no_documents(src_documents=src_documents)
+        check_absent(_NO_PACKING, src_documents=src_documents)
         lengths = mask = None
         if src_mask is not None and not bool(src_mask.all()):
             lengths = src_mask.sum(1)
@@ -208,7 +205,7 @@ class RecurrentEncoderDecoder(Seq2Seq):
         instead, which are also its logits. Masks are ignored, since the memory holds that of the
         source. An InputError rejects `tgt_documents`.
         """
-        _check_no_documents(tgt_documents=tgt_documents)
+        check_absent(_NO_PACKING, tgt_documents=tgt_documents)
         if not self._mixes:
             return self.decoder(self.tgt_embed(tgt, slice(0, tgt.shape[1])), memory, cache)
         log_alpha, y, weight, bias = self.decode_by_vector(tgt, memory, cache)
@@ -236,14 +233,6 @@ def _embedding(config: RecurrentEncoderDecoderConfig) -> TokenEmbedding:
     """Build a token embedding without positions, with the optional bias of the config."""
     norm = Bias(config.d_model) if config.embed_bias else None
     return TokenEmbedding(config.vocab_size, config.d_model, norm=norm, dropout=config.dropout)
-
-
-def _check_no_documents(**documents: Tensor | None) -> None:
-    """Raise InputError if one of the keyword arguments is not None."""
-    for name, value in documents.items():
-        if value is not None:
-            message = "must be None for a recurrent model, which cannot separate packed pairs"
-            raise InputError(message, option=name)
 
 
 def init_uniform(model: nn.Module, bound: float) -> None:

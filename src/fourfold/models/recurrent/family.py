@@ -1,20 +1,18 @@
 """Family of recurrent models with attention: translation, captions, documents, language."""
 
-from fourfold.families import Family
+from fourfold.families import Family, with_configs
 
 FAMILY = Family(
     name="recurrent",
-    models={
-        name + suffix: f"{__package__}.{module}"
-        for name, module in {
+    models=with_configs(
+        __package__,
+        {
             "RecurrentCaptioner": "captioner",
             "RecurrentEncoderDecoder": "encoder_decoder",
             "HierarchicalClassifier": "hierarchical",
-            "RecurrentClassifier": "language_model",
-            "RecurrentLM": "language_model",
-        }.items()
-        for suffix in ("", "Config")
-    },
+            **dict.fromkeys(("RecurrentClassifier", "RecurrentLM"), "language_model"),
+        },
+    ),
     tasks=dict.fromkeys(
         (
             "DocumentClassification",

@@ -8,6 +8,7 @@ checkpoints store.
 Shapes: B rows, T target tokens, S source positions.
 """
 
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -39,17 +40,13 @@ class HardAttention:
         """Seed of the DataModule; 0 without a DataModule or without a seed."""
         return getattr(self.datamodule, "seed", 0)
 
-    def n_positions(self, batch: Any) -> int:
-        """Return the number S of source positions of a batch."""
-        raise NotImplementedError
-
-    def _attention_noise(self: Any, batch: Any) -> Tensor:
+    def _attention_noise(self: Any, batch: Any, n_positions: int) -> Tensor:
         """Draw exponential random numbers (B, T + 1, S), from which attention draws positions."""
         n_tokens = self.as_pairs(batch).tgt.shape[1]
         rows, first = batch.rows.cpu().numpy(), _ATTENTION_STREAM
         draws = [
             uniform(self.data_seed, batch.epoch, rows, n_tokens, first + s)
-            for s in range(self.n_positions(batch))
+            for s in range(n_positions)
         ]
         return torch.from_numpy(-np.log1p(-np.stack(draws, axis=2))).to(batch.rows.device)
 
@@ -61,13 +58,13 @@ class HardAttention:
         """
         if self.attention is None or not (self.attention.draws or self.doubly_stochastic):
             return super().step(batch)  # type: ignore[misc]
-        noise = self._attention_noise(batch) if self.attention.draws else None
-        with self.attention.recording(noise) as calls:
+        with self.attention.recording(cache(partial(self._attention_noise, batch))) as calls:
             output = self._teacher_forced(self.as_pairs(batch))
         counts = (output[-1] != IGNORE_INDEX).view(len(batch.rows), -1)  # (B, T)
         loss = self._loss(output)
         # Calls of scheduled sampling precede those of the loss.
-        alpha, drawn = (torch.cat(x, 1)[:, -counts.shape[1] :] for x in zip(*calls, strict=True))
+        columns = tuple(zip(*calls, strict=True))[:2]
+        alpha, drawn = (torch.cat(x, 1)[:, -counts.shape[1] :] for x in columns)
         if hasattr(self, "reward_baseline"):
             loss = loss + reinforce_term(
                 token_scores(*output)[0].view_as(counts),

@@ -21,7 +21,6 @@ from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
 from fourfold.core.config import Init, TextPositions, TransformerConfig
 from fourfold.core.masks import Mask
-from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
 from fourfold.layers.base_model import Layers, Model
@@ -85,7 +84,6 @@ class HierarchicalClassifierConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("max_sentences", self.max_sentences, 2**22)
         if self.encoder == "gru" and self.d_model % 2:
             message = f"must be even for a bidirectional GRU, got {self.d_model}"
             raise InputError(message, option="d_model")
@@ -209,10 +207,8 @@ class HierarchicalClassifier(Model):
             n_sentences: Number of sentences of each of the B documents, at least 1.
 
         Raises:
-            InputError: A document or a sentence is empty, the numbers do not agree with the shape
-                of `ids`, or a sequence is too long for the positions of the blocks.
+            InputError: A sequence is too long for the positions of the blocks.
         """
-        _check_sizes(ids, n_words, n_sentences)
         if self.sentences is None:
             ids, n_words, _ = _join_sentences(ids, n_words, n_sentences)
         h = self.words(self.embed(ids, slice(0)), n_words)
@@ -229,7 +225,6 @@ class HierarchicalClassifier(Model):
         the word and p_s is the weight of its sentence. In a flat model, the weights of the words
         sum to 1 in each document, and each sentence has the weight 1.
         """
-        _check_sizes(ids, n_words, n_sentences)
         if self.sentences is None:
             joined, sizes, places = _join_sentences(ids, n_words, n_sentences)
             found = self.words.pool.weights(*self.words.encode(self.embed(joined, slice(0)), sizes))
@@ -256,13 +251,3 @@ def _join_sentences(
     totals = [int(part.sum()) for part in sizes.split(list(n_sentences))]
     places = _divide(real.flatten().nonzero().squeeze(1), totals).to(ids.device)
     return ids.flatten()[places], totals, places
-
-
-def _check_sizes(ids: Tensor, n_words: Sequence[int], n_sentences: Sequence[int]) -> None:
-    """Raise InputError if a document or sentence is empty, or if sizes and `ids` do not agree."""
-    for name, sizes in (("n_words", n_words), ("n_sentences", n_sentences)):
-        if min(sizes, default=0) < 1:
-            raise InputError(f"must be at least 1 everywhere, got {list(sizes)[:20]}", option=name)
-    if not len(n_words) == sum(n_sentences) == len(ids) or max(n_words) > ids.shape[1]:
-        message = f"must be the sizes of the sentences and documents in ids {tuple(ids.shape)}"
-        raise InputError(message, option="n_words and n_sentences")

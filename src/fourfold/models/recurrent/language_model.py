@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from fourfold.core.config import Init, ModelConfig
 from fourfold.core.masks import Mask
-from fourfold.core.validation import check_range
-from fourfold.errors import InputError
+from fourfold.core.validation import check_absent
 from fourfold.models.causal_lm.classifier import CausalClassifier
 from fourfold.models.causal_lm.model import CausalLM
-from fourfold.models.recurrent.cells import Cell, RecurrentCache, RecurrentStack
+from fourfold.models.recurrent.cells import LSTM_RANGES, Cell, RecurrentCache, RecurrentStack
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,7 @@ class RecurrentLMConfig(ModelConfig):
     embed_norm: ClassVar = False
     score_cap: ClassVar = None
     logit_cap: ClassVar = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        limit = 100.0 if self.cell == "lstm" else 0.0  # no other cell has a forget gate
-        name = "forget_bias" if self.cell == "lstm" else f"forget_bias of the cell {self.cell}"
-        check_range(name, self.forget_bias, minimum=0.0 - limit, maximum=limit)  # not -0
+    ranges: ClassVar = LSTM_RANGES
 
 
 class RecurrentLayers(RecurrentStack):
@@ -83,11 +77,8 @@ class RecurrentLayers(RecurrentStack):
         Raises:
             InputError: The mask separates packed documents.
         """
-        if mask.documents is not None:
-            raise InputError(
-                "must be false for a recurrent model, which cannot separate packed documents",
-                option="block_cross_document_attention",
-            )
+        reason = "a recurrent model, which cannot separate packed documents"
+        check_absent(f"{reason} (block_cross_document_attention: true)", documents=mask.documents)
         y, state = super().forward(x, None, None if cache is None else cache.state)  # (B, T, H)
         if cache is not None:
             cache.state = state  # `advance` has counted the tokens
@@ -126,15 +117,9 @@ class RecurrentClassifierConfig(RecurrentLMConfig):
     head_dropout: float = 0.1
 
 
-class RecurrentClassifier(CausalClassifier):
+class RecurrentClassifier(RecurrentLM, CausalClassifier):
     """Sequence classifier on the last real token of a recurrent language model.
 
     Source: Radford et al. 2018, Table 5. A call of the model returns vocabulary logits (B, T, V).
     `classify` returns class logits (B, K).
     """
-
-    is_recurrent = True
-    stack_class = RecurrentLayers
-
-    def __init__(self, config: RecurrentClassifierConfig) -> None:
-        super().__init__(config)  # type: ignore[arg-type]

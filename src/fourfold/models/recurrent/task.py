@@ -13,7 +13,6 @@ from torch import Tensor
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CaptionBatch, DocumentBatch, PairBatch
 from fourfold.data.loading.counter_rng import uniform
-from fourfold.errors import InputError
 from fourfold.loggers.media import Media
 from fourfold.losses import IGNORE_INDEX, token_scores, upcast_fp32
 from fourfold.metrics import Mean, Perplexity
@@ -60,7 +59,7 @@ class RecurrentTranslation(HardAttention, Translation):
         optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
             that is summed over the tokens of a sentence, or Adadelta.
         schedule: Options of the schedule; the default is a constant learning rate.
-        label_smoothing: Probability mass taken from the target. Must be 0 with `mix_outputs`.
+        label_smoothing: Probability mass taken from the target; ignored with `mix_outputs`.
         scheduled_sampling: Probability that an input token of the decoder is replaced in training
             by the most likely token of the model (Bengio et al. 2015). The replacement needs a
             second, sequential pass of the decoder.
@@ -69,10 +68,6 @@ class RecurrentTranslation(HardAttention, Translation):
             moving average of the loss of a token, which checkpoints store.
         entropy_weight: Factor on the entropy of the attention of `attn_weights: hard_sample`. The
             default is that of the released code of Xu et al. 2015.
-
-    Raises:
-        InputError: A value is outside its range, or the scores of the attention would get no
-            gradient.
     """
 
     model_class = RecurrentEncoderDecoder
@@ -87,21 +82,10 @@ class RecurrentTranslation(HardAttention, Translation):
 
     def __post_init__(self) -> None:
         check_range("scheduled_sampling", self.scheduled_sampling, minimum=0.0, maximum=1.0)
-        config = self.config
-        has_attention = config.context == "attention"
-        if config.mix_outputs and self.label_smoothing:
-            message = f"must be 0 for mix_outputs, got {self.label_smoothing:g}"
-            raise InputError(message, option="label_smoothing")
-        if has_attention and config.attn_weights == "hard_argmax" and not config.mix_outputs:
-            message = "must be true to train hard_argmax, whose scores have no gradient otherwise"
-            raise InputError(f"{message}; got false", option="model.config.mix_outputs")
         super().__post_init__()
         self.free_running = Perplexity()
-        if has_attention and config.attn_weights == "hard_sample":
+        if (self.config.context, self.config.attn_weights) == ("attention", "hard_sample"):
             self.register_buffer("reward_baseline", torch.zeros(()))
-
-    def n_positions(self, batch: PairBatch) -> int:
-        return batch.src.shape[1]
 
     def _decode(
         self, batch: PairBatch, memory: Any, inputs: Tensor, targets: Tensor
@@ -172,15 +156,10 @@ class RecurrentCaptioning(HardAttention, Captioning):
         optimizer: Options of the optimizer; the default is Adam with the learning rate of the
             released code.
         schedule: Options of the schedule; the default is a constant learning rate.
-        label_smoothing: Probability mass taken from the target. Must be 0 for the attention
-            hard_sample.
         doubly_stochastic: Factor lambda on `doubly_stochastic_loss`; not used without attention.
         reward_weight: Factor on the REINFORCE gradient of the attention hard_sample. 1 is unbiased,
             and 0.1 is the factor of the released code.
         entropy_weight: Factor on the entropy of the weights in the objective of hard_sample.
-
-    Raises:
-        InputError: `label_smoothing` is not 0 for the attention hard_sample.
     """
 
     model_class = RecurrentCaptioner  # type: ignore[assignment]
@@ -193,18 +172,10 @@ class RecurrentCaptioning(HardAttention, Captioning):
     entropy_weight: float = 0.002
 
     def __post_init__(self) -> None:
-        if self.label_smoothing and self.config.attention == "hard_sample":
-            message = f"must be 0 for hard_sample, got {self.label_smoothing}"
-            raise InputError(message, option="label_smoothing")
         super().__post_init__()
         self.entropy, self.change = Mean(), Mean()
-        if self.config.image == "attention" and self.config.attention == "hard_sample":
+        if (self.config.image, self.config.attention) == ("attention", "hard_sample"):
             self.register_buffer("reward_baseline", torch.zeros(()))
-
-    def n_positions(self, batch: CaptionBatch) -> int:
-        height, width = batch.images.shape[2:]
-        encoder = self.config.encoder
-        return height * width if encoder is None else (height // encoder.patch_size) ** 2
 
     def update_metrics(self, batch: CaptionBatch, split: str) -> None:
         super().update_metrics(batch, split)
@@ -213,7 +184,7 @@ class RecurrentCaptioning(HardAttention, Captioning):
         with self.attention.recording() as records:
             output = self._teacher_forced(self.as_pairs(batch))
         counts = output[-1].view(len(batch.ids), -1) != IGNORE_INDEX
-        alpha = torch.cat([alpha for alpha, _ in records], 1)  # (B, T, S)
+        alpha = torch.cat([record[0] for record in records], 1)  # (B, T, S)
         self.entropy.update((torch.special.entr(alpha).sum(-1) * counts).sum(), counts.sum())
         change = (alpha[:, 1:] - alpha[:, :-1]).abs().sum(-1) / 2
         self.change.update((change * counts[:, 1:]).sum(), counts[:, 1:].sum())

@@ -1,6 +1,6 @@
 """Family of Vision Transformers: ViT, DeiT, DINOv2, DINOv3 and masked autoencoders."""
 
-from fourfold.families import Family
+from fourfold.families import Family, with_configs
 
 TINY = {"d_model": 192, "n_layers": 12, "n_heads": 3, "d_ff": 768}
 SMALL = {"d_model": 384, "n_layers": 12, "n_heads": 6, "d_ff": 1536}
@@ -24,12 +24,7 @@ DINOV3 = {
 
 FAMILY = Family(
     name="vit",
-    models={
-        **dict.fromkeys(("ViT", "ViTConfig"), f"{__package__}.model"),
-        **dict.fromkeys(
-            ("MaskedAutoencoder", "MaskedAutoencoderConfig"), f"{__package__}.masked_autoencoder"
-        ),
-    },
+    models=with_configs(__package__, {"ViT": "model", "MaskedAutoencoder": "masked_autoencoder"}),
     tasks={
         "ImageClassification": f"{__package__}.task",
         "MaskedImageModeling": f"{__package__}.masked_image_task",

@@ -83,8 +83,7 @@ DEIT = replace(
 
 # The matrices `up` and `gate` of a gated layer, one above the other, and `down`.
 _GATED = TensorOp(
-    lambda both, down: (*both.chunk(2), down),
-    lambda up, gate, down: (torch.cat([up, gate]), down),
+    lambda both, down: (*both.chunk(2), down), lambda up, gate, down: (torch.cat([up, gate]), down)
 )
 
 

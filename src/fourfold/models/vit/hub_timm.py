@@ -105,33 +105,13 @@ def read_checkpoint(
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise InputError(f"must be a tensor, got {type(value).__name__}", option=name)
-    model, notes = read_model(tensors, settings, dtype)
-    model.artifacts, image_notes = read_image_preprocessing(settings, model.config)
+    config, notes = _read_config(tensors, settings)
+    # A checkpoint without a classifier (`num_classes: 0`) gives a model without heads.
+    build = partial(ViT, config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
+    model = _keymap(config).build_model(build, config, tensors, dtype)
+    model.artifacts, image_notes = read_image_preprocessing(settings, config)
     model.format_name, model.notes = "timm", notes + image_notes
     return model
-
-
-def read_model(
-    tensors: Mapping[str, Tensor], settings: Json, dtype: torch.dtype | None
-) -> tuple[ViT, list[str]]:
-    """Build a ViT in eval mode from the tensors of a timm checkpoint.
-
-    If the checkpoint has no classifier (`num_classes: 0`), `heads` of the model is empty.
-
-    Args:
-        tensors: Tensors by timm's names.
-        settings: Content of timm's config.json, empty if there is none.
-        dtype: Data type of the weights; None means fp32.
-
-    Returns:
-        The model, and a list of sentences for the user, one for each assumption about the config.
-
-    Raises:
-        InputError: The tensors are not those of a supported ViT.
-    """
-    config, notes = _read_config(tensors, settings)
-    build = partial(ViT, config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
-    return _keymap(config).build_model(build, config, tensors, dtype), notes
 
 
 def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[str, Any], list[str]]:

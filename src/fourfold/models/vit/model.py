@@ -5,7 +5,7 @@ DeiT's distillation token, and registers.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.masks import Mask
-from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model, patches_from_config
 from fourfold.layers.heads import ClassHead
@@ -45,7 +44,7 @@ class ViTConfig(TransformerConfig):
         n_registers: Number of learned tokens between the class token and the patches that no head
             reads (Darcet et al. 2023).
         prefix_positions: Tokens before the patches that have a position: all, class (all but the
-            registers; DINOv2) or none (DeiT III).
+            registers; DINOv2) or none (DeiT III). Only tables in the stem take it into account.
         positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
             and cosines of row and column); sincos2d_mae (the same with the wavelengths of MAE);
             sinusoidal (sines and cosines of the position in the sequence, which alternate);
@@ -87,27 +86,21 @@ class ViTConfig(TransformerConfig):
     patch_embedding: Literal["linear", "convolutional"] = "linear"
     representation_size: int | None = None
     init: Init = "vit"
+    ranges: ClassVar = {"n_registers": {"minimum": 0, "maximum": 4096}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.positions_at != "stem" and self.positions not in ("learned", "learned2d"):
-            raise InputError(
-                f"must be stem for positions {self.positions}, got {self.positions_at}",
-                option="positions_at",
-            )
+            message = f"must be stem for positions {self.positions}, got {self.positions_at}"
+            raise InputError(message, option="positions_at")
         if self.distillation and self.pool != "cls":
             message = f"must be cls for a model with distillation, got {self.pool}"
             raise InputError(message, option="pool")
-        check_range("n_registers", self.n_registers, minimum=0, maximum=4096)
         if self.n_registers and self.pool == "mean":
             raise InputError("must be cls or cls_mean with registers, got mean", option="pool")
         if self.positions == "rotary2d" and (self.rope_theta is None or self.rotary_width % 4):
             message = f"needs rope_theta and a rotary width divisible by 4, got {self.rotary_width}"
             raise InputError(message, option="positions rotary2d")
-        in_stack = self.positions in IN_STACK or self.positions_at != "stem"
-        if self.prefix_positions != "all" and (in_stack or self.positions == "none"):
-            message = f"must be all for these positions, got {self.prefix_positions}"
-            raise InputError(message, option="prefix_positions")
 
     @property
     def n_prefix(self) -> int:
