@@ -5,7 +5,7 @@ Shapes: B windows of a batch, T tokens of the longest window.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -15,8 +15,8 @@ from fourfold.data.loading.batches import SpanBatch
 from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.splits import SplitSource, read_rows
-from fourfold.data.text.base import WORDPIECE, TextDataModule
+from fourfold.data.readers.splits import read_rows
+from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.data.text.segments import segment_ids
 from fourfold.errors import InputError
 from fourfold.text_files import parse_json, read_text
@@ -147,6 +147,7 @@ class SpanDataset(BatchedDataset):
         return SpanBatch(ids, starts, ends, segments, mask, context, numbers, epoch, position)
 
 
+@text_data
 class QuestionData(TextDataModule):
     """DataModule for questions whose answer is a span of a context, in the format of SQuAD.
 
@@ -181,34 +182,23 @@ class QuestionData(TextDataModule):
     batch_class = SpanBatch
     artifact_names = ("max_len", "n_separators", "allow_no_answer")
 
-    def __init__(
-        self,
-        train: str | list[str],
-        *,
-        allow_no_answer: bool = False,
-        max_len: int = 384,
-        doc_stride: int = 128,
-        max_query_length: int = 64,
-        n_separators: Literal[1, 2] = 1,
-        batch_size: int = 16,
-        eval_batch_size: int | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        window = max_len - max_query_length - 2 - n_separators
-        if not 1 <= doc_stride <= window:  # a longer stride would skip tokens between windows
+    train: str | list[str] = field()
+    _: KW_ONLY
+    allow_no_answer: bool = False
+    max_len: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    n_separators: Literal[1, 2] = 1
+    batch_size: int = 16
+    eval_batch_size: int | None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        window = self.max_len - self.max_query_length - 2 - self.n_separators
+        if not 1 <= self.doc_stride <= window:  # a longer one would skip tokens between windows
             message = f"must lie between 1 and the {window} context tokens that fit into max_len"
-            raise InputError(f"{message}, got {doc_stride}", option="doc_stride")
-        self.allow_no_answer = allow_no_answer
-        self.max_len = max_len
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
-        self.doc_stride = doc_stride
-        self.max_query_length = max_query_length
-        self.n_separators = n_separators
+            raise InputError(f"{message}, got {self.doc_stride}", option="doc_stride")
+        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, list[Question]]:
         return read_rows(self.split_sources, read_squad, lambda question: question.context)

@@ -5,7 +5,7 @@ Shapes: B sentences (or chunks of long sentences), T tokens of the longest of th
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -15,13 +15,13 @@ import torch
 
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import TokenBatch
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.labels import check_labels
-from fourfold.data.readers.splits import SplitSource, read_rows
+from fourfold.data.readers.splits import read_rows
 from fourfold.data.readers.text_table import is_text, read_json_lines
-from fourfold.data.text.base import WORDPIECE, LabelledDataModule
+from fourfold.data.text.base import LabelledDataModule, text_data
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.text_files import read_lines
@@ -134,6 +134,7 @@ class TokenDataset(BatchedDataset):
         return TokenBatch(ids, labels, mask, torch.from_numpy(rows), epoch, position)
 
 
+@text_data
 class TokenData(LabelledDataModule):
     """DataModule for sentences with a tag for each word (named entities, parts of speech).
 
@@ -162,31 +163,20 @@ class TokenData(LabelledDataModule):
     batch_class = TokenBatch
     artifact_names = ("max_len", "class_names")
 
-    def __init__(
-        self,
-        train: str | list[str],
-        *,
-        word: int | str = 0,
-        tag: int | str = -1,
-        tags: list[str] | None = None,
-        max_len: int = 128,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        check_range("max_len", max_len, minimum=3)
-        self._read_file = partial(read_tagged_sentences, word=word, tag=tag)
-        self._class_names = tags
-        self.max_len = max_len
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
+    train: str | list[str] = field()
+    _: KW_ONLY
+    word: int | str = 0
+    tag: int | str = -1
+    tags: list[str] | None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_range("max_len", self.max_len, minimum=3)
+        self._class_names = self.tags
 
     def read(self) -> dict[str, list[Sentence]]:
-        raw = read_rows(self.split_sources, self._read_file, lambda item: " ".join(item.words))
+        read = partial(read_tagged_sentences, word=self.word, tag=self.tag)
+        raw = read_rows(self.split_sources, read, lambda item: " ".join(item.words))
         if self._class_names is None:
             train = raw["train"]
             tags = dict.fromkeys(tag for sentence in train for tag in sentence.tags)
