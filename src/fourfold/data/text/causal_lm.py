@@ -120,10 +120,6 @@ class CausalTextData(DocumentDataModule):
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
-            corrupted, or if the training split is too short for a crop.
-
     Example:
         >>> data = CausalTextData(block_size=8, batch_size=4)  # Python's documentation
         >>> batch = data.split("val").batch(np.arange(4), epoch=0, position=1)

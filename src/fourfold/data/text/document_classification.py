@@ -88,10 +88,6 @@ class DocumentData(SequenceData):
         text: Column of the document.
         too_long: Treatment of documents with more than `max_sentences` sentences.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, if a label is invalid, or if a document has no sentence.
-
     Example:
         >>> data = DocumentData(batch_size=4)
         >>> batch = next(iter(data.train_dataloader()))

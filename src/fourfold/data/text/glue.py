@@ -58,10 +58,6 @@ class GlueData(SequenceData):
         dev: Name without suffix of the file for validation and test, such as "dev_mismatched" of
             MNLI; None means "dev_matched" for MNLI and "dev" for the other tasks.
 
-    Raises:
-        InputError: If the task is unknown. `setup` raises the error if a file is missing, empty or
-            corrupted, or has an invalid label.
-
     Example:
         >>> GlueData("MNLI").split_sources["val"]
         'glue/MNLI/dev_matched.tsv'

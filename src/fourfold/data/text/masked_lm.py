@@ -84,11 +84,6 @@ class MaskedTextData(DocumentDataModule):
             divided.
         masking: Options for the selection and replacement of tokens.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
-            corrupted, or if a split has only one document in the layouts "segment_pairs" and
-            "sentence_pairs", which need a segment of another document.
-
     Example:
         >>> data = MaskedTextData(max_len=32)  # Python's documentation
         >>> selected = data.split("val").batch(np.arange(32), epoch=0, position=1).targets != -100

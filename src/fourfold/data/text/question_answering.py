@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_type
 from fourfold.data.loading.batches import SpanBatch
 from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
@@ -18,7 +19,7 @@ from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.splits import read_rows
 from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.data.text.segments import segment_ids
-from fourfold.errors import InputError
+from fourfold.errors import InputError, reading
 from fourfold.text_files import parse_json, read_text
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -52,39 +53,30 @@ def read_squad(path: str) -> list[Question]:
         InputError: If the file is missing, has another format or no question, or if the context
             does not contain an answer at the character that the file gives.
     """
-    questions = []
-    content = parse_json(read_text(path), path)
-    for article in _field(content, "data", list, path):
-        for paragraph in _field(article, "paragraphs", list, path):
-            context = _field(paragraph, "context", str, path)
-            records = _field(paragraph, "qas", list, path)
-            questions += [_parse_question(path, record, context) for record in records]
+    with reading(path):
+        questions = [
+            _parse_question(path, record, paragraph["context"])
+            for article in parse_json(read_text(path), path)["data"]
+            for paragraph in article["paragraphs"]
+            for record in paragraph["qas"]
+        ]
     if not questions:
         raise InputError("the file has no questions", file=path)
     return questions
 
 
 def _parse_question(path: str, record: Any, context: str) -> Question:
-    name = str(_field(record, "id", str | int, path))
-    location = f"{path}, question {name}"
-    text = _field(record, "question", str, location)
-    records = [] if record.get("is_impossible") else _field(record, "answers", list, location)
-    answers = [_field(answer, "text", str, location) for answer in records]
-    starts = [_field(answer, "answer_start", int, location) for answer in records]
+    name, text = str(record["id"]), record["question"]
+    records = [] if record.get("is_impossible") else record["answers"]
+    answers = [answer["text"] for answer in records]
+    starts = [answer["answer_start"] for answer in records]
+    check_type("context", context, str)
+    check_type("question", text, str)
     for answer, start in zip(answers, starts, strict=True):
         if not answer or start < 0 or not context.startswith(answer, start):
             message = f"the answer {answer!r} is not in the context at character {start}"
-            raise InputError(message, file=location)
+            raise InputError(message, file=f"{path}, question {name}")
     return Question(name, text, context, answers, starts[0] if starts else -1)
-
-
-def _field(record: Any, key: str, expected: Any, location: str) -> Any:
-    """Return `record[key]` after a check of its type; `location` is for the error message."""
-    value = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(value, expected) or isinstance(value, bool):
-        problem = f"is {str(value)[:60]!r}" if value is not None else "is missing"
-        raise InputError(f"the file is not in SQuAD's format: {key!r} {problem}", file=location)
-    return value
 
 
 NO_ANSWER = (0, 0)  # span of a window without the answer: the first token, BOS
@@ -167,11 +159,6 @@ class QuestionData(TextDataModule):
         n_separators: Number of EOS tokens between question and context: 1 (BERT) or 2 (RoBERTa).
         batch_size: Number of windows in a training batch.
         eval_batch_size: Number of windows in a validation or test batch; None means `batch_size`.
-
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, if an answer is not in its context, or if the tokens of more than 5 % of the
-            answers of a split do not contain the answer.
 
     Example:
         >>> data = QuestionData("train-v2.0.json", val="dev-v2.0.json", allow_no_answer=True)

@@ -98,10 +98,6 @@ class SequenceData(LabelledDataModule):
         drop_uneven: Drop lines of a table with more or fewer fields than the header, instead of
             raising InputError.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, or if a label is not among `classes` or, for a regression, not a number.
-
     Example:
         >>> data = SequenceData(batch_size=4)  # built-in sentences in two languages
         >>> batch = next(iter(data.train_dataloader()))

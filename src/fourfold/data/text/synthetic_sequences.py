@@ -193,9 +193,6 @@ class SyntheticSequenceData(ResumableDataModule):
         eval_rows: Number of sequences of the validation split, and of the test split.
         batch_size: Number of sequences in a batch.
 
-    Raises:
-        InputError: If an option is invalid.
-
     Example:
         >>> data = SyntheticSequenceData("recall", length=2, batch_size=1)
         >>> data.tokenizer.decode(data.split("test").batch(np.array([0]), 0, 0).ids[0].tolist())
@@ -305,9 +302,6 @@ class RecallData(TextDataModule):
         tokenizer: Options of the tokenizer, whose kind must be char.
         train: Unused, as are `val` and `test`; the examples depend on `seed`.
 
-    Raises:
-        InputError: If the tokenizer has another kind.
-
     Example:
         >>> data = RecallData(distance=4, batch_size=2)
         >>> batch = next(iter(data.train_dataloader()))
@@ -322,7 +316,11 @@ class RecallData(TextDataModule):
     train_rows: int = 8192
     eval_rows: int = 512
     batch_size: int = 32
+    _: KW_ONLY
     tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(kind="char")
+    train: None = None
+    val: None = None
+    test: None = None
 
     def __post_init__(self, tokenizer: TokenizerConfig) -> None:
         super().__post_init__(tokenizer)

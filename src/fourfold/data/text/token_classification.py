@@ -22,7 +22,7 @@ from fourfold.data.readers.labels import check_labels
 from fourfold.data.readers.splits import read_rows
 from fourfold.data.readers.text_table import is_text, read_json_lines
 from fourfold.data.text.base import LabelledDataModule, text_data
-from fourfold.errors import InputError
+from fourfold.errors import InputError, reading
 from fourfold.losses import IGNORE_INDEX
 from fourfold.text_files import read_lines
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -99,18 +99,17 @@ def _read_columns(path: str, word: int | str, tag: int | str) -> Iterator[Senten
 
 def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
     for number, record in read_json_lines(path):
-        for key in (str(word), str(tag)):
-            if not isinstance(record, dict) or not isinstance(record.get(key), list):
-                raise InputError(f"{key!r} must be a list", file=path, line=number)
-            if missing := [item for item in record[key] if not is_text(item)]:
-                message = f"{key!r} must be a list of texts, but has {missing[0]!r}"
-                raise InputError(message, file=path, line=number)
-        words, tags = ([str(item) for item in record[str(key)]] for key in (word, tag))
-        if len(words) != len(tags):
-            message = f"there are {len(words)} words, but {len(tags)} tags"
-            raise InputError(message, file=path, line=number)
+        location = f"{path}:{number}"
+        with reading(location):
+            lists = [record[str(key)] for key in (word, tag)]
+            if not all(isinstance(x, list) and all(map(is_text, x)) for x in lists):
+                raise InputError(f"{word!r} and {tag!r} must be lists of texts", file=location)
+            words, tags = ([str(item) for item in x] for x in lists)
+            if len(words) != len(tags):
+                message = f"there are {len(words)} words, but {len(tags)} tags"
+                raise InputError(message, file=location)
         if words:
-            yield Sentence(words, tags, f"{path}:{number}")
+            yield Sentence(words, tags, location)
 
 
 @dataclass(eq=False)
@@ -149,10 +148,6 @@ class TokenData(LabelledDataModule):
             tags.
         tags: Tags in the order of their class numbers; by default the sorted tags of the training
             split, with the tag O first.
-
-    Raises:
-        InputError: `setup` raises it if files are missing, empty or corrupted, if a tag is unknown,
-            or if a single word has more tokens than `max_len` allows.
 
     Example:
         >>> data = TokenData("train.conll", val=0.1, tags=["O", "B-PER", "I-PER"])

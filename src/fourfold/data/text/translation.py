@@ -136,10 +136,6 @@ class TranslationData(TextDataModule):
         too_long: Treatment of pairs with a sentence above `max_len`: "error", "truncate", or "drop"
             (training pairs only; validation and test pairs are truncated).
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty,
-            corrupted or of unequal length, if pairs are too long, or if a language is unknown.
-
     Example:
         >>> data = TranslationData(rows=100, max_tokens=256)  # built-in pairs, English to German
         >>> batch = next(iter(data.train_dataloader()))

@@ -167,13 +167,9 @@ class CaptionData(TextDataModule):
         split_files: Path in the source of the list of images of each split (train, val and test),
             for Flickr8k's formats. Images in no list are not used.
         val_fraction: Share of the images that is held out for validation, for Flickr8k's formats
-            without `split_files`. Every image in the folder must then have a caption.
+            without `split_files`.
         test_fraction: Share of the images that is held out for the test, in the same case.
         split_seed: Seed of the choice of the images that are held out.
-
-    Raises:
-        InputError: An option is out of range. `setup` raises the error if files cannot be read or
-            captions are too long.
 
     Example:
         >>> data = CaptionData(batch_size=4)  # scikit-learn's digits, described in words
@@ -195,8 +191,8 @@ class CaptionData(TextDataModule):
     caption_column: str = "captions"
     batch_size: int = 128
     eval_batch_size: int | None = None
-    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig()
     _: KW_ONLY
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig()
     max_len: int = 77
     too_long: Literal["error", "truncate"] = "error"
     transform: TransformConfig | None = None

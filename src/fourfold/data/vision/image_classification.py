@@ -3,7 +3,7 @@
 Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -182,10 +182,7 @@ class ImageData(ResumableDataModule):
             "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
         image_column: Name of the image column of Parquet files and Hugging Face datasets.
         label_column: Name of the label column of Parquet files and Hugging Face datasets.
-
-    Raises:
-        InputError: An option is out of range. `setup` raises the error if the source cannot be read
-            or split. An image that cannot be decoded raises the error when the image is used.
+        download: Not used; the config.yaml of a run of version 0.2.0 contains it.
 
     Example:
         >>> data = ImageData("digits", batch_size=16)
@@ -197,6 +194,7 @@ class ImageData(ResumableDataModule):
     batch_class: ClassVar[type] = ImageBatch
 
     source: str = "digits"
+    _: KW_ONLY
     batch_size: int = 128
     eval_batch_size: int | None = None
     transform: TransformConfig | None = None
@@ -210,6 +208,7 @@ class ImageData(ResumableDataModule):
     cache: Literal["auto", "memory", "none"] = "auto"
     image_column: str = "image"
     label_column: str = "label"
+    download: bool = False
     seed: int = 0
     num_workers: int = 0
 

@@ -131,13 +131,10 @@ class ImageStore:
         """Return a store of the images of some classes, which are numbered in the order of `names`.
 
         Raises:
-            InputError: A name is not that of a class, or occurs twice.
+            InputError: A name is not that of a class.
         """
         for name in names:
             check_choice("data.classes", name, self.class_names)
-        if len(set(names)) < len(names):
-            message = f"must not repeat a class, got {', '.join(names)}"
-            raise InputError(message, option="data.classes")
         new_labels = np.full(len(self.class_names), -1)
         new_labels[[self.class_names.index(name) for name in names]] = np.arange(len(names))
         labels = new_labels[self.labels.numpy()]

@@ -49,10 +49,6 @@ class MaskedImageData(ImageData):
         mask_ratio: Share of the patches that are masked. The number of visible patches, which is
             the remaining share of all patches, is rounded down.
 
-    Raises:
-        InputError: `setup` raises it if the source cannot be read, if the side of the images is not
-            divisible by `patch_size`, or if no patch or all patches are masked.
-
     Example:
         >>> data = MaskedImageData("digits", patch_size=2, mask_ratio=0.75, batch_size=16)
         >>> batch = next(iter(data.train_dataloader()))
