@@ -316,7 +316,7 @@ def test_flickr_captions_without_lists_are_divided_by_a_seed(folder: Path) -> No
             "header",
             r"captions\.txt:1: the lines must be IMAGE#NUMBER, .* or CSV with image,caption",
         ),
-        ("split", r"data\.split_files must be one of train, .* got 'trian'"),
+        ("split", r"data\.split_files must be one of .* got 'trian'"),
     ],
 )
 def test_images_and_captions_must_belong_together(folder: Path, defect: str, message: str) -> None:

@@ -33,7 +33,7 @@ def text_data(cls: type[T]) -> type[T]:
     if isinstance(vars(made).get("tokenizer"), TokenizerConfig):
         del made.tokenizer  # the default of the argument, which would hide the property
     made.__init__.__annotations__["tokenizer"] = TokenizerConfig  # jsonargparse knows no InitVar
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 class HasTokenizer(ResumableDataModule):

@@ -76,7 +76,7 @@ class GlueData(SequenceData):
     train: str = field(init=False)
     val: str = field(init=False)
     test: str = field(init=False)
-    task: GlueTaskName
+    task: GlueTaskName  # type: ignore[misc]  # the fields before it are no arguments
     folder: str = "glue"
     dev: str | None = None
 

@@ -53,7 +53,9 @@ class Masking:
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, seed: int) -> None:
         check_range("masking.mlm_probability", config.mlm_probability, above=0.0, below=1.0)
         replaced = config.mask_replace_prob + config.random_replace_prob
-        check_range("masking.mask_replace_prob + random_replace_prob", replaced, maximum=1.0)
+        check_range(
+            "masking.mask_replace_prob + random_replace_prob", replaced, minimum=0.0, maximum=1.0
+        )
         if tokenizer.mask_id is None:
             raise InputError("must have a mask token", option="tokenizer")
         self.config = config

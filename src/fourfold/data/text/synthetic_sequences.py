@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property, partial
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -199,8 +199,8 @@ class SyntheticSequenceData(ResumableDataModule):
         'uIoXuIo'
     """
 
-    batch_class = CausalBatch
-    n_classes = None
+    batch_class: ClassVar[type] = CausalBatch
+    n_classes: ClassVar[int | None] = None
     has_answers = True  # a causal language model then reports exact_match
 
     task: Literal["adding", "copy", "recall", "addition", "reversed_addition"] = "copy"
@@ -219,7 +219,8 @@ class SyntheticSequenceData(ResumableDataModule):
         check_range("length", length, minimum=minimum, maximum=maximum)
         self.n_tokens = count_tokens(length)
         if task == "adding":
-            self.batch_class, self.n_classes = SequenceBatch, 1
+            self.batch_class = SequenceBatch  # type: ignore[misc]
+            self.n_classes = 1  # type: ignore[misc]
         self.rows = {"train": self.train_rows, "val": eval_rows, "test": eval_rows}
         self.problems: dict[str, np.ndarray] = {}
         if task in PROBLEMS:

@@ -64,9 +64,7 @@ class FeatureConfig:
     def check_transform(self, config: TransformConfig) -> None:
         """Raise InputError if images are augmented, or are not normalized for the network."""
         kept = {name: getattr(config, name) for name in ("crop_pct", "crop_mode", "interpolation")}
-        one = {
-            name: tuple({*getattr(config, name)}) for name in ("mean", "std")
-        }  # for all channels
+        one: dict[str, Any] = {"mean": tuple({*config.mean}), "std": tuple({*config.std})}
         if config.size not in (None, SIDE) or replace(config, size=None, **one) != TransformConfig(
             **kept
         ):

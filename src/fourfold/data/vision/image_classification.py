@@ -244,7 +244,7 @@ class ImageData(ResumableDataModule):
 
         config = self.transform or TransformConfig()
         augmentation, self._evaluation = make_transforms(config, train, self.n_channels, self.seed)
-        self.n_channels = self._evaluation.n_channels
+        self.n_channels = self._evaluation.n_channels  # type: ignore[assignment]
         mixes = config.mixup > 0 or config.cutmix > 0
         mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
         options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
