@@ -1,9 +1,7 @@
 """Damaged images and image folders."""
 
 import io
-import pickle
 import struct
-import tarfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -111,46 +109,13 @@ def class_folders(draw: Draw) -> Files:
     return files or {"d": None}
 
 
-@st.composite
-def idx(draw: Draw) -> Files:
-    """Files of MNIST for torchvision, possibly damaged."""
-    files: Files = {}
-    n = draw(st.sampled_from((0, 1, 12, 12)))
-    side = draw(st.sampled_from((8, 8, 1, 0)))
-    labels = bytes(i % draw(st.sampled_from((1, 2, 3))) for i in range(n))
-    images = struct.pack(">BBBBIII", 0, 0, 8, 3, n, side, side) + bytes(range(n)) * side * side
-    pair = {"images-idx3": images, "labels-idx1": struct.pack(">BBBBI", 0, 0, 8, 1, n) + labels}
-    for part in draw(st.sampled_from((("train",), ("train", "t10k"), ("t10k",)))):
-        for kind, data in pair.items():
-            wrong = draw(st.integers(0, 3))
-            content = draw(spoilt(data)) if wrong == 0 else data
-            if draw(st.integers(0, 9)):
-                files[f"MNIST/raw/{part}-{kind}-ubyte"] = content
-    return files or {"d": None}
-
-
 def archives(draw: Draw) -> tuple[str, Files]:
     """Return a value of `--data.source` with its files."""
-    batch = pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]})
-    tar = io.BytesIO()
-    with tarfile.open(fileobj=tar, mode="w:gz") as opened:
-        opened.addfile(tarfile.TarInfo("cifar-10-batches-py"), io.BytesIO(b""))
     parquet = b"PAR1" + bytes(40) + b"PAR1"
     choices: list[tuple[str, Files]] = [
-        ("torchvision:CIFAR10", {"cifar-10-batches-py/data_batch_1": batch}),
-        ("torchvision:CIFAR10", {"cifar-10-python.tar.gz": tar.getvalue()}),
-        ("torchvision:CIFAR10", {}),
-        ("torchvision:NoSuch", {}),
-        ("torchvision:VisionDataset", {}),
-        ("torchvision:", {}),
-        ("torchvision:os", {}),
         ("datasets:", {}),
         ("", {}),
         (":", {}),
-        ("torchvision:MNIST", {"MNIST/raw/train-images-idx3-ubyte": b"x"}),
-        ("torchvision:ImageFolder", {}),
-        ("torchvision:EMNIST", {}),
-        ("torchvision:FakeData", {}),
         ("d/train.parquet", {"d/train.parquet": draw(spoilt(parquet))}),
         ("d", {"d/train.parquet": parquet}),
         ("d", {"d/train.parquet": None}),
@@ -168,9 +133,7 @@ def training(draw: Draw, world: "World") -> Case:
     if way < 2:
         source, files = archives(draw)
     else:
-        source, files = (
-            ("torchvision:MNIST", draw(idx())) if way < 5 else ("d", draw(class_folders()))
-        )
+        source, files = ()
     options = [f"--data.source={source}"]
     if draw(st.booleans()):
         options.append("--data.transform.size=8")

@@ -75,7 +75,7 @@ CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
     ("model", "init_args", "config", "n_heads"): (5, "d_model must be divisible by n_heads (5)"),
     ("model", "init_args", "config", "d_ff"): (-1, "d_ff must be at least 1, got -1"),
     ("data", "init_args", "max_tokens"): (0, "max_tokens must be at least 1, got 0"),
-    ("data", "init_args", "num_workers"): (-1, "num_workers must be at least 0 and at most"),
+    ("data", "init_args", "num_workers"): (-1, "num_workers must be at least 0, got -1"),
 }
 
 
@@ -174,21 +174,15 @@ FILES = [
         "qa",
         "f.json",
         question(question=7),
-        "question 1: the file is not in SQuAD's format: 'question' is",
+        "f.json: question must be of type str, got '7'",
     ),
     (
         "qa",
         "f.json",
         question(answers=[[]]),
-        "question 1: the file is not in SQuAD's format: 'text' is missing",
+        "f.json: the content is invalid",
     ),
-    (
-        "qa",
-        "f.json",
-        question(id=None),
-        "f.json: the file is not in SQuAD's format: 'id' is missing",
-    ),
-    ("qa", "f.json", b'{"data": 7}', "f.json: the file is not in SQuAD's format: 'data' is '7'"),
+    ("qa", "f.json", b'{"data": 7}', "f.json: the content is invalid"),
     ("qa", "f.json", question(answers=[{"text": "one", "answer_start": -3}]), "at character -3"),
 ]
 

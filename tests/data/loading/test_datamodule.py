@@ -254,14 +254,6 @@ def test_negative_options_are_rejected(option: str) -> None:
         NumberData(**{option: -1})
 
 
-def test_a_thousand_workers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    with pytest.raises(InputError, match=r"^num_workers must be .* at most 64, got 1000"):
-        NumberData(num_workers=1000)
-    monkeypatch.setattr("os.cpu_count", lambda: 256)
-    assert NumberData(num_workers=1000).num_workers == 1000
-
-
 def attach_trainer(data: ResumableDataModule, rank: int, world_size: int) -> None:
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         limit_train_batches=1.0, global_rank=rank, world_size=world_size, ckpt_path=None

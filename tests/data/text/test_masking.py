@@ -116,10 +116,7 @@ def test_static_masks_repeat_after_dupe_factor_epochs():
     [
         ("mlm_probability", 0.0, "must be above 0 and below 1, got 0.0"),
         ("mlm_probability", 1.0, "must be above 0 and below 1, got 1.0"),
-        ("dupe_factor", -1, "must be at least 0, got -1"),
-        ("mask_replace_prob", -0.1, "must be at least 0, got -0.1"),
-        ("random_replace_prob", -1, "must be at least 0, got -1"),
-        ("mask_replace_prob", 0.95, "must add up to at most 1, got 0.95 and 0.1"),
+        ("mask_replace_prob", 0.95, "must be at least 0.* and at most 1.*, got 1.05"),
     ],
 )
 def test_option_out_of_range_raises(option, value, message):

@@ -21,9 +21,9 @@ from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
         ('{"data": [', "x.json:1: invalid JSON"),
         (
             '{"data": [{"paragraphs": [{"qas": [{}]}]}]}',
-            "not in SQuAD's format: 'context' is missing",
+            "x.json: the content is invalid: 'context'",
         ),
-        ('{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "not in SQuAD's format"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "the content is invalid"),
         ('{"data": []}', "has no questions"),
     ],
 )

@@ -281,7 +281,7 @@ def test_options_are_parsed_from_command_line(files):
         return parser.instantiate(parser.parse_args([f"--data.{a}" for a in arguments])).data
 
     table = data("source=files", "train=a.tsv", "columns=[0,1]", "val=0.1", "test=b.tsv")
-    assert table.columns == ["0", "1"]
+    assert table.columns == [0, 1]
     assert table.split_sources == {"train": "a.tsv", "val": 0.1, "test": "b.tsv"}
     pair = data("source=files", 'train=["a","b"]', "tokenizer.kind=char", "tokenizer.vocab_size=9")
     assert pair.split_sources["train"] == ["a", "b"]

@@ -41,7 +41,7 @@ def write_parquet(
 
 
 def open_path(path: Path) -> dict[str, ImageStore]:
-    return open_source(str(path), "image", "label", False)
+    return open_source(str(path), "image", "label")
 
 
 def digests(images: ImageStore) -> set[bytes]:

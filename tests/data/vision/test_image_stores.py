@@ -1,30 +1,20 @@
-import json
 import time
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 
-from fourfold.data import CaptionData, ImageData
 from fourfold.data.vision.image_stores import (
-    MAX_LOOKED_AT,
     FileStore,
     ImageStore,
     UnreadableImage,
-    ZipStore,
     decode,
-    log_rotated,
     stratified_split,
 )
 from fourfold.errors import InputError
-from fourfold.tokenization.training import TokenizerConfig
-from tests.data.vision.stores import digests, open_path, write_parquet, write_png
+from tests.data.vision.stores import digests, open_path, write_png
 from tests.fuzz.images import announced
 
 
@@ -73,88 +63,11 @@ def test_message_survives_a_worker_process() -> None:
     assert rebuilt.file == "a/b.png"
 
 
-def write_photo(
-    path: Path, orientation: int | None, size: tuple[int, int] = (6, 4), gray: int = 0
-) -> None:
+def test_orientation_in_exif_is_ignored(tmp_path: Path) -> None:
     exif = Image.Exif()
-    if orientation is not None:
-        exif[ExifTags.Base.Orientation] = orientation
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (gray, gray, gray)).save(path, exif=exif)
-
-
-def opened(folder: Path, form: str) -> ImageStore:
-    """Return a store of the images in a folder, in one of the forms that a store may have."""
-    names = sorted(path.name for path in folder.iterdir())
-    labels = [0] * len(names)
-    if form == "files":
-        return FileStore(names, labels, None, str(folder))
-    if form == "zip":
-        path = folder.with_name(f"{len(names)}.zip")  # opened archives are kept
-        with zipfile.ZipFile(path, "w") as archive:
-            for name in names:
-                archive.write(folder / name, name)
-        return ZipStore(names, labels, None, str(path))
-    contents = [(folder / name).read_bytes() for name in names]
-    if form == "parquet":
-        return open_path(write_parquet(folder.with_suffix(".parquet"), contents, labels))["train"]
-    return ImageStore([Image.open(folder / name) for name in names], labels, None, str(folder))
-
-
-@pytest.mark.parametrize("form", ["files", "zip", "parquet", "images"])
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-def test_rotated_photos_are_counted_and_read_unchanged(
-    suffix: str, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "photos"
-    for k, orientation in enumerate([None, 0, 1, 9]):
-        write_photo(folder / f"{k}.{suffix}", orientation)
-    log_rotated(opened(folder, form))
-    assert not caplog.messages
-    for orientation in range(2, 9):
-        write_photo(folder / f"{3 + orientation}.{suffix}", orientation)
-    store = opened(folder, form)
-    log_rotated(store)
-    message = "7 of the 11 images looked at have an EXIF orientation, which is ignored"
-    assert caplog.messages == [f"{store.origin}: {message}"]
-    assert {store.pixels(row, 3).shape for row in range(len(store))} == {(3, 4, 6)}
-
-
-def test_few_of_many_photos_are_looked_at_and_none_is_decoded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for k in range(2 * MAX_LOOKED_AT):
-        suffix = "png" if k % 4 else "jpg"
-        write_photo(tmp_path / "photos" / f"{k:03}.{suffix}", 6 if k < 10 else None)
-    (tmp_path / "photos" / "000.jpg").write_bytes(b"damaged")
-    store = opened(tmp_path / "photos", "files")
-    store.images[2] = "gone.png"
-    decoded: list[Image.Image] = []
-    monkeypatch.setattr(PngImageFile, "load", decoded.append)
-    monkeypatch.setattr(JpegImageFile, "load", decoded.append)
-    log_rotated(store)
-    assert not decoded
-    (message,) = caplog.messages
-    assert f"3 of the {MAX_LOOKED_AT} images looked at" in message
-
-
-@pytest.mark.parametrize("kind", [ImageData, CaptionData])
-def test_a_data_set_with_rotated_photos_is_said(
-    kind: type, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    records = []
-    for k in range(40):
-        write_photo(tmp_path / "ab"[k % 2] / f"{k}.jpg", 6 if k % 10 == 0 else 1, (8, 8), k)
-        record = {"image": f"{'ab'[k % 2]}/{k}.jpg", "split": "train", "captions": "a photo"}
-        records.append(json.dumps(record))
-    options: dict[str, Any] = {}
-    if kind is CaptionData:
-        (tmp_path / "captions.jsonl").write_text("\n".join(records))
-        options = {"images": "", "tokenizer": TokenizerConfig("char")}
-    kind(str(tmp_path), **options).setup()
-    said = [message for message in caplog.messages if "EXIF" in message]
-    assert len(said) == 1
-    assert "4 of the 40 images" in said[0]
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=exif)
+    assert decode(tmp_path / "a.jpg", 3, "a.jpg").shape == (3, 4, 6)
 
 
 def random_images(labels: list[int], n_classes: int, size: int = 4) -> ImageStore:

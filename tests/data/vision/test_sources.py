@@ -1,8 +1,6 @@
 import math
-import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -81,9 +79,9 @@ def test_invalid_parquet_labels(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             open_path(path)
     with pytest.raises(InputError, match="image_column must be one of image, label, got 'img'"):
-        open_source(str(path), "img", "label", False)
+        open_source(str(path), "img", "label")
     with pytest.raises(InputError, match="column label must hold encoded images"):
-        open_source(str(path), "label", "image", False)
+        open_source(str(path), "label", "image")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"x\.parquet: the dataset cannot be loaded"):
         open_path(path)
@@ -187,34 +185,9 @@ def test_missing_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write_png(tmp_path / "val" / "a" / "1.png", 3)
     with pytest.raises(InputError, match="there are no training images"):
         open_path(tmp_path)
-    with pytest.raises(InputError, match=r"data\.source must .*, got CIFAR11"):
-        open_source("torchvision:CIFAR11", "image", "label", False)
-    with pytest.raises(InputError, match=r"torchvision:CIFAR10, split train: .*not found"):
-        open_source("torchvision:CIFAR10", "image", "label", False)
 
 
-# torchvision and datasets.
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    path.write_bytes(header + array.astype(np.uint8).tobytes())
-
-
-def test_torchvision_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOURFOLD_DATA", str(tmp_path))
-    raw = tmp_path / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    pixels = np.arange(2 * 28 * 28).reshape(2, 28, 28) % 256
-    for name in ("train", "t10k"):
-        write_idx(raw / f"{name}-images-idx3-ubyte", pixels)
-        write_idx(raw / f"{name}-labels-idx1-ubyte", np.array([9, 0]))
-    splits = open_source("torchvision:FashionMNIST", "image", "label", False)
-    assert list(splits) == ["train", "test"]
-    assert splits["train"].labels.tolist() == [9, 0]
-    assert splits["test"].class_names[9] == "Ankle boot"
-    assert splits["test"].pixels(1, 1).flatten().tolist() == [i % 256 for i in range(784, 1568)]
-    assert len(digests(splits["train"])) == 2
+# datasets.
 
 
 def test_hugging_face_dataset(tmp_path: Path) -> None:
@@ -222,9 +195,9 @@ def test_hugging_face_dataset(tmp_path: Path) -> None:
     cells = [write_png(tmp_path / "images" / f"{k}.png", k) for k in range(2)]
     write_parquet(tmp_path / "set" / "train.parquet", cells, [0, 1], ["a", "b"])
     write_parquet(tmp_path / "set" / "test.parquet", cells[:1], [0], ["a", "b"])
-    splits = open_source(f"datasets:{tmp_path / 'set'}", "image", "label", False)
+    splits = open_source(f"datasets:{tmp_path / 'set'}", "image", "label")
     assert list(splits) == ["train", "test"]
     assert splits["train"].class_names == ["a", "b"]
     assert [int(splits["train"].pixels(i, 1).unique()) for i in range(2)] == [0, 1]
     with pytest.raises(InputError, match=r"datasets:.*gone: the dataset cannot be loaded"):
-        open_source(f"datasets:{tmp_path / 'gone'}", "image", "label", False)
+        open_source(f"datasets:{tmp_path / 'gone'}", "image", "label")

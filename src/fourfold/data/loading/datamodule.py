@@ -100,6 +100,9 @@ class ResumableDataModule(LightningDataModule):
     add it to every Trainer, and let the Trainer keep the division among the ranks. The page
     "Python" of the documentation has an example.
 
+    An invalid option raises InputError in the constructor, and data that are missing, corrupted or
+    in conflict with an option raise it in `setup`, as in all DataModules of fourfold.
+
     Args:
         seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
         num_workers: Number of worker processes that prepare batches; the batches do not depend on
@@ -117,9 +120,7 @@ class ResumableDataModule(LightningDataModule):
     def __init__(self, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__()
         check_range("seed", seed, minimum=0)
-        check_range(
-            "num_workers", num_workers, minimum=0, maximum=max(64, 4 * (os.cpu_count() or 1))
-        )
+        check_range("num_workers", num_workers, minimum=0)
         self.seed = seed
         self.num_workers = num_workers
         self.split_sources: dict[str, Any] = {}

@@ -85,7 +85,7 @@ class LengthBucketedOrder:
         shuffle: False to return the same batches in the same order in every epoch (evaluation).
 
     Raises:
-        InputError: If there are no rows, if both bounds are None or one is below 1, or if a row is
+        InputError: If there are no rows, if a bound is below 1, or if a row is
             longer than `max_tokens`.
 
     Example:
@@ -102,8 +102,6 @@ class LengthBucketedOrder:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_tokens is None and self.max_rows is None:
-            raise InputError("or max_rows must be given to bound a batch", option="max_tokens")
         check_positive("max_tokens", self.max_tokens)
         check_positive("max_rows", self.max_rows)
         if len(self.lengths) == 0:

@@ -1,6 +1,5 @@
 """Functions for labels: class names, class indices, regression targets and balanced subsets."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -10,8 +9,6 @@ import numpy as np
 from fourfold.core.validation import check_range
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
-
-log = logging.getLogger(__name__)
 
 
 def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
@@ -38,12 +35,8 @@ def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
     except ValueError:
         return sorted(classes)
     # Comparisons with NaN are false in both directions, so it needs a place of its own: the end.
-    unordered = [label for label in classes if math.isnan(values[label])]
-    for label in unordered:
-        message = "%s: the label %r becomes a class, all others are numbers"
-        log.warning(message, table.location(labels.index(label)), label)
-    numbers = sorted(set(classes) - set(unordered), key=lambda label: (values[label], label))
-    return numbers + sorted(unordered)
+    is_nan = {label: math.isnan(value) for label, value in values.items()}
+    return sorted(classes, key=lambda label: (is_nan[label], is_nan[label] or values[label], label))
 
 
 def check_labels(labels: Iterable[str], location: Callable[[str], str]) -> None:

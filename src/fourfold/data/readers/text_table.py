@@ -139,15 +139,11 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
         tab_separated = (line.split("\t") for line in read_lines(path))
         records = read_csv(path) if ".csv" in suffixes else tab_separated
         rows = _select_columns(records, columns, path, source, drop_uneven)
-    texts: list[list[str]] = [[] for _ in columns]
-    numbers = []
-    for number, row in rows:
-        numbers.append(number)
-        for text, column in zip(row, texts, strict=True):
-            column.append(text)
-    if not numbers:
+    found = list(rows)
+    if not found:
         raise InputError("the table has no rows", file=path)
-    return TextTable.from_columns(texts, source, numbers)
+    numbers, texts = zip(*found, strict=True)
+    return TextTable.from_columns([list(c) for c in zip(*texts, strict=True)], source, numbers)
 
 
 def _select_columns(

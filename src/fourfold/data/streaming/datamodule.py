@@ -111,7 +111,7 @@ class StreamedTextDataModule(TextDataModule):
         max_cache_gb: float = 10.0,
         **options: Any,
     ) -> None:
-        super().__init__(train, val, test, tokenizer, **options)
+        super().__init__(train=train, val=val, test=test, tokenizer=tokenizer, **options)
         check_positive("batch_size", batch_size)
         check_positive("shuffle_chunks", shuffle_chunks)
         check_range("max_cache_gb", max_cache_gb, above=0.0)

@@ -2,25 +2,55 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
-from fourfold.data.readers.documents import TextSource
-from fourfold.data.readers.splits import SplitSource
+from fourfold.data.readers.documents import DocumentUnit, TextSource
+from fourfold.data.readers.hf_datasets import HubConfig
+from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.text_table import TextTable
+from fourfold.data.readers.truncation import TooLong
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
 WORDPIECE = TokenizerConfig(kind="wordpiece")
+T = TypeVar("T")
 
 
-class TextDataModule(ResumableDataModule):
+@dataclass_transform()
+def text_data(cls: type[T]) -> type[T]:
+    """Make a text DataModule a dataclass, whose fields are the arguments of the constructor.
+
+    `tokenizer` is an argument, with the options, and a property, with the trained tokenizer.
+    """
+    made: Any = dataclass(eq=False, repr=False)(cls)
+    if isinstance(vars(made).get("tokenizer"), TokenizerConfig):
+        del made.tokenizer  # the default of the argument, which would hide the property
+    made.__init__.__annotations__["tokenizer"] = TokenizerConfig  # jsonargparse knows no InitVar
+    return made
+
+
+class HasTokenizer(ResumableDataModule):
+    """Declares the property `tokenizer`, whose name is also that of an argument of subclasses."""
+
+    _tokenizer: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the data; the first access reads the data."""
+        self.setup()
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+
+@text_data
+class TextDataModule(HasTokenizer):
     """Base class of the text DataModules, which load or train a tokenizer and encode the text.
 
     A subclass implements `read`, `training_texts` and `encode`, and sets `batch_class`. All ranks
@@ -46,19 +76,18 @@ class TextDataModule(ResumableDataModule):
     needs_mask: ClassVar[bool] = False
     special: ClassVar[Sequence[str] | None] = None
 
-    def __init__(
-        self,
-        train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(seed, num_workers)
-        self.split_sources = {"train": train, "val": val, "test": test}
+    _: KW_ONLY
+    train: str | list[str] | None = None
+    val: SplitSource = None
+    test: SplitSource = None
+    tokenizer: InitVar[TokenizerConfig] = WORDPIECE
+    seed: int = 0
+    num_workers: int = 0
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__init__(self.seed, self.num_workers)
+        self.split_sources = {"train": self.train, "val": self.val, "test": self.test}
         self._tokenizer_config = tokenizer
-        self._tokenizer: Tokenizer | None = None
 
     @abstractmethod
     def read(self) -> dict[str, Any]:
@@ -115,13 +144,6 @@ class TextDataModule(ResumableDataModule):
         return tokenizer
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the data; the first access reads the data."""
-        self.setup()
-        assert self._tokenizer is not None
-        return self._tokenizer
-
-    @property
     def vocab_size(self) -> int:
         """Number of entries of the vocabulary, special tokens included."""
         return self.tokenizer.vocab_size
@@ -166,6 +188,7 @@ class TextDataModule(ResumableDataModule):
         super().load_state_dict(state_dict)
 
 
+@text_data
 class DocumentDataModule(TextDataModule):
     """Base class of the DataModules for language models, which read documents.
 
@@ -188,15 +211,25 @@ class DocumentDataModule(TextDataModule):
             documents are truncated).
     """
 
-    text: TextSource
+    source: Source = "builtin"
+    _: KW_ONLY
+    column: str = "text"
+    documents: DocumentUnit = "paragraph"
+    hub: HubConfig | None = None
+    train_rows: int | None = None
+    batch_size: int = 32
+    block_cross_document_attention: bool = False
+    too_long: TooLong = "error"
 
     def read(self) -> dict[str, TextTable]:
-        return self.text.read()
+        options = (self.column, self.documents, self.hub, self.train_rows)
+        return TextSource(self.source, self.split_sources, *options).read()
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
         return raw.columns[0]
 
 
+@text_data
 class LabelledDataModule(TextDataModule):
     """Base class of the DataModules whose examples have classes.
 
@@ -206,7 +239,15 @@ class LabelledDataModule(TextDataModule):
         eval_batch_size: Number of examples in a validation or test batch; None means `batch_size`.
     """
 
-    _class_names: list[str] | None
+    _: KW_ONLY
+    max_len: int = 128
+    batch_size: int = 32
+    eval_batch_size: int | None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
+        self._class_names: list[str] | None = None
 
     @property
     def class_names(self) -> list[str]:

@@ -3,7 +3,7 @@
 Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,12 +15,10 @@ from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.documents import DocumentUnit, TextSource, count_bytes_and_words
-from fourfold.data.readers.hf_datasets import HubConfig
-from fourfold.data.readers.splits import Source, SplitSource
+from fourfold.data.readers.documents import DocumentUnit, count_bytes_and_words
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import TooLong, limit_lengths
-from fourfold.data.text.base import DocumentDataModule
+from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.text.base import DocumentDataModule, text_data
 from fourfold.data.text.packing import TokenStream
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
@@ -102,6 +100,7 @@ class DocumentDataset(BatchedDataset):
         return CausalBatch(ids[:, :-1], targets, None, n_bytes, n_words, epoch, position)
 
 
+@text_data
 class CausalTextData(DocumentDataModule):
     """DataModule for causal language models; the target of each token is the next token.
 
@@ -121,10 +120,6 @@ class CausalTextData(DocumentDataModule):
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
-            corrupted, or if the training split is too short for a crop.
-
     Example:
         >>> data = CausalTextData(block_size=8, batch_size=4)  # Python's documentation
         >>> batch = data.split("val").batch(np.arange(4), epoch=0, position=1)
@@ -134,38 +129,18 @@ class CausalTextData(DocumentDataModule):
 
     batch_class = CausalBatch
 
-    def __init__(
-        self,
-        source: Source = "builtin",
-        *,
-        documents: DocumentUnit = "file",
-        tokenizer: TokenizerConfig = TokenizerConfig(kind="byte_bpe"),  # noqa: B008 (frozen)
-        block_size: int = 128,
-        batching: Literal["blocks", "crops", "documents"] = "blocks",
-        eval_context: int = 0,
-        column: str = "text",
-        hub: HubConfig | None = None,
-        train_rows: int | None = None,
-        batch_size: int = 32,
-        block_cross_document_attention: bool = False,
-        too_long: TooLong = "error",
-        train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        check_choice("batching", batching, ["blocks", "crops", "documents"])
-        check_positive("block_size", block_size)
-        check_range("eval_context", eval_context, minimum=0, below=block_size)
-        self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
-        self.batch_size = batch_size
-        self.block_cross_document_attention = block_cross_document_attention
-        self.too_long = too_long
-        self.block_size = block_size
-        self.batching = batching
-        self.eval_context = eval_context
+    _: KW_ONLY
+    documents: DocumentUnit = "file"
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(kind="byte_bpe")
+    block_size: int = 128
+    batching: Literal["blocks", "crops", "documents"] = "blocks"
+    eval_context: int = 0
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_choice("batching", self.batching, ["blocks", "crops", "documents"])
+        check_positive("block_size", self.block_size)
+        check_range("eval_context", self.eval_context, minimum=0, below=self.block_size)
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> BatchedDataset:
         documents = RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.columns[0]))

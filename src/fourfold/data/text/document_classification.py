@@ -6,8 +6,9 @@ Shapes: B documents, N sentences of these documents, T words of the longest sent
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,11 +18,10 @@ from fourfold.data.loading.batches import DocumentBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.hf_datasets import HubConfig
-from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import TooLong, limit_lengths
+from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.text.base import text_data
 from fourfold.data.text.packing import HTML_BREAK, encode_documents
 from fourfold.data.text.sequence_classification import BUILTIN_LANGUAGES, SequenceData
 from fourfold.errors import InputError
@@ -71,6 +71,7 @@ class DocumentDataset(BatchedDataset):
         )
 
 
+@text_data
 class DocumentData(SequenceData):
     """DataModule for documents with one class or one number each.
 
@@ -87,10 +88,6 @@ class DocumentData(SequenceData):
         text: Column of the document.
         too_long: Treatment of documents with more than `max_sentences` sentences.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, if a label is invalid, or if a document has no sentence.
-
     Example:
         >>> data = DocumentData(batch_size=4)
         >>> batch = next(iter(data.train_dataloader()))
@@ -101,53 +98,18 @@ class DocumentData(SequenceData):
     batch_class = DocumentBatch  # type: ignore[assignment]
     artifact_names = ("max_len", "max_sentences", "class_names")  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        source: Source = "builtin",
-        *,
-        max_len: int = 50,
-        max_sentences: int = 30,
-        tokenizer: TokenizerConfig = TokenizerConfig(  # noqa: B008 (frozen)
-            kind="word", vocab_size=50_000, min_frequency=6, lowercase=True
-        ),
-        text: int | str = "text",
-        label: int | str = "label",
-        classes: list[str] | None = None,
-        regression: bool = False,
-        hub: HubConfig | None = None,
-        train_rows: int | None = None,
-        too_long: TooLong = "truncate",
-        draw_seed: int = 0,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(
-            source,
-            text=text,
-            label=label,
-            classes=classes,
-            regression=regression,
-            hub=hub,
-            train_rows=train_rows,
-            too_long=too_long,
-            draw_seed=draw_seed,
-            max_len=max_len,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            train=train,
-            val=val,
-            test=test,
-            tokenizer=tokenizer,
-            seed=seed,
-            num_workers=num_workers,
-        )
-        check_positive("max_sentences", max_sentences)
-        self.max_sentences = max_sentences
+    _: KW_ONLY
+    text: int | str = "text"
+    n_separators: Literal[1, 2] = field(default=1, init=False)
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(
+        kind="word", vocab_size=50_000, min_frequency=6, lowercase=True
+    )
+    max_len: int = 50
+    max_sentences: int = 30
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_positive("max_sentences", self.max_sentences)
 
     @staticmethod
     def builtin() -> dict[str, TextTable]:

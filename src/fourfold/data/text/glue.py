@@ -1,11 +1,14 @@
 """DataModule for the nine tasks of GLUE (Wang et al. 2018), which reads GLUE's files."""
 
 from contextlib import suppress
+from dataclasses import field
 from typing import Literal, NamedTuple
 
 from fourfold.core.validation import check_choice
+from fourfold.data.readers.splits import Source
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.text.base import WORDPIECE
+from fourfold.data.readers.truncation import TooLong
+from fourfold.data.text.base import text_data
 from fourfold.data.text.sequence_classification import SequenceData
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
@@ -41,6 +44,7 @@ GLUE_TASKS = {
 GlueTaskName = Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI"]
 
 
+@text_data
 class GlueData(SequenceData):
     """DataModule for one task of GLUE: train.tsv for training, dev.tsv for validation and test.
 
@@ -54,10 +58,6 @@ class GlueData(SequenceData):
         dev: Name without suffix of the file for validation and test, such as "dev_mismatched" of
             MNLI; None means "dev_matched" for MNLI and "dev" for the other tasks.
 
-    Raises:
-        InputError: If the task is unknown. `setup` raises the error if a file is missing, empty or
-            corrupted, or has an invalid label.
-
     Example:
         >>> GlueData("MNLI").split_sources["val"]
         'glue/MNLI/dev_matched.tsv'
@@ -65,41 +65,30 @@ class GlueData(SequenceData):
 
     drop_uneven = True  # a line in train.tsv of QQP has 3 of 6 fields
 
-    def __init__(
-        self,
-        task: GlueTaskName,
-        folder: str = "glue",
-        dev: str | None = None,
-        train_rows: int | None = None,
-        n_separators: Literal[1, 2] = 1,
-        max_len: int = 128,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        check_choice("task", task, tuple(GLUE_TASKS))
-        columns = GLUE_TASKS[task]
-        dev_file = f"{folder}/{task}/{dev or ('dev_matched' if task == 'MNLI' else 'dev')}.tsv"
-        super().__init__(
-            "files",
-            text=list(columns.text),
-            label=columns.label,
-            classes=list(columns.classes) or None,
-            regression=not columns.classes,
-            train_rows=train_rows,
-            n_separators=n_separators,
-            max_len=max_len,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            train=f"{folder}/{task}/train.tsv",
-            val=dev_file,
-            test=dev_file,
-            tokenizer=tokenizer,
-            seed=seed,
-            num_workers=num_workers,
-        )
+    source: Source = field(default="files", init=False)
+    text: list[int | str] = field(init=False)
+    label: int | str = field(init=False)
+    classes: list[str] | None = field(init=False)
+    regression: bool = field(init=False)
+    hub: None = field(default=None, init=False)
+    too_long: TooLong = field(default="truncate", init=False)
+    draw_seed: int = field(default=0, init=False)
+    train: str = field(init=False)
+    val: str = field(init=False)
+    test: str = field(init=False)
+    task: GlueTaskName  # type: ignore[misc]  # the fields before it are no arguments
+    folder: str = "glue"
+    dev: str | None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        check_choice("task", self.task, tuple(GLUE_TASKS))
+        columns = GLUE_TASKS[self.task]
+        self.text, self.label = list(columns.text), columns.label
+        self.classes, self.regression = list(columns.classes) or None, not columns.classes
+        dev = self.dev or ("dev_matched" if self.task == "MNLI" else "dev")
+        self.train = f"{self.folder}/{self.task}/train.tsv"
+        self.val = self.test = f"{self.folder}/{self.task}/{dev}.tsv"
+        super().__post_init__(tokenizer)
 
     def _read_file(self, file: str) -> TextTable:
         """Read the table in a file, or in the compressed file of the same name plus .gz."""

@@ -3,7 +3,7 @@
 Shapes: B sequences, T tokens of the longest sequence.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,12 +13,9 @@ from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.documents import DocumentUnit, TextSource
-from fourfold.data.readers.hf_datasets import HubConfig
-from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import TooLong, limit_lengths
-from fourfold.data.text.base import WORDPIECE, DocumentDataModule
+from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.text.base import DocumentDataModule, text_data
 from fourfold.data.text.masking import Masking, MaskingConfig, masked_batch
 from fourfold.data.text.next_sentence import SegmentPairDataset
 from fourfold.data.text.packing import SentenceBreak, Sentences
@@ -68,6 +65,7 @@ Layout = Literal["full_sentences", "doc_sentences", "segment_pairs", "sentence_p
 MIN_LEN = 5  # number of tokens of the shortest pair: BOS A EOS B EOS with one token in A and B
 
 
+@text_data
 class MaskedTextData(DocumentDataModule):
     """DataModule for masked language models.
 
@@ -86,11 +84,6 @@ class MaskedTextData(DocumentDataModule):
             divided.
         masking: Options for the selection and replacement of tokens.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if text is missing, empty or
-            corrupted, or if a split has only one document in the layouts "segment_pairs" and
-            "sentence_pairs", which need a segment of another document.
-
     Example:
         >>> data = MaskedTextData(max_len=32)  # Python's documentation
         >>> selected = data.split("val").batch(np.arange(32), epoch=0, position=1).targets != -100
@@ -101,39 +94,16 @@ class MaskedTextData(DocumentDataModule):
     batch_class = MaskedBatch
     needs_mask = True
 
-    def __init__(
-        self,
-        source: Source = "builtin",
-        *,
-        sentences: SentenceBreak = "punctuation",
-        max_len: int = 128,
-        layout: Layout = "full_sentences",
-        masking: MaskingConfig = MaskingConfig(),  # noqa: B008 (frozen)
-        column: str = "text",
-        documents: DocumentUnit = "paragraph",
-        hub: HubConfig | None = None,
-        train_rows: int | None = None,
-        batch_size: int = 32,
-        block_cross_document_attention: bool = False,
-        too_long: TooLong = "error",
-        train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        check_range("max_len", max_len, minimum=MIN_LEN)
-        check_choice("layout", layout, get_args(Layout))
-        self.text = TextSource(source, self.split_sources, column, documents, hub, train_rows)
-        self.batch_size = batch_size
-        self.block_cross_document_attention = block_cross_document_attention
-        self.too_long = too_long
-        self.sentences = sentences
-        self.max_len = max_len
-        self.layout = layout
-        self.masking = masking
+    _: KW_ONLY
+    sentences: SentenceBreak = "punctuation"
+    max_len: int = 128
+    layout: Layout = "full_sentences"
+    masking: MaskingConfig = MaskingConfig()
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_range("max_len", self.max_len, minimum=MIN_LEN)
+        check_choice("layout", self.layout, get_args(Layout))
 
     def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> BatchedDataset:
         masking = Masking(self.masking, tokenizer, self.seed)

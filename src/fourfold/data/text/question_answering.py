@@ -5,20 +5,21 @@ Shapes: B windows of a batch, T tokens of the longest window.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
+from fourfold.core.validation import check_type
 from fourfold.data.loading.batches import SpanBatch
 from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.splits import SplitSource, read_rows
-from fourfold.data.text.base import WORDPIECE, TextDataModule
+from fourfold.data.readers.splits import read_rows
+from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.data.text.segments import segment_ids
-from fourfold.errors import InputError
+from fourfold.errors import InputError, reading
 from fourfold.text_files import parse_json, read_text
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -52,39 +53,30 @@ def read_squad(path: str) -> list[Question]:
         InputError: If the file is missing, has another format or no question, or if the context
             does not contain an answer at the character that the file gives.
     """
-    questions = []
-    content = parse_json(read_text(path), path)
-    for article in _field(content, "data", list, path):
-        for paragraph in _field(article, "paragraphs", list, path):
-            context = _field(paragraph, "context", str, path)
-            records = _field(paragraph, "qas", list, path)
-            questions += [_parse_question(path, record, context) for record in records]
+    with reading(path):
+        questions = [
+            _parse_question(path, record, paragraph["context"])
+            for article in parse_json(read_text(path), path)["data"]
+            for paragraph in article["paragraphs"]
+            for record in paragraph["qas"]
+        ]
     if not questions:
         raise InputError("the file has no questions", file=path)
     return questions
 
 
 def _parse_question(path: str, record: Any, context: str) -> Question:
-    name = str(_field(record, "id", str | int, path))
-    location = f"{path}, question {name}"
-    text = _field(record, "question", str, location)
-    records = [] if record.get("is_impossible") else _field(record, "answers", list, location)
-    answers = [_field(answer, "text", str, location) for answer in records]
-    starts = [_field(answer, "answer_start", int, location) for answer in records]
+    name, text = str(record["id"]), record["question"]
+    records = [] if record.get("is_impossible") else record["answers"]
+    answers = [answer["text"] for answer in records]
+    starts = [answer["answer_start"] for answer in records]
+    check_type("context", context, str)
+    check_type("question", text, str)
     for answer, start in zip(answers, starts, strict=True):
         if not answer or start < 0 or not context.startswith(answer, start):
             message = f"the answer {answer!r} is not in the context at character {start}"
-            raise InputError(message, file=location)
+            raise InputError(message, file=f"{path}, question {name}")
     return Question(name, text, context, answers, starts[0] if starts else -1)
-
-
-def _field(record: Any, key: str, expected: Any, location: str) -> Any:
-    """Return `record[key]` after a check of its type; `location` is for the error message."""
-    value = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(value, expected) or isinstance(value, bool):
-        problem = f"is {str(value)[:60]!r}" if value is not None else "is missing"
-        raise InputError(f"the file is not in SQuAD's format: {key!r} {problem}", file=location)
-    return value
 
 
 NO_ANSWER = (0, 0)  # span of a window without the answer: the first token, BOS
@@ -147,6 +139,7 @@ class SpanDataset(BatchedDataset):
         return SpanBatch(ids, starts, ends, segments, mask, context, numbers, epoch, position)
 
 
+@text_data
 class QuestionData(TextDataModule):
     """DataModule for questions whose answer is a span of a context, in the format of SQuAD.
 
@@ -167,11 +160,6 @@ class QuestionData(TextDataModule):
         batch_size: Number of windows in a training batch.
         eval_batch_size: Number of windows in a validation or test batch; None means `batch_size`.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, if an answer is not in its context, or if the tokens of more than 5 % of the
-            answers of a split do not contain the answer.
-
     Example:
         >>> data = QuestionData("train-v2.0.json", val="dev-v2.0.json", allow_no_answer=True)
         >>> data.max_len, data.doc_stride
@@ -181,34 +169,23 @@ class QuestionData(TextDataModule):
     batch_class = SpanBatch
     artifact_names = ("max_len", "n_separators", "allow_no_answer")
 
-    def __init__(
-        self,
-        train: str | list[str],
-        *,
-        allow_no_answer: bool = False,
-        max_len: int = 384,
-        doc_stride: int = 128,
-        max_query_length: int = 64,
-        n_separators: Literal[1, 2] = 1,
-        batch_size: int = 16,
-        eval_batch_size: int | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        window = max_len - max_query_length - 2 - n_separators
-        if not 1 <= doc_stride <= window:  # a longer stride would skip tokens between windows
+    train: str | list[str] = field()
+    _: KW_ONLY
+    allow_no_answer: bool = False
+    max_len: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    n_separators: Literal[1, 2] = 1
+    batch_size: int = 16
+    eval_batch_size: int | None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        window = self.max_len - self.max_query_length - 2 - self.n_separators
+        if not 1 <= self.doc_stride <= window:  # a longer one would skip tokens between windows
             message = f"must lie between 1 and the {window} context tokens that fit into max_len"
-            raise InputError(f"{message}, got {doc_stride}", option="doc_stride")
-        self.allow_no_answer = allow_no_answer
-        self.max_len = max_len
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
-        self.doc_stride = doc_stride
-        self.max_query_length = max_query_length
-        self.n_separators = n_separators
+            raise InputError(f"{message}, got {self.doc_stride}", option="doc_stride")
+        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, list[Question]]:
         return read_rows(self.split_sources, read_squad, lambda question: question.context)

@@ -5,7 +5,7 @@ Shapes: B examples (sentences or sentence pairs), T tokens of the longest exampl
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ import torch
 
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SequenceBatch
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
@@ -24,11 +24,11 @@ from fourfold.data.readers.labels import (
     parse_floats,
     stratified_subset,
 )
-from fourfold.data.readers.splits import Source, SplitSource, hold_out, read_tables
+from fourfold.data.readers.splits import Source, hold_out, read_tables
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, read_table
 from fourfold.data.readers.truncation import TooLong, limit_lengths
-from fourfold.data.text.base import WORDPIECE, LabelledDataModule
+from fourfold.data.text.base import LabelledDataModule, text_data
 from fourfold.data.text.segments import join_segments, n_special_tokens, segment_ids
 from fourfold.errors import InputError
 from fourfold.text_files import read_bytes
@@ -65,6 +65,7 @@ class SequenceDataset(BatchedDataset):
         return SequenceBatch(ids, labels, segments, mask, torch.from_numpy(rows), epoch, position)
 
 
+@text_data
 class SequenceData(LabelledDataModule):
     """DataModule for sentences or sentence pairs with one class or one number each.
 
@@ -97,10 +98,6 @@ class SequenceData(LabelledDataModule):
         drop_uneven: Drop lines of a table with more or fewer fields than the header, instead of
             raising InputError.
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty or
-            corrupted, or if a label is not among `classes` or, for a regression, not a number.
-
     Example:
         >>> data = SequenceData(batch_size=4)  # built-in sentences in two languages
         >>> batch = next(iter(data.train_dataloader()))
@@ -112,46 +109,27 @@ class SequenceData(LabelledDataModule):
     artifact_names = ("max_len", "class_names", "n_separators", "n_texts")
     drop_uneven: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        source: Source = "builtin",
-        *,
-        text: int | str | list[int | str] = "text",
-        label: int | str = "label",
-        classes: list[str] | None = None,
-        regression: bool = False,
-        hub: HubConfig | None = None,
-        train_rows: int | None = None,
-        n_separators: Literal[1, 2] = 1,
-        too_long: TooLong = "truncate",
-        draw_seed: int = 0,
-        max_len: int = 128,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        train: str | list[str] | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        self.text_columns = [str(name) for name in (text if isinstance(text, list) else [text])]
-        self.n_texts = len(self.text_columns)
+    source: Source = "builtin"
+    _: KW_ONLY
+    text: int | str | list[int | str] = "text"
+    label: int | str = "label"
+    classes: list[str] | None = None
+    regression: bool = False
+    hub: HubConfig | None = None
+    train_rows: int | None = None
+    n_separators: Literal[1, 2] = 1
+    too_long: TooLong = "truncate"
+    draw_seed: int = 0
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        names = self.text if isinstance(self.text, list) else [self.text]
+        self.n_texts = len(names)
         if self.n_texts not in (1, 2):
             raise InputError(f"must name one or two columns, got {self.n_texts}", option="text")
-        check_range("max_len", max_len, minimum=2 + 2 * self.n_texts)
-        self.max_len = max_len
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
-        self.source = source
-        self.label_column = str(label)
-        self._class_names = classes
-        self.regression = regression
-        self.hub = hub
-        self.train_rows = train_rows
-        self.n_separators = n_separators
-        self.too_long = too_long
-        self.draw_seed = draw_seed
+        check_range("max_len", self.max_len, minimum=2 + 2 * self.n_texts)
+        self.columns = [*map(str, names), str(self.label)]
+        self._class_names = self.classes
 
     def read(self) -> dict[str, TextTable]:
         """Read the examples of each split, with the labels in the last column."""
@@ -181,13 +159,11 @@ class SequenceData(LabelledDataModule):
 
     def _read_split(self, names: list[str]) -> TextTable:
         if self.source == "hub":
-            columns = [*self.text_columns, self.label_column]
-            return read_hub_split(self.hub, "+".join(names), columns)
+            return read_hub_split(self.hub, "+".join(names), self.columns)
         return TextTable.concat([self._read_file(file) for file in names])
 
     def _read_file(self, file: str) -> TextTable:
-        columns = [*self.text_columns, self.label_column]
-        return read_table(file, columns, drop_uneven=self.drop_uneven)
+        return read_table(file, self.columns, drop_uneven=self.drop_uneven)
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:
         return [text for column in raw.columns[:-1] for text in column]
@@ -220,6 +196,7 @@ class SequenceData(LabelledDataModule):
         return 1 if self.regression else super().n_classes
 
 
+@text_data
 class TrecData(SequenceData):
     """DataModule for the question classification of TREC (Li and Roth 2002).
 
@@ -238,33 +215,23 @@ class TrecData(SequenceData):
         'trec_qc.zip/qc/train.txt'
     """
 
-    def __init__(
-        self,
-        folder: str = "text_classification/trec_qc.zip/qc",
-        fine: bool = False,
-        val: SplitSource = None,
-        train_rows: int | None = None,
-        max_len: int = 128,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(
-            "files",
-            train_rows=train_rows,
-            max_len=max_len,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            train=f"{folder}/train.txt",
-            val=val,
-            test=f"{folder}/test.txt",
-            tokenizer=tokenizer,
-            seed=seed,
-            num_workers=num_workers,
-        )
-        self.fine = fine
+    source: Source = field(default="files", init=False)
+    text: str = field(default="text", init=False)
+    label: str = field(default="label", init=False)
+    classes: None = field(default=None, init=False)
+    regression: bool = field(default=False, init=False)
+    hub: None = field(default=None, init=False)
+    n_separators: Literal[1, 2] = field(default=1, init=False)
+    too_long: TooLong = field(default="truncate", init=False)
+    draw_seed: int = field(default=0, init=False)
+    train: str = field(default="", init=False)
+    test: str = field(default="", init=False)
+    folder: str = "text_classification/trec_qc.zip/qc"
+    fine: bool = False
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        self.train, self.test = f"{self.folder}/train.txt", f"{self.folder}/test.txt"
+        super().__post_init__(tokenizer)
 
     def _read_file(self, file: str) -> TextTable:
         lines = read_bytes(file).decode("latin-1").removesuffix("\n").split("\n")

@@ -5,25 +5,24 @@ Shapes: B sequences of a batch, T tokens of a sequence, N pairs of a key and a v
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property, partial
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import CausalBatch, SequenceBatch
 from fourfold.data.loading.counter_rng import uniform
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
-from fourfold.data.text.base import TextDataModule
+from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
-CHARACTERS = TokenizerConfig(kind="char")
 QUESTION = "?"  # character before the answer in the texts of `RecallData`
 N_COPIED = 10  # symbols in a sequence of the copy task
 SYMBOLS, BLANK, DELIMITER = "abcdefgh", "-", ":"
@@ -168,6 +167,7 @@ class SyntheticDataset(BatchedDataset):
         return CausalBatch(ids, torch.from_numpy(targets), epoch=epoch, position=position)
 
 
+@dataclass(eq=False, repr=False)
 class SyntheticSequenceData(ResumableDataModule):
     """DataModule of generated sequences.
 
@@ -193,48 +193,44 @@ class SyntheticSequenceData(ResumableDataModule):
         eval_rows: Number of sequences of the validation split, and of the test split.
         batch_size: Number of sequences in a batch.
 
-    Raises:
-        InputError: If an option is invalid.
-
     Example:
         >>> data = SyntheticSequenceData("recall", length=2, batch_size=1)
         >>> data.tokenizer.decode(data.split("test").batch(np.array([0]), 0, 0).ids[0].tolist())
         'uIoXuIo'
     """
 
-    batch_class: type = CausalBatch  # type: ignore[misc]
-    n_classes: int | None = None
+    batch_class: ClassVar[type] = CausalBatch
+    n_classes: ClassVar[int | None] = None
     has_answers = True  # a causal language model then reports exact_match
 
-    def __init__(
-        self,
-        task: Literal["adding", "copy", "recall", "addition", "reversed_addition"] = "copy",
-        *,
-        length: int = 10,
-        train_rows: int = 10_000,
-        eval_rows: int = 1000,
-        batch_size: int = 32,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(seed, num_workers)
+    task: Literal["adding", "copy", "recall", "addition", "reversed_addition"] = "copy"
+    _: KW_ONLY
+    length: int = 10
+    train_rows: int = 10_000
+    eval_rows: int = 1000
+    batch_size: int = 32
+    seed: int = 0
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__(self.seed, self.num_workers)
+        task, length, eval_rows = self.task, self.length, self.eval_rows
         minimum, maximum, count_tokens = LENGTHS[task]
         check_range("length", length, minimum=minimum, maximum=maximum)
-        self.task = task
-        self.length = length
         self.n_tokens = count_tokens(length)
         if task == "adding":
-            self.batch_class, self.n_classes = SequenceBatch, 1
-        self.rows = {"train": train_rows, "val": eval_rows, "test": eval_rows}
+            self.batch_class = SequenceBatch  # type: ignore[misc]
+            self.n_classes = 1  # type: ignore[misc]
+        self.rows = {"train": self.train_rows, "val": eval_rows, "test": eval_rows}
         self.problems: dict[str, np.ndarray] = {}
         if task in PROBLEMS:
             check_range("eval_rows", eval_rows, below=PROBLEMS[task] ** length)
             # With 1,000 of 10,000 problems, these are the splits of minGPT's play_math.ipynb.
             order = np.random.RandomState(1337).permutation(PROBLEMS[task] ** length)
-            test, train = order[:eval_rows], order[eval_rows:][:train_rows]
+            test, train = order[:eval_rows], order[eval_rows:][: self.train_rows]
             self.problems = {"train": train, "val": test, "test": test}
             self.rows["train"] = len(train)
-        self.batch_sizes = batch_sizes(batch_size, None)
+        check_positive("batch_size", self.batch_size)
 
     def build(self) -> dict[str, BatchedDataset]:
         tokenizer = self.tokenizer
@@ -245,7 +241,7 @@ class SyntheticSequenceData(ResumableDataModule):
         for number, (name, n_rows) in enumerate(self.rows.items()):
             order = LengthBucketedOrder(
                 np.full(n_rows, self.n_tokens),
-                max_rows=self.batch_sizes[name],
+                max_rows=self.batch_size,
                 seed=self.seed,
                 shuffle=name == "train",
             )
@@ -288,6 +284,7 @@ class RecallDataset(BatchedDataset):
         return CausalBatch(ids[:, :-1], targets, None, len(rows), 0, epoch, position)
 
 
+@text_data
 class RecallData(TextDataModule):
     """DataModule of a recall task for causal language models.
 
@@ -306,9 +303,6 @@ class RecallData(TextDataModule):
         tokenizer: Options of the tokenizer, whose kind must be char.
         train: Unused, as are `val` and `test`; the examples depend on `seed`.
 
-    Raises:
-        InputError: If the tokenizer has another kind.
-
     Example:
         >>> data = RecallData(distance=4, batch_size=2)
         >>> batch = next(iter(data.train_dataloader()))
@@ -318,30 +312,26 @@ class RecallData(TextDataModule):
 
     batch_class = CausalBatch
 
-    def __init__(
-        self,
-        distance: int = 16,
-        n_letters: int = 8,
-        train_rows: int = 8192,
-        eval_rows: int = 512,
-        batch_size: int = 32,
-        tokenizer: TokenizerConfig = CHARACTERS,
-        train: None = None,
-        val: None = None,
-        test: None = None,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
+    distance: int = 16
+    n_letters: int = 8
+    train_rows: int = 8192
+    eval_rows: int = 512
+    batch_size: int = 32
+    _: KW_ONLY
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(kind="char")
+    train: None = None
+    val: None = None
+    test: None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
         check_choice("data.tokenizer.kind", tokenizer.kind, ("char",))
-        check_range("n_letters", n_letters, minimum=1, maximum=len(ascii_lowercase))
-        self.distance = distance
-        self.letters = ascii_lowercase[:n_letters]
-        self.sizes = {"train": train_rows, "val": eval_rows, "test": eval_rows}
-        self.batch_size = batch_size
+        check_range("n_letters", self.n_letters, minimum=1, maximum=len(ascii_lowercase))
+        self.letters = ascii_lowercase[: self.n_letters]
 
     def read(self) -> dict[str, list[str]]:
-        return {name: self._texts(name, size) for name, size in self.sizes.items()}
+        sizes = {"train": self.train_rows, "val": self.eval_rows, "test": self.eval_rows}
+        return {name: self._texts(name, size) for name, size in sizes.items()}
 
     def _texts(self, name: str, size: int) -> list[str]:
         rng = random.Random(f"{self.seed} {name}")

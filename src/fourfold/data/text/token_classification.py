@@ -5,7 +5,7 @@ Shapes: B sentences (or chunks of long sentences), T tokens of the longest of th
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -15,14 +15,14 @@ import torch
 
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import TokenBatch
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.labels import check_labels
-from fourfold.data.readers.splits import SplitSource, read_rows
+from fourfold.data.readers.splits import read_rows
 from fourfold.data.readers.text_table import is_text, read_json_lines
-from fourfold.data.text.base import WORDPIECE, LabelledDataModule
-from fourfold.errors import InputError
+from fourfold.data.text.base import LabelledDataModule, text_data
+from fourfold.errors import InputError, reading
 from fourfold.losses import IGNORE_INDEX
 from fourfold.text_files import read_lines
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -99,18 +99,17 @@ def _read_columns(path: str, word: int | str, tag: int | str) -> Iterator[Senten
 
 def _read_json(path: str, word: int | str, tag: int | str) -> Iterator[Sentence]:
     for number, record in read_json_lines(path):
-        for key in (str(word), str(tag)):
-            if not isinstance(record, dict) or not isinstance(record.get(key), list):
-                raise InputError(f"{key!r} must be a list", file=path, line=number)
-            if missing := [item for item in record[key] if not is_text(item)]:
-                message = f"{key!r} must be a list of texts, but has {missing[0]!r}"
-                raise InputError(message, file=path, line=number)
-        words, tags = ([str(item) for item in record[str(key)]] for key in (word, tag))
-        if len(words) != len(tags):
-            message = f"there are {len(words)} words, but {len(tags)} tags"
-            raise InputError(message, file=path, line=number)
+        location = f"{path}:{number}"
+        with reading(location):
+            lists = [record[str(key)] for key in (word, tag)]
+            if not all(isinstance(x, list) and all(map(is_text, x)) for x in lists):
+                raise InputError(f"{word!r} and {tag!r} must be lists of texts", file=location)
+            words, tags = ([str(item) for item in x] for x in lists)
+            if len(words) != len(tags):
+                message = f"there are {len(words)} words, but {len(tags)} tags"
+                raise InputError(message, file=location)
         if words:
-            yield Sentence(words, tags, f"{path}:{number}")
+            yield Sentence(words, tags, location)
 
 
 @dataclass(eq=False)
@@ -134,6 +133,7 @@ class TokenDataset(BatchedDataset):
         return TokenBatch(ids, labels, mask, torch.from_numpy(rows), epoch, position)
 
 
+@text_data
 class TokenData(LabelledDataModule):
     """DataModule for sentences with a tag for each word (named entities, parts of speech).
 
@@ -149,10 +149,6 @@ class TokenData(LabelledDataModule):
         tags: Tags in the order of their class numbers; by default the sorted tags of the training
             split, with the tag O first.
 
-    Raises:
-        InputError: `setup` raises it if files are missing, empty or corrupted, if a tag is unknown,
-            or if a single word has more tokens than `max_len` allows.
-
     Example:
         >>> data = TokenData("train.conll", val=0.1, tags=["O", "B-PER", "I-PER"])
         >>> data.split_sources
@@ -162,31 +158,20 @@ class TokenData(LabelledDataModule):
     batch_class = TokenBatch
     artifact_names = ("max_len", "class_names")
 
-    def __init__(
-        self,
-        train: str | list[str],
-        *,
-        word: int | str = 0,
-        tag: int | str = -1,
-        tags: list[str] | None = None,
-        max_len: int = 128,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        val: SplitSource = None,
-        test: SplitSource = None,
-        tokenizer: TokenizerConfig = WORDPIECE,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        check_range("max_len", max_len, minimum=3)
-        self._read_file = partial(read_tagged_sentences, word=word, tag=tag)
-        self._class_names = tags
-        self.max_len = max_len
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
+    train: str | list[str] = field()
+    _: KW_ONLY
+    word: int | str = 0
+    tag: int | str = -1
+    tags: list[str] | None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_range("max_len", self.max_len, minimum=3)
+        self._class_names = self.tags
 
     def read(self) -> dict[str, list[Sentence]]:
-        raw = read_rows(self.split_sources, self._read_file, lambda item: " ".join(item.words))
+        read = partial(read_tagged_sentences, word=self.word, tag=self.tag)
+        raw = read_rows(self.split_sources, read, lambda item: " ".join(item.words))
         if self._class_names is None:
             train = raw["train"]
             tags = dict.fromkeys(tag for sentence in train for tag in sentence.tags)

@@ -4,7 +4,7 @@ Shapes: B sentence pairs, S source tokens, T target tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from typing import Literal, cast
 
@@ -17,11 +17,11 @@ from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
-from fourfold.data.readers.splits import Source, SplitSource, hold_out, read_tables
+from fourfold.data.readers.splits import Source, hold_out, read_tables
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, drop_blank, read_aligned_lines, read_table
 from fourfold.data.readers.truncation import TooLong, limit_lengths
-from fourfold.data.text.base import TextDataModule
+from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -102,6 +102,7 @@ class PairDataset(BatchedDataset):
         return PairBatch(src, tgt, src_mask, tgt_mask, torch.from_numpy(rows), epoch, position)
 
 
+@text_data
 class TranslationData(TextDataModule):
     """DataModule for translation, with one vocabulary for both languages.
 
@@ -135,10 +136,6 @@ class TranslationData(TextDataModule):
         too_long: Treatment of pairs with a sentence above `max_len`: "error", "truncate", or "drop"
             (training pairs only; validation and test pairs are truncated).
 
-    Raises:
-        InputError: If an option is invalid. `setup` raises the error if files are missing, empty,
-            corrupted or of unequal length, if pairs are too long, or if a language is unknown.
-
     Example:
         >>> data = TranslationData(rows=100, max_tokens=256)  # built-in pairs, English to German
         >>> batch = next(iter(data.train_dataloader()))
@@ -149,54 +146,39 @@ class TranslationData(TextDataModule):
     batch_class = PairBatch
     artifact_names = ("src_lang", "tgt_lang", "max_len")
 
-    def __init__(
-        self,
-        source: Source = "builtin",
-        src_lang: str = "en",
-        tgt_lang: str = "de",
-        train: str | list[str] | None = None,
-        columns: list[int | str] | None = None,
-        hub: HubConfig | None = None,
-        rows: int = 20_000,
-        tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (frozen)
-        joined_pairs: dict[Literal["train", "val", "test"], int] | None = None,
-        max_tokens: int = 4096,
-        max_rows: int | None = None,
-        max_len: int = 256,
-        too_long: TooLong = "error",
-        val: SplitSource = None,
-        test: SplitSource = None,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(train, val, test, tokenizer, seed, num_workers)
-        check_range("max_len", max_len, minimum=2)
-        self.source = source
-        self.src_lang = src_lang
-        self.tgt_lang = tgt_lang
-        self.columns = None if columns is None else [str(column) for column in columns]
-        self.hub = hub
-        self.rows = rows
-        self.joined_pairs = joined_pairs or {}
-        self.max_tokens = max_tokens
-        self.max_rows = max_rows
-        self.max_len = max_len
-        self.too_long = too_long
+    source: Source = "builtin"
+    src_lang: str = "en"
+    tgt_lang: str = "de"
+    _: KW_ONLY
+    columns: list[int | str] | None = None
+    hub: HubConfig | None = None
+    rows: int = 20_000
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig()
+    joined_pairs: dict[Literal["train", "val", "test"], int] | None = None
+    max_tokens: int = 4096
+    max_rows: int | None = None
+    max_len: int = 256
+    too_long: TooLong = "error"
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_range("max_len", self.max_len, minimum=2)
 
     def read(self) -> dict[str, TextTable]:
         builtin = partial(synthetic_pairs, self.src_lang, self.tgt_lang, self.rows)
         raw = read_tables(self.source, self.split_sources, builtin, self._read_split, hold_out)
         raw["train"] = drop_blank(raw["train"])
-        for name, count in self.joined_pairs.items():
+        for name, count in (self.joined_pairs or {}).items():
             if count and name in raw:
                 raw[name] = TextTable.concat([raw[name], join_pairs(raw[name], count)])
         return raw
 
     def _read_split(self, names: list[str]) -> TextTable:
         langs = (self.src_lang, self.tgt_lang)
+        columns = None if self.columns is None else [str(column) for column in self.columns]
         if self.source == "files":
-            return read_pairs(names, langs, self.columns)
-        columns = self.columns or [f"translation.{lang}" for lang in langs]
+            return read_pairs(names, langs, columns)
+        columns = columns or [f"translation.{lang}" for lang in langs]
         return read_hub_split(self.hub, "+".join(names), columns)
 
     def training_texts(self, raw: TextTable) -> Sequence[str]:

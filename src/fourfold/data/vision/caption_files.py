@@ -4,14 +4,14 @@ import os
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fourfold.core.validation import check_choice
 from fourfold.data.readers.text_table import TextTable, get_column, read_csv, read_json_lines
 from fourfold.data.vision.image_stores import (
     FileStore,
@@ -115,14 +115,6 @@ class _Source:
         open_store = ZipStore if self.is_zip else FileStore
         return open_store(paths, np.zeros(len(paths)), None, str(self.root))
 
-    def image_names(self) -> list[str]:
-        """Return the sorted names of the image files in the folder of images."""
-        from torchvision.datasets.folder import IMG_EXTENSIONS
-
-        folder: Any = self.top / self.folder if self.folder else self.top
-        found = folder.iterdir() if folder.is_dir() else []
-        return sorted(f.name for f in found if f.name.lower().endswith(IMG_EXTENSIONS))
-
 
 def _captioned(opened: _Source, records: list[Record], path: str) -> CaptionedImages:
     names, texts, lines = zip(*records, strict=True)
@@ -150,25 +142,18 @@ def _read_json(path: str, columns: tuple[str, str, str]) -> dict[str, list[Recor
 
 def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[int, str, str]]:
     """Yield the line number, image name and caption of each line of a caption file of Flickr8k."""
-    lines = read_lines(path)
-    if _NUMBERED.fullmatch(lines[0]):
-        for number, line in enumerate(lines, 1):
-            match = _NUMBERED.fullmatch(line)
-            if not match and line.strip():
-                message = f"the line must be IMAGE#NUMBER, a tab and a caption, got {line!r}"
-                raise InputError(message, file=path, line=number)
-            if match:
-                yield number, match[1], match[2].strip()
-        return
-    header, rows = [columns[0], "caption"], enumerate(read_csv(path), 1)
-    for number, row in rows:
-        if number == 1 and row != header:
-            message = f"the first line must be {','.join(header)}, or IMAGE#NUMBER, a tab and a"
-            raise InputError(f"{message} caption, got {lines[0]!r}", file=path, line=1)
-        if row and len(row) != len(header):
-            message = f"the row has {len(row)} columns instead of {len(header)}"
-            raise InputError(message, file=path, line=number)
-        if row and number > 1:
+    lines, header = read_lines(path), [columns[0], "caption"]
+    is_numbered = bool(_NUMBERED.fullmatch(lines[0]))
+    rows: Iterable[Sequence[str]] = read_csv(path)
+    if is_numbered:
+        matches = ((line, _NUMBERED.fullmatch(line)) for line in lines)
+        rows = (x.groups() if x else [line] * bool(line.strip()) for line, x in matches)
+    for number, row in enumerate(rows, 1):
+        is_header = number == 1 and not is_numbered
+        if len(row) not in (0, 2) or (is_header and row != header):
+            message = f"must be IMAGE#NUMBER, a tab and a caption, or CSV with {','.join(header)}"
+            raise InputError(f"the lines {message}, got {row}", file=path, line=number)
+        if row and not is_header:
             yield number, row[0], row[1].strip()
 
 
@@ -183,23 +168,14 @@ def _read_flickr(
         records.setdefault(name, (name, [], line))[1].append(text)
     splits = {}
     for split, file in layout.split_files.items():
-        if split not in SPLITS:
-            raise InputError(
-                f"must name the splits train, val and test, got {split!r}",
-                option="data.split_files",
-            )
+        check_choice("data.split_files", split, list(SPLITS))
         names = [line.strip() for line in read_lines(f"{source}/{file}") if line.strip()]
         for number, name in enumerate(names, 1):
             if name not in records:
                 message = f"the image {name} has no caption in {path}"
                 raise InputError(message, file=f"{source}/{file}", line=number)
         splits[SPLITS[split]] = [records[name] for name in names]
-    if splits:
-        return splits
-    for name in opened.image_names():
-        if name not in records:
-            raise InputError(f"the image {opened.path(name)} has no caption", file=path)
-    return _hold_out(list(records.values()), layout, opened)
+    return splits or _hold_out(list(records.values()), layout, opened)
 
 
 def _hold_out(

@@ -4,7 +4,7 @@ Shapes: N images, B images of a batch, T tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -19,12 +19,12 @@ from fourfold.data.loading.datamodule import batch_sizes
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
-from fourfold.data.text.base import TextDataModule
+from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.data.vision.augment import Augmentation
 from fourfold.data.vision.caption_files import CaptionedImages, CaptionLayout, read_captions
 from fourfold.data.vision.features import SIDE, FeatureConfig, image_features, load_network
 from fourfold.data.vision.image_classification import ImageDataset, make_transforms
-from fourfold.data.vision.image_stores import ImageStore, log_rotated
+from fourfold.data.vision.image_stores import ImageStore
 from fourfold.data.vision.sources import digits
 from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
@@ -130,6 +130,7 @@ class CaptionDataset(ImageDataset):
         return CaptionBatch(images, ids, mask, torch.from_numpy(rows), epoch, position)
 
 
+@text_data
 class CaptionData(TextDataModule):
     """DataModule for images with one or several captions each.
 
@@ -166,13 +167,9 @@ class CaptionData(TextDataModule):
         split_files: Path in the source of the list of images of each split (train, val and test),
             for Flickr8k's formats. Images in no list are not used.
         val_fraction: Share of the images that is held out for validation, for Flickr8k's formats
-            without `split_files`. Every image in the folder must then have a caption.
+            without `split_files`.
         test_fraction: Share of the images that is held out for the test, in the same case.
         split_seed: Seed of the choice of the images that are held out.
-
-    Raises:
-        InputError: An option is out of range. `setup` raises the error if files cannot be read or
-            captions are too long.
 
     Example:
         >>> data = CaptionData(batch_size=4)  # scikit-learn's digits, described in words
@@ -186,66 +183,60 @@ class CaptionData(TextDataModule):
     # Id 2 is not </s>: transformers' CLIP gives eos_token_id 2 a special meaning.
     special: ClassVar[Sequence[str]] = ("<pad>", "<unk>", "<s>", "</s>")
 
-    def __init__(
-        self,
-        source: str = "digits",
-        captions: str = "captions.jsonl",
-        images: str = "images",
-        image_column: str = "image",
-        split_column: str = "split",
-        caption_column: str = "captions",
-        batch_size: int = 128,
-        eval_batch_size: int | None = None,
-        tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (frozen)
-        max_len: int = 77,
-        too_long: Literal["error", "truncate"] = "error",
-        transform: TransformConfig | None = None,
-        n_channels: Literal[1, 3] | None = None,
-        cache: Literal["auto", "memory", "none"] = "auto",
-        seed: int = 0,
-        num_workers: int = 0,
-        split_files: dict[str, str] | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        split_seed: int = 0,
-        features: FeatureConfig | None = None,
-    ) -> None:
-        super().__init__(tokenizer=tokenizer, seed=seed, num_workers=num_workers)
-        check_range("data.max_len", max_len, minimum=3)  # BOS, one token and EOS
-        self.transform = transform or TransformConfig()
-        if features is not None:
-            features.check_transform(self.transform)
-            if n_channels == 1:
+    source: str = "digits"
+    captions: str = "captions.jsonl"
+    images: str = "images"
+    image_column: str = "image"
+    split_column: str = "split"
+    caption_column: str = "captions"
+    batch_size: int = 128
+    eval_batch_size: int | None = None
+    _: KW_ONLY
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig()
+    max_len: int = 77
+    too_long: Literal["error", "truncate"] = "error"
+    transform: TransformConfig | None = None
+    n_channels: Literal[1, 3] | None = None
+    cache: Literal["auto", "memory", "none"] = "auto"
+    train: None = field(default=None, init=False)
+    val: None = field(default=None, init=False)
+    test: None = field(default=None, init=False)
+    split_files: dict[str, str] | None = None
+    val_fraction: float = 0.1
+    test_fraction: float = 0.1
+    split_seed: int = 0
+    features: FeatureConfig | None = None
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_range("data.max_len", self.max_len, minimum=3)  # BOS, one token and EOS
+        self._transform = self.transform or TransformConfig()
+        if self.features is not None:
+            self.features.check_transform(self._transform)
+            if self.n_channels == 1:
                 raise InputError("must be 3 with data.features, got 1", option="data.n_channels")
-            self.transform, n_channels = replace(self.transform, size=SIDE), 3
-        if self.transform.mixup or self.transform.cutmix:
+            self._transform, self.n_channels = replace(self._transform, size=SIDE), 3
+        if self._transform.mixup or self._transform.cutmix:
             raise InputError("must have mixup 0 and cutmix 0 for captions", option="data.transform")
-        self.source = source
-        self.layout = CaptionLayout(
-            captions,
-            images,
-            (image_column, split_column, caption_column),
-            split_files or {},
-            (val_fraction, test_fraction),
-            split_seed,
-        )
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
-        self.max_len = max_len
-        self.too_long = too_long
-        self.cache = cache
-        self.features = features
-        self._n_channels = n_channels
+        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, CaptionedImages]:
         """Return the captioned images of each split, and set the image transforms."""
+        layout = CaptionLayout(
+            self.captions,
+            self.images,
+            (self.image_column, self.split_column, self.caption_column),
+            self.split_files or {},
+            (self.val_fraction, self.test_fraction),
+            self.split_seed,
+        )
         is_builtin = self.source == "digits"
-        splits = digit_captions() if is_builtin else read_captions(self.source, self.layout)
-        log_rotated(splits["train"].images)
+        splits = digit_captions() if is_builtin else read_captions(self.source, layout)
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}
         self._augmentation, self._evaluation = make_transforms(
-            self.transform, splits["train"].images, self._n_channels, self.seed
+            self._transform, splits["train"].images, self.n_channels, self.seed
         )
         self._computed: dict[str, Tensor | None] = dict.fromkeys(splits)
         if self.features is not None:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,9 +50,9 @@ class FeatureConfig:
             shape (112, 14, 14). "final" is the layer before the average pooling, with the shape
             (1280, 7, 7). The vector of each location is normalized to mean 0 and variance 1, since
             the standard deviation of block 10 is about 7. The features have half precision.
-        cache: Path of the file that stores the features. A missing file is written. Features of
-            changed or new images, of other weights or of other options are computed again. None
-            computes all features at each start.
+        cache: Path of the file that stores the features. A missing file is written. If an image,
+            the weights or an option changes, all features are computed again. None computes them at
+            each start.
     """
 
     layer: Literal["block10", "final"] = "block10"
@@ -63,14 +63,13 @@ class FeatureConfig:
 
     def check_transform(self, config: TransformConfig) -> None:
         """Raise InputError if images are augmented, or are not normalized for the network."""
-        expected: dict[str, Any] = {"size": (None, SIDE), "train_crop": ("none",)}
-        expected |= dict.fromkeys(("mean", "std"), ((0.5,), (0.5, 0.5, 0.5)))
-        plain = TransformConfig()
-        for name, value in asdict(config).items():
-            allowed = expected.get(name, (getattr(plain, name),))
-            if name not in ("crop_pct", "crop_mode", "interpolation") and value not in allowed:
-                message = f"must be {allowed[-1]} with data.features, got {value}"
-                raise InputError(message, option=f"data.transform.{name}")
+        kept = {name: getattr(config, name) for name in ("crop_pct", "crop_mode", "interpolation")}
+        one: dict[str, Any] = {"mean": tuple({*config.mean}), "std": tuple({*config.std})}
+        if config.size not in (None, SIDE) or replace(config, size=None, **one) != TransformConfig(
+            **kept
+        ):
+            message = f"must have size {SIDE}, mean 0.5, std 0.5 and no augmentation with"
+            raise InputError(f"{message} data.features", option="data.transform")
 
 
 @functools.cache
@@ -125,66 +124,50 @@ def image_features(
         InputError: A package of the extra `pictures` is not installed.
         UnreadableImage: An image cannot be decoded.
     """
-    described = {
-        "version": 1,
-        "weights": load_network()[1],
-        "layer": config.layer,
-        **transform.artifacts(),
-    }
-    settings = json.dumps(described, sort_keys=True)
+    settings = {"version": 2, "weights": load_network()[1], "layer": config.layer}
+    digests = [store.digest(row).hex() for store in stores for row in range(len(store))]
+    described = json.dumps([settings, transform.artifacts(), digests], sort_keys=True)
     cache = None if config.cache is None else Path(config.cache).expanduser()
-    digests = [[store.digest(row).hex() for row in range(len(store))] for store in stores]
-    known = {} if cache is None else _read(cache, settings)
-    missing = {
-        digest: (store, row)
-        for store, of_store in zip(stores, digests, strict=True)
-        for row, digest in enumerate(of_store)
-        if digest not in known
-    }
-    if len(missing) > _SHOWN:
-        message = f"features of {len(missing)} images are computed, {len(known)} are stored"
-        print(f"{cache or 'data.features'}: {message}", file=sys.stderr, flush=True)
-    for digest, (store, row) in missing.items():
-        pixels = store.pixels(row, transform.n_channels)
-        known[digest] = compute_features(transform([pixels]), config.layer)[0]
-    used = {digest: known[digest] for of_store in digests for digest in of_store}
-    if cache is not None and missing:
-        _write(cache, used, settings)
-    return [torch.stack([used[digest] for digest in of_store]) for of_store in digests]
+    features = None if cache is None else _read(cache, described)
+    if features is None:
+        if len(digests) > _SHOWN:
+            message = f"features of {len(digests)} images are computed"
+            print(f"{cache or 'data.features'}: {message}", file=sys.stderr, flush=True)
+        computed = []
+        for store in stores:
+            for row in range(len(store)):
+                image = transform([store.pixels(row, transform.n_channels)])
+                computed.append(compute_features(image, config.layer)[0])
+        features = torch.stack(computed)
+        if cache is not None:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            metadata = {"described": described, "content": _hash(features)}
+            with atomic_path(cache, f".{os.getpid()}") as part:  # all ranks may write the file
+                save_file({"features": features}, part, metadata)
+    return list(features.split([len(store) for store in stores]))
 
 
-def _read(cache: Path, settings: str) -> dict[str, Tensor]:
-    """Return the features (C, H, W) in the cache file by the hash of their image.
+def _read(cache: Path, described: str) -> Tensor | None:
+    """Return the features in the cache file, or None if it belongs to other images or settings.
 
-    A damaged file is renamed, and a file of other settings is not used.
+    A damaged file is renamed.
     """
     if not cache.exists():
-        return {}
+        return None
     try:
         with safe_open(cache, "pt") as file:
             metadata, features = file.metadata() or {}, file.get_tensor("features")
         if metadata["content"] != _hash(features):
             raise ValueError("the features have changed")
-        images = json.loads(metadata["images"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        set_aside(
-            cache, f"the feature cache is damaged ({error})", "its features are computed again"
-        )
-        return {}
-    if metadata["settings"] != settings:
-        message = "the features belong to other weights or options, and are computed again"
-        print(f"{cache}: {message}", file=sys.stderr, flush=True)
-        return {}
-    return dict(zip(images, features, strict=True))
-
-
-def _write(cache: Path, features: dict[str, Tensor], settings: str) -> None:
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    stacked = torch.stack(list(features.values()))
-    images = json.dumps(list(features))
-    metadata = {"settings": settings, "images": images, "content": _hash(stacked)}
-    with atomic_path(cache, f".{os.getpid()}") as part:  # all ranks may write the same file
-        save_file({"features": stacked}, part, metadata)
+        reason = f"the feature cache is damaged ({error})"
+        set_aside(cache, reason, "its features are computed again")
+        return None
+    if metadata.get("described") != described:
+        message = "the features belong to other images, weights or options"
+        print(f"{cache}: {message}, and are computed again", file=sys.stderr, flush=True)
+        return None
+    return features
 
 
 def _hash(features: Tensor) -> str:

@@ -3,7 +3,7 @@
 Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
-from fourfold.data.vision.image_stores import ImageStore, log_rotated, stratified_split
+from fourfold.data.vision.image_stores import ImageStore, stratified_split
 from fourfold.data.vision.sources import open_source
 from fourfold.data.vision.transforms import EvalTransform, TransformConfig
 from fourfold.errors import InputError
@@ -143,6 +143,7 @@ def make_transforms(
     return Augmentation(config, size, n_channels, seed), EvalTransform(config, size, n_channels)
 
 
+@dataclass(eq=False, repr=False)
 class ImageData(ResumableDataModule):
     """DataModule for images with one class each.
 
@@ -154,17 +155,17 @@ class ImageData(ResumableDataModule):
       ImageNet.
 
     Args:
-        source: "digits" (built-in images), "torchvision:NAME" (such as "torchvision:MNIST"),
-            "datasets:NAME" (Hugging Face), or the path of a Parquet file or a folder. A relative
-            path may also lie under $FOURFOLD_DATA. A folder has one of three forms. It holds
-            Parquet files (`train.parquet` or `train-*.parquet`, and the same for val and test), or
-            folders train, val and test with a subfolder for each class, or a subfolder for each
-            class. A Parquet file and a folder of the last form have only a training split.
+        source: "digits" (built-in images), "datasets:NAME" (Hugging Face), or the path of a Parquet
+            file or a folder. A relative path may also lie under $FOURFOLD_DATA. A folder has one of
+            three forms. It holds Parquet files (`train.parquet` or `train-*.parquet`, and the same
+            for val and test), or folders train, val and test with a subfolder for each class, or a
+            subfolder for each class. A Parquet file and a folder of the last form have only a
+            training split.
         batch_size: Number of images per training batch.
         eval_batch_size: Number of images per validation or test batch; None means `batch_size`.
         transform: Image transforms; None means the defaults of `TransformConfig`.
         n_channels: Number of channels, 1 or 3, to which images are converted; None means 1 for
-            digits, otherwise 3.
+            digits, otherwise 3, and `setup` replaces it by this number.
         val_fraction: Share of each class that is held out for validation, if the source has no
             validation split.
         test_fraction: Share of each class that is held out for the test, if the source has neither
@@ -181,11 +182,7 @@ class ImageData(ResumableDataModule):
             "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
         image_column: Name of the image column of Parquet files and Hugging Face datasets.
         label_column: Name of the label column of Parquet files and Hugging Face datasets.
-        download: Let torchvision download a missing dataset.
-
-    Raises:
-        InputError: An option is out of range. `setup` raises the error if the source cannot be read
-            or split. An image that cannot be decoded raises the error when the image is used.
+        download: Not used; the config.yaml of a run of version 0.2.0 contains it.
 
     Example:
         >>> data = ImageData("digits", batch_size=16)
@@ -196,45 +193,29 @@ class ImageData(ResumableDataModule):
 
     batch_class: ClassVar[type] = ImageBatch
 
-    def __init__(
-        self,
-        source: str = "digits",
-        batch_size: int = 128,
-        eval_batch_size: int | None = None,
-        transform: TransformConfig | None = None,
-        n_channels: Literal[1, 3] | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        classes: list[str] | None = None,
-        n_train: int | None = None,
-        aug_repeats: int = 1,
-        split_seed: int = 0,
-        cache: Literal["auto", "memory", "none"] = "auto",
-        image_column: str = "image",
-        label_column: str = "label",
-        download: bool = False,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(seed=seed, num_workers=num_workers)
-        check_positive("data.aug_repeats", aug_repeats)
-        self.source_options = (source, image_column, label_column, download)
-        self.download = download
-        self.cache = cache
-        self.batch_sizes = batch_sizes(batch_size, eval_batch_size)
-        self.val_fraction = val_fraction
-        self.test_fraction = test_fraction
-        self.split_seed = split_seed
-        self.classes = classes
-        self.n_train = n_train
-        self.aug_repeats = aug_repeats
-        self.transform = transform or TransformConfig()
-        self._n_channels = n_channels
+    source: str = "digits"
+    _: KW_ONLY
+    batch_size: int = 128
+    eval_batch_size: int | None = None
+    transform: TransformConfig | None = None
+    n_channels: Literal[1, 3] | None = None
+    val_fraction: float = 0.1
+    test_fraction: float = 0.1
+    classes: list[str] | None = None
+    n_train: int | None = None
+    aug_repeats: int = 1
+    split_seed: int = 0
+    cache: Literal["auto", "memory", "none"] = "auto"
+    image_column: str = "image"
+    label_column: str = "label"
+    download: bool = False
+    seed: int = 0
+    num_workers: int = 0
 
-    def prepare_data(self) -> None:
-        """Download the dataset if `download` is True; Lightning calls this once per node."""
-        if self.download:
-            open_source(*self.source_options)
+    def __post_init__(self) -> None:
+        super().__init__(self.seed, self.num_workers)
+        check_positive("data.aug_repeats", self.aug_repeats)
+        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def build(self) -> dict[str, BatchedDataset]:
         """Open the source, and return the datasets of the splits "train", "val" and "test".
@@ -243,11 +224,10 @@ class ImageData(ResumableDataModule):
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
                 class has no training images.
         """
-        splits = open_source(*self.source_options)
+        splits = open_source(self.source, self.image_column, self.label_column)
         if self.classes is not None:
             splits = {name: store.with_classes(self.classes) for name, store in splits.items()}
         _check_classes(splits["train"])
-        log_rotated(splits["train"])
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction
         test = test or val
@@ -262,8 +242,9 @@ class ImageData(ResumableDataModule):
             _check_classes(train)
         self.split_sources = {"train": train, "val": val, "test": test}
 
-        config = self.transform
-        augmentation, self._evaluation = make_transforms(config, train, self._n_channels, self.seed)
+        config = self.transform or TransformConfig()
+        augmentation, self._evaluation = make_transforms(config, train, self.n_channels, self.seed)
+        self.n_channels = self._evaluation.n_channels  # type: ignore[assignment]
         mixes = config.mixup > 0 or config.cutmix > 0
         mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
         options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
@@ -290,12 +271,6 @@ class ImageData(ResumableDataModule):
         """Height and width of the model's input in pixels."""
         self.setup()
         return self._evaluation.size
-
-    @property
-    def n_channels(self) -> int:
-        """Number of channels of the model's input."""
-        self.setup()
-        return self._evaluation.n_channels
 
     def artifacts(self) -> dict[str, Any]:
         """Return the class names and the settings of the evaluation transform."""

@@ -7,27 +7,22 @@ import copy
 import functools
 import hashlib
 import io
-import logging
 import os
 import zipfile
 from collections import Counter, defaultdict
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from PIL import ExifTags, Image
+from PIL import Image
 from torch import Tensor
 
 from fourfold.core.validation import check_choice, check_range
 from fourfold.errors import InputError
 
-log = logging.getLogger(__name__)
-
 PIL_MODES = {1: "L", 3: "RGB"}  # mode of Pillow for each number of channels
-MAX_LOOKED_AT = 100  # images of which `log_rotated` reads the EXIF data
 
 
 class UnreadableImage(InputError):
@@ -85,30 +80,11 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)  # reads all pixels, which detects incomplete files
 
 
-def log_rotated(images: "ImageStore") -> None:
-    """Log how many of up to 100 images are rotated or mirrored by EXIF, which `decode` ignores."""
-    rows = np.linspace(0, len(images) - 1, min(len(images), MAX_LOOKED_AT)).astype(np.int64)
-    if n_rotated := sum(_exif_orientation(images, row) in range(2, 9) for row in rows):
-        message = "%s: %d of the %d images looked at have an EXIF orientation, which is ignored"
-        log.warning(message, images.origin, n_rotated, len(rows))
-
-
-def _exif_orientation(images: "ImageStore", row: int) -> int | None:
-    """Return the orientation in the EXIF data before the pixels; None without such data."""
-    with suppress(Exception):  # an image that cannot be read is an error when it is used
-        image = images.encoded(row)
-        if not isinstance(image, Image.Image):
-            image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
-        if "exif" in image.info:  # otherwise `getexif` decodes a PNG
-            return image.getexif().get(ExifTags.Base.Orientation)
-    return None
-
-
 class ImageStore:
     """N labelled images of one split, each of which is decoded when it is requested.
 
     This class stores opened Pillow images. Subclasses store paths of files, names of members of an
-    archive, an Arrow column or a dataset.
+    archive, or an Arrow column.
 
     Args:
         images: Sequence of N images, in the form that the class or subclass stores.
@@ -155,13 +131,10 @@ class ImageStore:
         """Return a store of the images of some classes, which are numbered in the order of `names`.
 
         Raises:
-            InputError: A name is not that of a class, or occurs twice.
+            InputError: A name is not that of a class.
         """
         for name in names:
             check_choice("data.classes", name, self.class_names)
-        if len(set(names)) < len(names):
-            message = f"must not repeat a class, got {', '.join(names)}"
-            raise InputError(message, option="data.classes")
         new_labels = np.full(len(self.class_names), -1)
         new_labels[[self.class_names.index(name) for name in names]] = np.arange(len(names))
         labels = new_labels[self.labels.numpy()]
@@ -232,13 +205,6 @@ class ColumnStore(ImageStore):
         cell = self.images[int(self.rows[row])].as_py() or {}
         is_path = cell.get("bytes") is None and cell.get("path")
         return Path(cell["path"]) if is_path else cell.get("bytes") or b""
-
-
-class DatasetStore(ImageStore):
-    """Store of images in a map-style dataset, whose items are tuples (Pillow image, ...)."""
-
-    def encoded(self, row: int) -> Image.Image:
-        return self.images[int(self.rows[row])][0]
 
 
 def stratified_split(images: ImageStore, share: float, seed: int) -> tuple[ImageStore, ImageStore]:

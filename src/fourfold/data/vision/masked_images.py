@@ -3,8 +3,8 @@
 Shapes: B images of a batch, N patches of an image, V visible patches.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from fourfold.data.loading.batches import MaskedImageBatch
 from fourfold.data.loading.counter_rng import bits
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.vision.image_classification import ImageData, ImageDataset
-from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 
 _STREAM = 1  # index of the random sequence that selects patches; the augmentation uses 0
@@ -39,6 +38,7 @@ class MaskedImageDataset(ImageDataset):
         )
 
 
+@dataclass(eq=False, repr=False)
 class MaskedImageData(ImageData):
     """DataModule for images of which a model sees some patches only (MAE; He et al. 2021).
 
@@ -49,10 +49,6 @@ class MaskedImageData(ImageData):
         mask_ratio: Share of the patches that are masked. The number of visible patches, which is
             the remaining share of all patches, is rounded down.
 
-    Raises:
-        InputError: `setup` raises it if the source cannot be read, if the side of the images is not
-            divisible by `patch_size`, or if no patch or all patches are masked.
-
     Example:
         >>> data = MaskedImageData("digits", patch_size=2, mask_ratio=0.75, batch_size=16)
         >>> batch = next(iter(data.train_dataloader()))
@@ -62,49 +58,9 @@ class MaskedImageData(ImageData):
 
     batch_class = MaskedImageBatch
 
-    def __init__(
-        self,
-        source: str = "digits",
-        patch_size: int = 16,
-        mask_ratio: float = 0.75,
-        batch_size: int = 128,
-        eval_batch_size: int | None = None,
-        transform: TransformConfig | None = None,
-        n_channels: Literal[1, 3] | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        classes: list[str] | None = None,
-        n_train: int | None = None,
-        aug_repeats: int = 1,
-        split_seed: int = 0,
-        cache: Literal["auto", "memory", "none"] = "auto",
-        image_column: str = "image",
-        label_column: str = "label",
-        download: bool = False,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(
-            source,
-            batch_size,
-            eval_batch_size,
-            transform,
-            n_channels,
-            val_fraction,
-            test_fraction,
-            classes,
-            n_train,
-            aug_repeats,
-            split_seed,
-            cache,
-            image_column,
-            label_column,
-            download,
-            seed,
-            num_workers,
-        )
-        self.patch_size = patch_size
-        self.mask_ratio = mask_ratio
+    _: KW_ONLY
+    patch_size: int = 16
+    mask_ratio: float = 0.75
 
     def build(self) -> dict[str, BatchedDataset]:
         datasets = super().build()

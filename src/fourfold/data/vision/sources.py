@@ -1,13 +1,11 @@
-"""Readers of image datasets: files, torchvision, `datasets` and scikit-learn's digits.
+"""Readers of image datasets: files, `datasets` and scikit-learn's digits.
 
 Labels are read when the dataset is opened. Each image is decoded when it is requested.
 """
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from fourfold.data.readers.labels import check_labels, encode_labels
 from fourfold.data.readers.text_table import TextTable, is_text
 from fourfold.data.vision.image_stores import (
     ColumnStore,
-    DatasetStore,
     FileStore,
     ImageStore,
     stratified_split,
@@ -56,17 +53,15 @@ def digits() -> Splits:
     return {"train": train, "val": val, "test": test}
 
 
-def open_source(source: str, image_column: str, label_column: str, download: bool) -> Splits:
+def open_source(source: str, image_column: str, label_column: str) -> Splits:
     """Open the splits of an image classification dataset; "train" is always a key.
 
     Args:
-        source: "digits", "torchvision:NAME" (such as "torchvision:CIFAR10"), "datasets:NAME" or
-            "datasets:NAME:CONFIGURATION" (Hugging Face), or the path of a Parquet file, of a folder
-            with Parquet files, or of a folder with class folders. A relative path may also lie
-            under $FOURFOLD_DATA.
+        source: "digits", "datasets:NAME" or "datasets:NAME:CONFIGURATION" (Hugging Face), or the
+            path of a Parquet file, of a folder with Parquet files, or of a folder with class
+            folders. A relative path may also lie under $FOURFOLD_DATA.
         image_column: Name of the image column of Parquet files and Hugging Face datasets.
         label_column: Name of the label column of Parquet files and Hugging Face datasets.
-        download: Let torchvision download a missing dataset to $FOURFOLD_DATA.
 
     Raises:
         InputError: The source does not exist, is empty or cannot be read.
@@ -74,8 +69,6 @@ def open_source(source: str, image_column: str, label_column: str, download: boo
     library, _, name = source.partition(":")
     if source == "digits":
         return digits()
-    if library == "torchvision" and name:
-        return _from_torchvision(name, download)
     if library == "datasets" and name:
         with loading(source):
             loaded = _import_datasets().load_dataset(*name.split(":"))
@@ -201,35 +194,3 @@ def _from_datasets(loaded: Mapping[str, Any], origin: str, image: str, label: st
         return ColumnStore(images, labels, known, location)
 
     return _open_each(origin, names, open_split)
-
-
-# Datasets of torchvision.
-
-
-def _from_torchvision(name: str, download: bool) -> Splits:
-    from torchvision import datasets
-
-    if name not in datasets.__all__:
-        raise InputError(f"must name a dataset of torchvision, got {name}", option="data.source")
-    dataset_class = getattr(datasets, name)
-    parameters = inspect.signature(dataset_class).parameters
-    options: dict[str, Any] = {"download": download} if "download" in parameters else {}
-    root = os.environ.get("FOURFOLD_DATA", ".")
-    loaded = {}
-    for split in ("train", "test") if "train" in parameters else ("train", "val", "test"):
-        origin = f"torchvision:{name}, split {split}"
-        options |= {"train": split == "train"} if "train" in parameters else {"split": split}
-        # A ValueError means that the dataset has no split of this name.
-        with loading(origin), suppress(ValueError):
-            loaded[split] = (dataset_class(root, **options), origin)
-    return _open_each(f"torchvision:{name}", loaded, _torchvision_store)
-
-
-def _torchvision_store(source: tuple[Any, str], class_names: list[str] | None) -> DatasetStore:
-    dataset, origin = source
-    attributes = [name for name in ("targets", "_labels", "labels") if hasattr(dataset, name)]
-    labels = getattr(dataset, attributes[0]) if attributes else [item[1] for item in dataset]
-    classes = getattr(dataset, "classes", None) or []
-    # ImageNet's classes have several names each.
-    names = [name if isinstance(name, str) else ", ".join(name) for name in classes]
-    return DatasetStore(dataset, labels, names or class_names, origin)
