@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from PIL import Image
 
-from fourfold.data.vision.transforms import eval_transform
+from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.tasks import load_task
 
 Run = Callable[..., Any]

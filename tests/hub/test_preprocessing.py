@@ -13,7 +13,7 @@ from PIL import Image
 
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.text.segments import join_segments
-from fourfold.data.vision.transforms import eval_transform, resized_side
+from fourfold.data.vision.eval_transforms import eval_transform, resized_side
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults
 from fourfold.hub.preprocessing import (

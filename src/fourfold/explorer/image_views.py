@@ -19,8 +19,8 @@ from torch import Tensor
 from fourfold.analysis.attention_flow import relevance
 from fourfold.analysis.attention_maps import Array, attention_layers
 from fourfold.analysis.attention_statistics import patch_distances
+from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.data.vision.features import input_transform
-from fourfold.data.vision.transforms import eval_transform
 from fourfold.explorer.inputs import Example, fit, longest_input, short_title, tokenizer_of
 from fourfold.explorer.maps import Collector, Kind
 from fourfold.explorer.text_views import TranslationView

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fourfold.metrics.base import Mean as Mean
     from fourfold.metrics.base import lower_is_better as lower_is_better
-    from fourfold.metrics.captions import CaptionScores as CaptionScores
+    from fourfold.metrics.caption_bleu import CaptionScores as CaptionScores
     from fourfold.metrics.classification import ClassificationScores as ClassificationScores
     from fourfold.metrics.classification import RegressionScores as RegressionScores
     from fourfold.metrics.entities import EntityScores as EntityScores

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         SigmoidContrastiveLearning as SigmoidContrastiveLearning,
     )
     from fourfold.models.encoder_decoder.captioning_task import Captioning as Captioning
-    from fourfold.models.encoder_decoder.task import CompositeTranslation as CompositeTranslation
-    from fourfold.models.encoder_decoder.task import TextToText as TextToText
-    from fourfold.models.encoder_decoder.task import Translation as Translation
+    from fourfold.models.encoder_decoder.translation_task import (
+        CompositeTranslation as CompositeTranslation,
+    )
+    from fourfold.models.encoder_decoder.translation_task import TextToText as TextToText
+    from fourfold.models.encoder_decoder.translation_task import Translation as Translation
     from fourfold.models.masked_lm.question_answering_task import (
         QuestionAnswering as QuestionAnswering,
     )

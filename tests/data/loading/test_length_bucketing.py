@@ -18,7 +18,7 @@ from fourfold.data.loading.length_bucketing import (
     RepeatedAugmentationOrder,
 )
 from fourfold.data.loading.sampler import EpochSampler
-from fourfold.data.vision.transforms import TransformConfig
+from fourfold.data.vision.eval_transforms import TransformConfig
 from fourfold.errors import InputError
 
 lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(np.array)

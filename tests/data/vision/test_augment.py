@@ -8,7 +8,7 @@ from torch import Tensor
 from fourfold.data.loading.counter_rng import bits, unit
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix, pad_and_crop
-from fourfold.data.vision.transforms import TransformConfig
+from fourfold.data.vision.eval_transforms import TransformConfig
 
 EVERYTHING: dict[str, Any] = {
     "flip": True,

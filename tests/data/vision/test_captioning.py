@@ -12,8 +12,8 @@ from torch import Tensor
 from fourfold.data import CaptionData
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.vision.captioning import NUMBERS, SLANTS, STROKES, digit_captions
+from fourfold.data.vision.eval_transforms import TransformConfig
 from fourfold.data.vision.sources import digits
-from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 

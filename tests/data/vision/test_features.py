@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fourfold.data import CaptionData
 from fourfold.data.vision import features
+from fourfold.data.vision.eval_transforms import TransformConfig
 from fourfold.data.vision.features import FeatureConfig, input_transform
-from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 from fourfold.tokenization.training import TokenizerConfig
 from tests.fixtures.fake_network import Network, use_fake_network

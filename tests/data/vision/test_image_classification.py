@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.sampler import EpochSampler
+from fourfold.data.vision.eval_transforms import TransformConfig, eval_transform
 from fourfold.data.vision.image_classification import ImageData
 from fourfold.data.vision.image_stores import ImageStore
-from fourfold.data.vision.transforms import TransformConfig, eval_transform
 from fourfold.errors import InputError
 from tests.data.vision.stores import write_parquet, write_png
 

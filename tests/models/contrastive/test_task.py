@@ -230,7 +230,7 @@ def test_checkpoint_is_exported_and_imported_again(tmp_path: Path) -> None:
     """The processor of transformers reads tokenizer and preprocessing of the exported task."""
     import transformers as hf
 
-    from fourfold.data.vision.transforms import eval_transform
+    from fourfold.data.vision.eval_transforms import eval_transform
     from fourfold.tasks.convert import export_checkpoint, import_checkpoint
 
     task, data = captions()

@@ -12,7 +12,7 @@ from lightning import Trainer
 from fourfold.callbacks.monitoring.sample_logging import LogSamples
 from fourfold.cli import main
 from fourfold.data import ImageData, MaskedImageData
-from fourfold.data.vision.transforms import TransformConfig
+from fourfold.data.vision.eval_transforms import TransformConfig
 from fourfold.errors import InputError
 from fourfold.models import ViTConfig
 from fourfold.tasks import ImageClassification, MaskedImageModeling

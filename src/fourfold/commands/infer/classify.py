@@ -16,7 +16,7 @@ from fourfold.core.validation import MAX_SIZE, check_positive
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.text.packing import encode_documents
 from fourfold.data.text.segments import join_segments, n_special_tokens
-from fourfold.data.vision.transforms import eval_transform
+from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.errors import InputError
 from fourfold.generation.step import check_logits
 from fourfold.hub.preprocessing import default_class_names

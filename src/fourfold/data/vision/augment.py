@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fourfold.data.loading.counter_rng import bits, unit
-from fourfold.data.vision.transforms import Normalize, TransformConfig, resize_and_crop
+from fourfold.data.vision.eval_transforms import Normalize, TransformConfig, resize_and_crop
 
 # Index of each of the random numbers of an image, by purpose.
 _N_NUMBERS = 5

@@ -22,11 +22,11 @@ from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.data.vision.augment import Augmentation
 from fourfold.data.vision.caption_files import CaptionedImages, CaptionLayout, read_captions
+from fourfold.data.vision.eval_transforms import TransformConfig
 from fourfold.data.vision.features import SIDE, FeatureConfig, image_features, load_network
 from fourfold.data.vision.image_classification import ImageDataset, make_transforms
 from fourfold.data.vision.image_stores import ImageStore
 from fourfold.data.vision.sources import digits
-from fourfold.data.vision.transforms import TransformConfig
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig

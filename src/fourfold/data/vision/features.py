@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from fourfold.atomic_files import atomic_path, set_aside
 from fourfold.core.validation import check_types
+from fourfold.data.vision.eval_transforms import EvalTransform, TransformConfig, eval_transform
 from fourfold.data.vision.image_stores import ImageStore
-from fourfold.data.vision.transforms import EvalTransform, TransformConfig, eval_transform
 from fourfold.errors import InputError
 
 SIDE = 224  # height and width of the network's input in pixels

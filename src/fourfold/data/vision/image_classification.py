@@ -15,9 +15,9 @@ from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
+from fourfold.data.vision.eval_transforms import EvalTransform, TransformConfig
 from fourfold.data.vision.image_stores import ImageStore, stratified_split
 from fourfold.data.vision.sources import open_source
-from fourfold.data.vision.transforms import EvalTransform, TransformConfig
 from fourfold.errors import InputError
 
 AUTO_CACHE_BYTES = 2 << 30  # largest size of all decoded images with cache="auto"

@@ -14,7 +14,7 @@ FAMILY = Family(
     },
     tasks={
         **dict.fromkeys(
-            ("Translation", "CompositeTranslation", "TextToText"), f"{__package__}.task"
+            ("Translation", "CompositeTranslation", "TextToText"), f"{__package__}.translation_task"
         ),
         "Captioning": f"{__package__}.captioning_task",
     },

@@ -31,7 +31,7 @@ from fourfold.models import (
 from fourfold.models.causal_lm.sequence_classification_task import CausalSequenceClassification
 from fourfold.models.causal_lm.task import CausalLanguageModeling
 from fourfold.models.encoder_decoder.captioning_task import Captioning
-from fourfold.models.encoder_decoder.task import Translation
+from fourfold.models.encoder_decoder.translation_task import Translation
 from fourfold.models.masked_lm.sequence_classification_task import SequenceClassification
 from fourfold.models.recurrent.hard_attention import marginal_cross_entropy, marginal_token_scores
 from fourfold.models.recurrent.hard_attention_task import HardAttention

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from fourfold.data.vision.transforms import (
+from fourfold.data.vision.eval_transforms import (
     EvalTransform,
     Normalize,
     TransformConfig,

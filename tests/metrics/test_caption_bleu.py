@@ -7,7 +7,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from fourfold.metrics import CaptionScores
-from fourfold.metrics.captions import caption_tokens
+from fourfold.metrics.caption_bleu import caption_tokens
 
 WORDS = ["a", "dog", "man", "runs", "on", "grass", "red"]
 
