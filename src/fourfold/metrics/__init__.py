@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Answer": "squad",
-    "CaptionScores": "captions",
+    "CaptionScores": "caption_bleu",
     "ClassificationScores": "classification",
     "EntityScores": "entities",
     "Mean": "base",
