@@ -116,13 +116,6 @@ def test_a_sentence_is_not_longer_than_max_len(plan) -> None:
     assert short != long == plan("quickstart/translation", *options, "99")["text"]
 
 
-def test_models_that_cannot_be_exported_are_named(plan) -> None:
-    line = "`fourfold export` will not be possible: the model cannot be exported to transformers"
-    said = plan("quickstart/images", "--model.config.pool", "mean")["text"]
-    assert f"{line}: vit does not support pool=mean" in said
-    assert line not in plan("quickstart/images")["text"]
-
-
 def test_a_device_is_of_one_node(plan) -> None:
     overlay = ["--config", str(CONFIGS / "trainer/ddp.yaml"), "--trainer.num_nodes", "2"]
     said = plan("gpt2/small", *overlay)

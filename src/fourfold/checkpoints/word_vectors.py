@@ -85,27 +85,13 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_first_line(path: str, width: int) -> int | None:
-    """Check the width of the vectors by the first line; return their number if the line gives it.
-
-    Otherwise, the numbers at the end of the line are counted.
-    """
+    """Check the width of the vectors by the first line; return their number if it is there."""
     number, line = next(_lines(path), (1, b""))
     header = re.fullmatch(rb"(\d{1,18}) (\d{1,18})", line)
-    given = int(header[2]) if header else _count_numbers(line)
+    given = int(header[2]) if header else len(line.split(b" ")) - 1
     if given != width:
         raise InputError(_width_problem(given, width), file=path, line=number)
     return int(header[1]) if header else None
-
-
-def _count_numbers(line: bytes) -> int:
-    """Return how many fields at the end of a line are numbers; the first field does not count."""
-    fields = line.split(b" ")[1:]
-    for count, field in enumerate(reversed(fields)):
-        try:
-            float(field)
-        except ValueError:
-            return count
-    return len(fields)
 
 
 def _parse(fields: list[bytes], path: str, line: int) -> np.ndarray:

@@ -23,7 +23,6 @@ from fourfold.commands.train.config_files import expand_arguments
 from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import AUTO
 from fourfold.errors import InputError
-from fourfold.hub.transformers_format import export_problem
 from fourfold.models.contrastive.clip import CLIPConfig
 from fourfold.models.encoder_decoder.composite import ImageToTextConfig, TextToTextConfig
 from fourfold.models.encoder_decoder.model import EncoderDecoderConfig
@@ -63,8 +62,6 @@ def main(argv: Sequence[str]) -> int:
         "",
         *_device_lines(recipe, length, recipe.devices if devices is None else devices, memory),
     ]
-    if problem := export_problem(recipe.task.model):
-        lines[1:1] = [f"`fourfold export` will not be possible: the model {problem}"]
     print("\n".join(lines))
     return 0
 
