@@ -58,15 +58,10 @@ def import_class(path: str) -> type[Any]:
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
     """Return the user's model class or task class that a checkpoint names by its import path.
 
-    Args:
-        path: Import path that the checkpoint holds, such as `mypkg.models.AlibiLM`.
-        classes: Classes that the checkpoint may name, each as a class or as an import path. Only
-            the import paths in `classes` are imported, never `path` itself.
-        file: Path of the checkpoint, for the error message; None if there is no file.
+    Only the import paths in `classes` are imported, never the `path` in the checkpoint itself.
 
     Raises:
-        InputError: `classes` does not contain the class, or an import path in `classes` does not
-            lead to a class.
+        InputError: `classes` does not contain the class, or has an import path without a class.
     """
     module, _, name = path.rpartition(".")
     for section in ("models", "tasks"):  # of a family that the user registered or installed

@@ -182,7 +182,7 @@ def _choose_architecture(model: Model) -> tuple[Model, Architecture]:
     paths = [x for f in families() if name in f.models for x in f.architectures.values()]
     for module in map(import_module, dict.fromkeys(paths)):
         # Marian stores sinusoidal positions in another order, to which a model is converted.
-        model = getattr(module, "prepare_export", _unchanged)(model)
+        model = getattr(module, "prepare_export", lambda same: same)(model)
         config: Any = model.config
         for architecture in module.ARCHITECTURES:
             if type(model) is not architecture.model_class or not architecture.export_if(config):
@@ -194,10 +194,6 @@ def _choose_architecture(model: Model) -> tuple[Model, Architecture]:
             reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")
     detail = "; ".join(reasons) or "transformers has no class for this model"
     raise InputError(f"cannot be exported to transformers: {detail}", option=name)
-
-
-def _unchanged(model: Model) -> Model:
-    return model
 
 
 def _merge_config(

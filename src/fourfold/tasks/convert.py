@@ -85,8 +85,7 @@ def export_checkpoint(
             "this exists already and is not an empty directory; name another one", file=target
         )
     model: Any = load(source, classes=classes)
-    size = sum(tensor.nbytes for tensor in model.state_dict().values())
-    with disk_errors(target, size), staged_directory(target) as folder:
+    with disk_errors(target), staged_directory(target) as folder:
         if file_format == "timm":
             written = [
                 f"{type(model).__name__} as {timm.write_model(model, folder, model.artifacts)}"

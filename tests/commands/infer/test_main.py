@@ -708,14 +708,6 @@ def test_control_characters_of_class_names_are_escaped(
     assert all(character.isprintable() or character == "\t" for character in out[0])
 
 
-@pytest.mark.parametrize(("closed", "name"), [("<&-", "input"), (">&-", "output")])
-def test_a_closed_stream_is_one_line(closed: str, name: str, trained: Train) -> None:
-    command = f"{sys.executable} -m fourfold generate --checkpoint {trained('lm')} {closed}"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, input="")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"the standard {name} must be open, but is closed" in done.stderr
-
-
 def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Defaults of `fourfold.load` come from generation_config.json for an imported model."""
     from fourfold.commands.infer import base

@@ -139,9 +139,6 @@ def main(argv: Sequence[str]) -> int:
     """
     command, *arguments = argv
     options = parse(command, arguments)
-    if sys.stdin is None or sys.stdout is None:
-        name = "output" if sys.stdin else "input"
-        raise InputError("must be open, but is closed", option=f"the standard {name}")
     import torch
 
     from fourfold.checkpoints.load import load
