@@ -78,6 +78,15 @@ def check_model(model: Model, is_fit: bool, needed: str) -> None:
         raise InputError(f"must be {needed}, got {type(model).__name__}", option="model")
 
 
+def check_penalty(num_beams: int | None, alpha: float | None, kind: str | None) -> None:
+    """Raise InputError if an option of the length penalty would have no effect."""
+    for name, value in (("length_penalty", alpha), ("length_penalty_type", kind)):
+        if value is not None and num_beams == 1:
+            raise InputError("needs num_beams of at least 2", option=name)
+    if alpha is not None and kind == "none":
+        raise InputError("needs another length_penalty_type than none", option="length_penalty")
+
+
 class TextModel:
     """Model that reads or writes texts, with its tokenizer, its limits and what is stored with it.
 

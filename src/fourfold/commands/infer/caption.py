@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fourfold.commands.infer.base import Item, TextModel, check_model, run_batches
+from fourfold.commands.infer.base import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.data.vision.features import input_transform
 from fourfold.layers.base_model import Model
 
@@ -44,6 +44,7 @@ def caption(
             decoded.
     """
     check_model(model, model.can_generate and model.accepts_images, "a captioning model")
+    check_penalty(num_beams, length_penalty, length_penalty_type)
     text = TextModel(model, suppress_tokens=suppress_tokens)
     load, like = input_transform(dict(model.artifacts)), next(model.parameters())
 

@@ -17,6 +17,7 @@ from fourfold.commands.infer.base import (
     Item,
     TextModel,
     check_model,
+    check_penalty,
     one_or_all,
     run_batches,
 )
@@ -190,6 +191,7 @@ class _Continuer(TextModel):
         if options.stream and (beams > 1 or options.n_best > 1 or n_prompts > 1):
             message = "needs a single prompt, num_beams 1 and n_best 1"
             raise InputError(message, option="stream")
+        check_penalty(beams, options.length_penalty, options.length_penalty_type)
 
     def _chat_template(self) -> ChatTemplate:
         description = self.model.artifacts.get("chat_template")

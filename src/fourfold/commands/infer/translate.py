@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fourfold.commands.infer.base import Item, TextModel, check_model, run_batches
+from fourfold.commands.infer.base import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
 
 
@@ -45,6 +45,7 @@ def translate(
     """
     is_fit = model.can_generate and hasattr(model, "decode") and not model.accepts_images
     check_model(model, is_fit, "an encoder-decoder of texts")
+    check_penalty(num_beams, length_penalty, length_penalty_type)
     text = TextModel(model, truncate=truncate, suppress_tokens=suppress_tokens)
     tokenizer = text.tokenizer
     # Some tokenizers, such as that of BART, put a special token before each text.
