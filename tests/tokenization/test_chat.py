@@ -209,3 +209,5 @@ def test_chat_needs_a_template(tmp_path: Path, capsys: pytest.CaptureFixture[str
     make_model(len(tokenizer)).save_pretrained(tmp_path)
     assert main(["generate", "--checkpoint", str(tmp_path), "--chat"]) == 2
     assert "--chat needs a chat template" in capsys.readouterr().err
+    assert main(["generate", "--checkpoint", str(tmp_path), "--chat", "--document-start"]) == 2
+    assert "--document-start cannot be combined with chat" in capsys.readouterr().err

@@ -191,6 +191,8 @@ class _Continuer(TextModel):
         if options.stream and (beams > 1 or options.n_best > 1 or n_prompts > 1):
             message = "needs a single prompt, num_beams 1 and n_best 1"
             raise InputError(message, option="stream")
+        if options.chat and options.document_start:
+            raise InputError("cannot be combined with chat", option="document_start")
         check_penalty(beams, options.length_penalty, options.length_penalty_type)
 
     def _chat_template(self) -> ChatTemplate:
