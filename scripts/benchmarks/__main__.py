@@ -1,18 +1,14 @@
 """Command `python scripts/benchmarks`: measures fourfold and peer libraries in one run.
 
 All contenders get the same shapes and precision and are measured in interleaved rounds. Progress is
-printed to stderr, the report to stdout. After SIGINT (Ctrl-C) or SIGTERM, the report contains the
-finished rounds.
+printed to stderr, the report to stdout. After Ctrl-C, the report contains the finished workloads.
 
     taskset -c 1 python scripts/benchmarks --size laptop --work train --out runs/bench
 """
 
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 if not __package__:  # run as `python scripts/benchmarks`, which puts this folder on the path
@@ -25,16 +21,13 @@ from fourfold.commands.infer.devices import choose_device
 from fourfold.core.precision import AUTO, describe_bf16, resolve_precision
 from fourfold.core.validation import check_positive, check_range
 from fourfold.environment import machine
-from fourfold.errors import InputError
 from scripts.benchmarks.decoding import measure_decoding
-from scripts.benchmarks.memory import measure_growth, measure_memory
-from scripts.benchmarks.peers.nanogpt import import_file
+from scripts.benchmarks.memory import measure_memory
 from scripts.benchmarks.report import markdown, summary_line, write_report
 from scripts.benchmarks.train_steps import Measurement, measure_steps
 from scripts.benchmarks.workloads import (
     DEFAULT_WORKLOADS,
     FAMILIES,
-    GROWTH_AXES,
     PEER_NAMES,
     PRECISIONS,
     SIZES,
@@ -50,7 +43,6 @@ MEASURE: dict[str, Callable[[str, str, Shape, Settings], Iterator[Measurement]]]
     "greedy": measure_decoding,
     "prefill": measure_decoding,
     "beam": measure_decoding,
-    "growth": measure_growth,
 }
 
 
@@ -74,14 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--work",
         nargs="+",
         choices=WORKLOADS,
-        help="workloads; growth needs --growth or measures every axis"
-        f" (default: {' '.join(DEFAULT_WORKLOADS)})",
-    )
-    add(
-        "--growth",
-        nargs="+",
-        choices=GROWTH_AXES,
-        help="axes along which a training step grows until it exceeds memory or --time_limit",
+        help=f"workloads (default: {' '.join(DEFAULT_WORKLOADS)})",
     )
     add(
         "--peers",
@@ -101,13 +86,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="also measure each contender with torch.compile")
     add("--rounds", type=int, default=7, metavar="N", help="measurements (default: %(default)s)")
     add("--dropout", type=float, default=0.0, metavar="P", help="rate (default: %(default)s)")
-    add(
-        "--time_limit",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="limit of one measurement of memory (default: %(default)s)",
-    )
     add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     add("--out", type=Path, metavar="DIR", help="directory for bench.md and bench.json")
@@ -123,17 +101,16 @@ def main(argv: Sequence[str]) -> int:
         out.mkdir(parents=True, exist_ok=True)
     description = machine(torch.device(settings.device))
     measurements: list[Measurement] = []
-    with _exit_on_sigterm():
-        try:
-            for measurement in measure(settings):
-                measurements.append(measurement)
-                print(summary_line(measurement), file=sys.stderr, flush=True)
-        finally:  # an interrupted run reports what it has measured
-            if measurements:
-                print(markdown(measurements, description, settings), end="", flush=True)
-                if out is not None:
-                    written = write_report(measurements, description, settings, out)
-                    print("\nwrote", *written, flush=True)
+    try:
+        for measurement in measure(settings):
+            measurements.append(measurement)
+            print(summary_line(measurement), file=sys.stderr, flush=True)
+    finally:  # an interrupted run reports what it has measured
+        if measurements:
+            print(markdown(measurements, description, settings), end="", flush=True)
+            if out is not None:
+                written = write_report(measurements, description, settings, out)
+                print("\nwrote", *written, flush=True)
     return 0
 
 
@@ -142,25 +119,8 @@ def make_settings(options: argparse.Namespace) -> Settings:
     check_positive("--rounds", options.rounds)
     check_positive("--threads", options.threads)
     check_range("--dropout", options.dropout, minimum=0.0, below=1.0)
-    if not options.time_limit > 0:
-        raise InputError(f"must be positive, got {options.time_limit:g}", option="--time_limit")
-    available = tuple(SIZES[options.size])
-    families = tuple(options.family or available)
-    for family in families:
-        if family not in available:
-            raise InputError(
-                f"must be one of {', '.join(available)} for --size {options.size}, got {family}",
-                option="--family",
-            )
-    default = ("growth",) if options.growth else DEFAULT_WORKLOADS
-    workloads = tuple(options.work or default)
-    if not any(family in WORKLOADS[workload] for workload in workloads for family in families):
-        supported = ", ".join(dict.fromkeys(f for w in workloads for f in WORKLOADS[w]))
-        raise InputError(
-            f"must include one of {supported} for --work {' '.join(workloads)}", option="--family"
-        )
-    if options.nanogpt is not None:
-        import_file(options.nanogpt)  # reports a wrong file before the first measurement
+    families = tuple(options.family or SIZES[options.size])
+    workloads = tuple(options.work or DEFAULT_WORKLOADS)
     device = choose_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -178,8 +138,6 @@ def make_settings(options: argparse.Namespace) -> Settings:
         nanogpt=options.nanogpt,
         rounds=options.rounds,
         dropout=options.dropout,
-        growth_axes=tuple(options.growth or GROWTH_AXES),
-        time_limit=options.time_limit,
         device=str(device),
         threads=torch.get_num_threads(),
     )
@@ -194,22 +152,5 @@ def measure(settings: Settings) -> Iterator[Measurement]:
                 yield from MEASURE[workload](workload, family, shape, settings)
 
 
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that `finally` blocks are executed."""
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 if __name__ == "__main__":
-    code_ = run_main(main, sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code_)  # torch's thousands of modules need seconds to be freed on a busy machine
+    sys.exit(run_main(main, sys.argv[1:]))

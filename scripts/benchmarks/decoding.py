@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import fourfold
 from scripts.benchmarks import workloads
 from scripts.benchmarks.contenders import DTYPES, TASKS, encoder_decoder
-from scripts.benchmarks.measurements import Rounds, copying
+from scripts.benchmarks.measurements import copying, measure_rounds, ratios
 from scripts.benchmarks.peers import litgpt
 from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
 from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
-from scripts.benchmarks.train_steps import Measurement, relative_to_fourfold
+from scripts.benchmarks.train_steps import Measurement
 from scripts.benchmarks.workloads import FOURFOLD, GreedyDecoding, Settings, Shape, make_batch
 
 # Loads a peer's model of a data type from a directory.
@@ -82,10 +82,9 @@ def measure_decoding(
         }
         functions: dict[str, Callable[[], Any]] = {**case.functions, MEMORY_BANDWIDTH: copy}
         title = f"{workload}: {family}, {case.name}"
-        rounds = Rounds(title, functions, settings.rounds, 1, device)
-        seconds = rounds.seconds
+        seconds = measure_rounds(title, functions, settings.rounds, 1, device)
         rates = [copied_bytes / value for value in seconds.pop(MEMORY_BANDWIDTH)]
-        relative = relative_to_fourfold(seconds)
+        relative = ratios(seconds, FOURFOLD)
         for name, values in seconds.items():
             per_token = [value / case.n_new for value in values]
             utilization = [
@@ -105,7 +104,6 @@ def measure_decoding(
                 n_parameters=sum(p.numel() for p in case.model.parameters()),
                 note=notes.get(name, ""),
             )
-        rounds.end()
         for name, note in unavailable.items():
             yield Measurement(workload, family, name, MS_PER_TOKEN, case.name, note=note)
 
@@ -138,8 +136,8 @@ def greedy_cases(
         ids = torch.randint(*given, generator=noise).to(device)
         functions = {FOURFOLD: _fourfold_greedy(model, ids, n_new)}
         for library, peer in loaded.items():
-            greedy = _transformers_greedy if library == TRANSFORMERS else _litgpt_greedy
-            functions[library] = greedy(peer, ids, n_new)
+            greedy = _transformers_greedy if library == TRANSFORMERS else litgpt.greedy
+            functions[library] = partial(greedy, peer, ids, n_new)
         name = case_name.format(batch_size)
         cases.append(DecodingCase(name, batch_size, functions, model, n_new))
     return cases
@@ -202,13 +200,9 @@ def _fourfold_greedy(model: nn.Module, ids: Tensor, n_new: int) -> Callable[[], 
     return lambda: fourfold.generate(model, ids, max_new_tokens=n_new)[:, ids.shape[1] :]
 
 
-def _transformers_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
+def _transformers_greedy(model: Any, ids: Tensor, n_new: int) -> Tensor:
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": n_new, "pad_token_id": 0}
-    return lambda: model.generate(ids, do_sample=False, **options)[:, ids.shape[1] :]
-
-
-def _litgpt_greedy(model: Any, ids: Tensor, n_new: int) -> Callable[[], Tensor]:
-    return partial(litgpt.greedy, model, ids, n_new)
+    return model.generate(ids, do_sample=False, **options)[:, ids.shape[1] :]
 
 
 def _fourfold_beam_search(model: nn.Module, batch: Any, n_new: int) -> Callable[[], Tensor]:

@@ -10,7 +10,7 @@
 # model.py; FOURFOLD_DATA is the directory of the datasets. WORKERS is the number of processes that run the
 # tests, which requires pytest-xdist (default: one for each core, at most 14); WORKERS= runs them in one process.
 # The tests of training require `pip install 'fourfold[demo]'`. Parts that do not run by default: compiled
-# (train, with every contender compiled as well), memory (train measures it on a GPU, too), evaluate, growth,
+# (train, with every contender compiled as well), memory (train measures it on a GPU, too), evaluate,
 # shakespeare (nanoGPT's setting for one GPU, which takes minutes and requires the extra demo), and the published
 # results cifar10, multi30k and inflection, whose data scripts/tools/published_data.py prepares.
 set -u
@@ -56,7 +56,6 @@ bench compiled 580 --compile ${NANOGPT:+--nanogpt "$NANOGPT"}
 bench evaluate 120
 # shellcheck disable=SC2086
 bench memory 300 ${NANOGPT:+--nanogpt "$NANOGPT"}
-bench growth 300
 part shakespeare 580 "$python" -m fourfold fit --config configs/gpt2/single_gpu_shakespeare_char.yaml \
     --run_dir "$out/shakespeare"
 # reproduce NAME TABLE: train the tier single-gpu of a table; repeat with the same OUT to resume.

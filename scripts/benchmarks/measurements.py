@@ -32,42 +32,24 @@ class Spread:
         return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
-class Rounds:
-    """Interleaved rounds, which are printed to stderr and kept if the benchmark is stopped.
+def measure_rounds(
+    title: str, functions: Mapping[str, Call], rounds: int, warm: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the durations of functions in interleaved rounds, by name, and print each round.
 
-    `seconds` has, for each function by name, one duration per finished round. `warm` rounds before
-    them are not measured.
+    `warm` rounds before them are not measured.
     """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
 
-    def __init__(
-        self,
-        title: str,
-        functions: Mapping[str, Call],
-        rounds: int,
-        warm: int,
-        device: torch.device,
-    ) -> None:
-        self.seconds: dict[str, list[float]] = {name: [] for name in functions}
-        self._stop: BaseException | None = None
+    def keep(durations: dict[str, float]) -> None:
+        for name, value in durations.items():
+            seconds[name].append(value)
+        n_done = len(next(iter(seconds.values())))
+        times = ", ".join(f"{name} {1000 * x:,.1f} ms" for name, x in durations.items())
+        print(f"{title}, round {n_done} of {rounds}: {times}", file=sys.stderr, flush=True)
 
-        def keep(durations: dict[str, float]) -> None:
-            for name, value in durations.items():
-                self.seconds[name].append(value)
-            n_done = len(next(iter(self.seconds.values())))
-            times = ", ".join(f"{name} {1000 * x:,.1f} ms" for name, x in durations.items())
-            print(f"{title}, round {n_done} of {rounds}: {times}", file=sys.stderr, flush=True)
-
-        try:
-            interleave(functions, rounds, warm, device=device, after_round=keep)
-        except (KeyboardInterrupt, SystemExit) as stop:
-            if not any(self.seconds.values()):
-                raise
-            self._stop = stop
-
-    def end(self) -> None:
-        """Raise the exception that stopped the rounds, if they were stopped."""
-        if self._stop is not None:
-            raise self._stop
+    interleave(functions, rounds, warm, device=device, after_round=keep)
+    return seconds
 
 
 def ratios(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, list[float]]:

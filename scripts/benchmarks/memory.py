@@ -1,4 +1,4 @@
-"""Benchmarks of peak memory, and of time and memory of a training step of growing size.
+"""Benchmark of the peak memory of training steps.
 
 Memory is measured in a subprocess for each contender. On a CPU it is the peak of resident memory
 minus the resident memory before the model is built. A step of a tiny model before that allocates
@@ -19,35 +19,19 @@ import torch
 
 from fourfold.callbacks.runtime.malloc import disable_malloc_trim
 from scripts.benchmarks.contenders import training_step
-from scripts.benchmarks.measurements import Rounds
 from scripts.benchmarks.peers.registry import (
     PeerUnavailable,
     build_contender,
     check_available,
     peers_with,
 )
-from scripts.benchmarks.train_steps import (
-    MS_PER_STEP,
-    Measurement,
-    relative_to_fourfold,
-    start_workers,
-)
-from scripts.benchmarks.workers import STEPS_PER_CALL, module_command, worker_processes
-from scripts.benchmarks.workloads import (
-    FOURFOLD,
-    GROWTH_AXES,
-    GROWTH_VALUES,
-    SIZES,
-    Settings,
-    Shape,
-    make_batch,
-)
+from scripts.benchmarks.train_steps import Measurement
+from scripts.benchmarks.workers import module_command
+from scripts.benchmarks.workloads import FOURFOLD, SIZES, Settings, Shape, make_batch
 
 N_STEPS = 2  # the optimizer allocates its state in the first step
-MAX_FRACTION = 0.9  # of the available memory, which the subprocess may allocate
 PROC_STATUS = Path("/proc/self/status")
 PROC_CLEAR_REFS = Path("/proc/self/clear_refs")
-PROC_MEMINFO = Path("/proc/meminfo")
 
 
 class MeasurementFailed(Exception):
@@ -58,43 +42,14 @@ def measure_memory(
     workload: str, family: str, shape: Shape, settings: Settings
 ) -> Iterator[Measurement]:
     """Measure the peak memory of training, contender by contender."""
-    names = [FOURFOLD, *peers_with(family, settings.peers)]
-    yield from _measure_peaks(Measurement(workload, family, "", "MiB"), names, shape, settings)
-
-
-def measure_growth(
-    workload: str, family: str, shape: Shape, settings: Settings
-) -> Iterator[Measurement]:
-    """Measure memory and time along each axis, until a contender fails or exceeds the limits."""
-    for axis in settings.growth_axes:
-        names = [FOURFOLD, *peers_with(family, settings.peers)]
-        for value in GROWTH_VALUES[settings.size][axis]:
-            grown = replace(shape, **GROWTH_AXES[axis](value))
-            template = Measurement(workload, family, "", "MiB", axis, axis_value=value)
-            remaining = []
-            # Memory comes first: a contender that needs too much of it only ends its subprocess.
-            for measurement in _measure_peaks(template, names, grown, settings):
-                if measurement.values:
-                    remaining.append(measurement.contender)
-                yield measurement
-            names = remaining
-            if not names:
-                break
-            yield from _measure_time(replace(template, unit=MS_PER_STEP), names, grown, settings)
-
-
-def _measure_peaks(
-    template: Measurement, names: list[str], shape: Shape, settings: Settings
-) -> Iterator[Measurement]:
+    template = Measurement(workload, family, "", "MiB")
     reference: int | None = None
-    for name in names:
+    for name in (FOURFOLD, *peers_with(family, settings.peers)):
         try:
             if name != FOURFOLD:
                 check_available(name, settings)
-            where = f"{template.case} {template.axis_value or ''}".strip()
-            title = ", ".join(filter(None, (template.family, where, name)))
-            print(f"{template.workload}: {title}, measuring memory", file=sys.stderr, flush=True)
-            peak = peak_memory(name, template.family, shape, settings)
+            print(f"{workload}: {family}, {name}, measuring memory", file=sys.stderr, flush=True)
+            peak = peak_memory(name, family, shape, settings)
         except (PeerUnavailable, MeasurementFailed) as error:
             yield replace(template, contender=name, note=str(error))
             continue
@@ -103,39 +58,12 @@ def _measure_peaks(
         yield replace(template, contender=name, values=[peak / 2**20], ratios=relative)
 
 
-def _measure_time(
-    template: Measurement, names: list[str], shape: Shape, settings: Settings
-) -> Iterator[Measurement]:
-    device = torch.device(settings.device)
-    uncompiled = replace(settings, compile=False)
-    with worker_processes() as workers:
-        started, _ = start_workers("train", template.family, shape, uncompiled, names, workers)
-        if not started:
-            return
-        title = f"{template.workload}: {template.family}, {template.case} {template.axis_value}"
-        rounds = Rounds(title, started, settings.rounds, 1, device)
-    seconds = rounds.seconds
-    relative = relative_to_fourfold(seconds) if FOURFOLD in seconds else {}
-    for name, values in seconds.items():
-        yield replace(
-            template,
-            contender=name,
-            values=[1000 * value / STEPS_PER_CALL[device.type] for value in values],
-            ratios=relative.get(name, []),
-            n_parameters=started[name].n_parameters,
-        )
-    rounds.end()
-
-
 def peak_memory(contender: str, family: str, shape: Shape, settings: Settings) -> int:
     """Return the peak memory of training in bytes, or raise MeasurementFailed."""
     job = {"contender": contender, "family": family}
     job |= {"shape": asdict(shape), "settings": asdict(settings)}
     command = module_command("memory", job)
-    try:
-        done = subprocess.run(**command, capture_output=True, timeout=settings.time_limit)
-    except subprocess.TimeoutExpired as error:
-        raise MeasurementFailed(f"exceeds {settings.time_limit:g} s") from error
+    done = subprocess.run(**command, capture_output=True)
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         return int(lines[-1])
@@ -152,10 +80,8 @@ def main(job: dict[str, Any]) -> int:
     family: str = job["family"]
     device = torch.device(settings.device)
     torch.set_num_threads(settings.threads)
-    if device.type == "cpu":
-        _limit_memory()
-        if contender == FOURFOLD:
-            disable_malloc_trim()  # as `fourfold fit` does
+    if device.type == "cpu" and contender == FOURFOLD:
+        disable_malloc_trim()  # as `fourfold fit` does
     _train(contender, family, SIZES["tiny"][family], settings)
     peak = peak_of(partial(_train, contender, family, Shape(**job["shape"]), settings), device)
     print(peak, flush=True)
@@ -199,17 +125,9 @@ def _peak(device: torch.device) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _proc_bytes(name: str, file: Path = PROC_STATUS) -> int:
-    line = next(line for line in file.read_text().splitlines() if line.startswith(name + ":"))
-    return 1024 * int(line.split()[1])
-
-
-def _limit_memory() -> None:
-    """Make allocations fail before the kernel kills another process for lack of memory."""
-    if PROC_MEMINFO.exists():
-        available = _proc_bytes("MemAvailable", PROC_MEMINFO)
-        limit = _proc_bytes("VmData") + int(MAX_FRACTION * available)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+def _proc_bytes(name: str) -> int:
+    lines = PROC_STATUS.read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name + ":")).split()[1])
 
 
 if __name__ == "__main__":

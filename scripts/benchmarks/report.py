@@ -18,14 +18,10 @@ TITLES = {
     "greedy": "Greedy decoding with the same weights",
     "prefill": "First token after a prompt, with the same weights",
     "beam": "Beam search with the same weights",
-    "growth": "Time and memory of a training step of growing size",
 }
 RATIO = "relative to fourfold"
 SHARE = "share of the limit"
-COLUMNS = (
-    *("family", "case", "axis value", "contender", "parameters"),
-    *("value", RATIO, SHARE, "note"),
-)
+COLUMNS = ("family", "case", "contender", "parameters", "value", RATIO, SHARE, "note")
 
 
 def summary_line(measurement: Measurement) -> str:
@@ -44,12 +40,10 @@ def _cells(measurement: Measurement) -> dict[str, str]:
     if measurement.utilization:
         spread = Spread.of(measurement.utilization)
         utilization = f"{spread.text(100, 1)} % of {measurement.limit}"
-    axis_value = measurement.axis_value
     n_parameters = measurement.n_parameters
     return {
         "family": measurement.family,
         "case": measurement.case,
-        "axis value": "" if axis_value is None else f"{axis_value:,}",
         "contender": measurement.contender,
         "parameters": "" if n_parameters is None else f"{n_parameters:,}",
         "value": value,

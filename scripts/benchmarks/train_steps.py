@@ -1,7 +1,7 @@
 """Benchmarks of training and evaluation steps, and the record of one measurement."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from fourfold.analysis.flops import TRAINING_TO_FORWARD
 from fourfold.reproduce.interleaved_timing import WARMUP_ROUNDS
 from scripts.benchmarks.contenders import COMPILED_SUFFIX, DTYPES, batch_flops
-from scripts.benchmarks.measurements import Rounds, feed_forward_product, ratios
+from scripts.benchmarks.measurements import feed_forward_product, measure_rounds, ratios
 from scripts.benchmarks.peers.registry import PeerUnavailable, peers_with
 from scripts.benchmarks.workers import STEPS_PER_CALL, Worker, worker_processes
 from scripts.benchmarks.workloads import FOURFOLD, Settings, Shape, make_batch
@@ -34,12 +34,6 @@ class Measurement:
     limit: str = ""  # feed-forward product or memory bandwidth
     n_parameters: int | None = None
     note: str = ""  # a remark, or the reason why there are no values
-    axis_value: int | None = None  # length, vocabulary or batch size in the workload "growth"
-
-
-def relative_to_fourfold(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Divide the seconds of each contender by those of uncompiled fourfold, round by round."""
-    return ratios(seconds, FOURFOLD)
 
 
 def start_workers(
@@ -89,13 +83,12 @@ def measure_steps(
         started, unavailable = start_workers(workload, family, shape, settings, names, workers)
         functions = {**started, FEED_FORWARD_PRODUCT: product}
         title = f"{workload}: {family}"
-        rounds = Rounds(title, functions, settings.rounds, WARMUP_ROUNDS, device)
-    seconds = rounds.seconds
+        seconds = measure_rounds(title, functions, settings.rounds, WARMUP_ROUNDS, device)
     peaks = {name: worker.peak for name, worker in started.items() if worker.peak}
     batch = make_batch(family, shape, torch.device("cpu"))
     flops = FORWARD_PASSES[workload] * batch_flops(family, shape, batch)
     rates = [product_flops / value for value in seconds.pop(FEED_FORWARD_PRODUCT)]
-    relative = relative_to_fourfold(seconds)
+    relative = ratios(seconds, FOURFOLD)
     for name, values in seconds.items():
         yield Measurement(
             workload,
@@ -118,4 +111,3 @@ def measure_steps(
         yield Measurement(
             "memory", family, name, "MiB", values=[peak / 2**20], ratios=relative_peak
         )
-    rounds.end()

@@ -25,7 +25,6 @@ WORKLOADS = {
     "greedy": ("causal_lm", "llama"),
     "prefill": ("causal_lm", "llama"),
     "beam": ("encoder_decoder",),
-    "growth": ("causal_lm", "llama"),
 }
 DEFAULT_WORKLOADS = ("train", "evaluate", "memory", "greedy", "beam")
 
@@ -124,22 +123,6 @@ GREEDY_DECODING = {
 NUM_BEAMS = 5
 BEAM_MAX_NEW_TOKENS = 32
 
-_GROWTH_VALUES: dict[str, tuple[int, ...]] = {
-    "length": (128, 256, 512, 1024, 2048, 4096, 8192),
-    "vocabulary": (2048, 8192, 32768, 131072),
-    "batch": (1, 2, 4, 8, 16, 32),
-}
-GROWTH_VALUES: dict[str, dict[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("laptop", "wide", "gpu"), _GROWTH_VALUES),
-    "tiny": {"length": (8, 16), "vocabulary": (50, 101), "batch": (1, 2)},
-}
-# Fields of `Shape` that change along each axis; lengths are measured with one row.
-GROWTH_AXES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "length": lambda value: {"length": value, "batch": 1},
-    "vocabulary": lambda value: {"n_out": value},
-    "batch": lambda value: {"batch": value},
-}
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -154,8 +137,6 @@ class Settings:
     nanogpt: str | None = None
     rounds: int = 7
     dropout: float = 0.0
-    growth_axes: tuple[str, ...] = tuple(GROWTH_AXES)
-    time_limit: float = 300.0
     device: str = "cpu"
     threads: int = 1
 

@@ -45,7 +45,9 @@ def main() -> int:
         return run_lane(args.lane, args.run_dir, args.quick)
     begun = time.monotonic()
     os.environ.update(ENVIRONMENT)
-    prepare(args.run_dir)
+    args.run_dir.mkdir(parents=True, exist_ok=True)
+    for task in TASKS:  # older runs would be resumed
+        shutil.rmtree(args.run_dir / task, ignore_errors=True)
     if args.quick:
         quick(args.run_dir)
     else:
@@ -74,13 +76,6 @@ def attention_page(folder: Path) -> None:
     options = ["--rows", "2", "--overwrite", "--out", str(folder / "look.html")]
     if fourfold(["look", *(str(folder / task) for task in TASKS), *options]):
         sys.exit("demo: the page of attention maps was not written")
-
-
-def prepare(folder: Path) -> None:
-    """Remove older runs, which would be resumed otherwise."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for task in TASKS:
-        shutil.rmtree(folder / task, ignore_errors=True)
 
 
 def quick(folder: Path) -> None:

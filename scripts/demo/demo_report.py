@@ -37,7 +37,7 @@ def report(folder: Path, found: dict[str, dict[str, float]]) -> None:
         compare_with_baseline(task, metrics[task][METRICS[task][1]], found[task])
         for task in LANGUAGE_MODELS
     ]
-    print("", plain_table(rows), "", *lines, sep="\n")
+    print("", markdown(rows), *lines, sep="\n")
     (folder / "table.md").write_text(markdown(rows) + "\n" + "\n".join(lines) + "\n", "utf-8")
     plot_curves(folder)
     print(f"In {folder}/: table.md, curves.png, look.html, and the run directories.")
@@ -50,13 +50,6 @@ def compare_with_baseline(task: str, ours: float, simple: dict[str, float]) -> s
     verdict = "beats" if change < 0 else "does not beat"
     where = "lower" if change < 0 else "higher"
     return f"The {METRICS[task][0]} {verdict} {name}: its perplexity is {abs(change):.0%} {where}."
-
-
-def plain_table(rows: list[Row]) -> str:
-    """Format the table with aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in [lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def markdown(rows: list[Row]) -> str:

@@ -1,6 +1,5 @@
 """Training runs of the demo: options, distribution over processes, and progress."""
 
-import contextlib
 import csv
 import os
 import time
@@ -61,13 +60,9 @@ def run_lane(tasks: list[str], folder: Path, quick: bool) -> int:
 
 
 def cores() -> int:
-    """Count the cores that this process may use, considering the quota of a container."""
+    """Count the cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    n = len(affinity(0)) if affinity else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no such file, or no quota: "max"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        n = min(n, round(int(quota) / int(period)))
-    return max(1, n)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def read_curve(file: Path, column: str) -> list[tuple[int, float]]:

@@ -41,11 +41,8 @@ def encode(file: str, tokenizer: str, documents: DocumentUnit) -> Iterator[torch
 def write(arguments: argparse.Namespace) -> TokenChunks:
     # Otherwise litdata looks for a newer version of itself on the package index.
     os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")
-    try:
-        from litdata import TokensLoader, optimize
-    except ImportError as error:
-        message = "needs litdata to write chunks: pip install 'fourfold[stream]'"
-        raise InputError(message, option="stream_text") from error
+    from litdata import TokensLoader, optimize  # pip install 'fourfold[stream]'
+
     out: Path = arguments.out
     if (out / INDEX_FILE).exists():
         raise InputError("the folder already has chunks", file=out)
@@ -54,22 +51,15 @@ def write(arguments: argparse.Namespace) -> TokenChunks:
     for file in arguments.files:
         if not Path(file).is_file():
             raise InputError("there is no such file", file=file)
-    try:
-        optimize(
-            partial(encode, tokenizer=tokenizer.to_str(), documents=arguments.documents),
-            inputs=arguments.files,
-            output_dir=str(out),
-            chunk_bytes=int(arguments.chunk_mb * 1e6),
-            item_loader=TokensLoader(),
-            num_workers=arguments.workers,
-            verbose=False,
-        )
-    except RuntimeError as error:  # with the traceback of a worker as its text
-        _, is_input_error, text = str(error).partition("InputError: ")
-        if not is_input_error:
-            raise
-        location, _, message = text.split("\n")[0].partition(": ")
-        raise InputError(message, file=location) from error
+    optimize(
+        partial(encode, tokenizer=tokenizer.to_str(), documents=arguments.documents),
+        inputs=arguments.files,
+        output_dir=str(out),
+        chunk_bytes=int(arguments.chunk_mb * 1e6),
+        item_loader=TokensLoader(),
+        num_workers=arguments.workers,
+        verbose=False,
+    )
     tokenizer.save(out / TOKENIZER_FILE)
     return TokenChunks(str(out), ChunkCache(out, 0))
 

@@ -7,24 +7,19 @@ the unchanged old file remains.
 import errno
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from traceback import walk_tb
 
 from fourfold.errors import DiskError
 
 # Errors of a full disk, of a quota or another limit, and of a failing disk.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-DISK_ERRORS = {*FULL, errno.EIO, errno.EROFS}
-# Packages that write files on behalf of other packages.
-WRITERS = {*sys.stdlib_module_names, "fsspec", "tensorboard", "torch"}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 @contextmanager
-def atomic_path(file: Path, suffix: str = "", size: int | None = None) -> Iterator[Path]:
+def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
     """Context that yields the path of a temporary file, which is renamed to `file` at the end.
 
     The block under the `with` statement writes the temporary file. If the block raises an error,
@@ -35,7 +30,6 @@ def atomic_path(file: Path, suffix: str = "", size: int | None = None) -> Iterat
         suffix: End of the temporary file's name. If several processes may write `file` at the same
             time, each must use a different suffix. A killed process leaves its temporary file,
             which the next call with the same suffix overwrites.
-        size: Number of bytes of the file for an error message, if it is known.
 
     Raises:
         DiskError: The disk is full or fails.
@@ -43,7 +37,7 @@ def atomic_path(file: Path, suffix: str = "", size: int | None = None) -> Iterat
     # In the same folder, because a rename is atomic within one file system only.
     temporary = file.with_name(f"{file.name}{suffix}.part")
     try:
-        with disk_errors(file, size):
+        with disk_errors(file):
             temporary.unlink(missing_ok=True)  # it may be a link or a FIFO
             yield temporary
             sync(temporary)
@@ -56,10 +50,8 @@ def atomic_path(file: Path, suffix: str = "", size: int | None = None) -> Iterat
 
 def write_atomically(file: Path, text: str) -> None:
     """Write `text` to the UTF-8 file `file`; if writing fails, an earlier file is unchanged."""
-    content = text.encode()
-    suffix = f".{os.getpid()}"  # all ranks may write the same file
-    with atomic_path(file, suffix, len(content)) as temporary:
-        temporary.write_bytes(content)
+    with atomic_path(file, f".{os.getpid()}") as temporary:  # all ranks may write the same file
+        temporary.write_bytes(text.encode())
 
 
 def sync(path: Path) -> None:
@@ -92,37 +84,22 @@ def set_aside(path: Path, reason: str, outcome: str = "") -> None:
 
 
 @contextmanager
-def disk_errors(file: Path, size: int | None = None) -> Iterator[None]:
-    """Context that converts errors of a full or failing disk, as `file` is written, to a DiskError.
-
-    `size` is the number of bytes that the file needs, if it is known.
-    """
+def disk_errors(file: Path) -> Iterator[None]:
+    """Context in which errors of a full or failing disk, as `file` is written, are DiskErrors."""
     try:
         yield
     except Exception as error:
         if (code := _error_code(error)) not in DISK_ERRORS:
             raise
-        parts = [] if size is None else [f"{size:,} bytes are needed"]
-        if code in FULL:
-            with suppress(OSError):
-                parts.append(f"{shutil.disk_usage(file.parent).free:,} bytes are free")
-        text = f"{file} cannot be written: {os.strerror(code)}"
-        raise DiskError(f"{text} ({', '.join(parts)})" if parts else text) from error
+        message = f"{file} cannot be written: {os.strerror(code)}"
+        raise DiskError(message) from error
 
 
 def disk_error(error: OSError) -> DiskError | None:
-    """Convert an OSError of a full or failing disk to a DiskError.
-
-    The result is None for an error with another cause, and for an error that was raised by code
-    outside of fourfold and Lightning, such as the user's own code.
-    """
+    """Convert an OSError of a full or failing disk to a DiskError; None for another cause."""
     if isinstance(error, DiskError):
         return error
-    frames = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    packages = [name.partition(".")[0] for name in frames]
-    while packages and packages[-1] in WRITERS:
-        packages.pop()
-    if error.errno not in DISK_ERRORS or packages[-1:] not in (["fourfold"], ["lightning"]):
+    if error.errno not in DISK_ERRORS:
         return None
     if isinstance(error.__context__, DiskError):  # a logger is closed after the error
         return error.__context__

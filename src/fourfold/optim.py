@@ -83,14 +83,7 @@ class OptimizerConfig:
 
 
 def hidden_matrices(model: nn.Module) -> list[Tensor]:
-    """Return the trainable weights of linear layers in transformer blocks, which Muon updates.
-
-    Example:
-        >>> from fourfold.models import CausalLM, CausalLMConfig
-        >>> model = CausalLM(CausalLMConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=100))
-        >>> len(hidden_matrices(model))  # four of attention and two of the MLP in each block
-        12
-    """
+    """Return the trainable weights of linear layers in transformer blocks, which Muon updates."""
     blocks = (module for module in model.modules() if isinstance(module, Block))
     linear = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
     return [layer.weight for layer in linear if layer.weight.requires_grad]
@@ -193,13 +186,6 @@ class MuonAdamW(Optimizer):
     matrix, which it approximates with five Newton-Schulz iterations in bf16. The update of a matrix
     with A rows and B columns is multiplied by 0.2 sqrt(max(A, B)) (Liu et al. 2025). torch's two
     optimizers make the steps. They share the parameter groups and the states of this optimizer.
-
-    Example:
-        >>> from fourfold.models import CausalLM, CausalLMConfig
-        >>> model = CausalLM(CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=100))
-        >>> optimizer = make_optimizer(model, OptimizerConfig(name="muon", lr=1e-3))
-        >>> [type(part).__name__ for _, part in optimizer.parts]
-        ['Muon', 'AdamW']
     """
 
     def __init__(

@@ -18,7 +18,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ _READ_ERRORS = (
     *(EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError),
     *(NotImplementedError, RuntimeError),  # of zipfile, for unknown methods and encryption
 )
-MAX_LINE_BYTES = 1 << 20  # of `iterate_lines`, which holds one line in memory
 
 
 def resolve(path: str) -> Path:
@@ -64,17 +62,9 @@ def read_bytes(path: str) -> bytes:
 
 
 def iterate_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file of any size, as `read_bytes` reads it, without the final newline.
-
-    Raises:
-        InputError: The file cannot be read, or a line has more than `MAX_LINE_BYTES` bytes.
-    """
+    """Yield the lines of a file of any size, as `read_bytes` reads it, without their newline."""
     with _opened(path) as stream:
-        lines = iter(partial(stream.readline, MAX_LINE_BYTES + 1), b"")
-        for number, line in enumerate(lines, 1):
-            if len(line) > MAX_LINE_BYTES:
-                message = f"the line has more than {MAX_LINE_BYTES} bytes"
-                raise InputError(message, file=path, line=number)
+        for line in stream:
             yield line.removesuffix(b"\n")
 
 

@@ -46,7 +46,7 @@ def test_vectors_are_read_with_and_without_a_first_line(
     header: bool, end: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path, ["the 1 -2.5", "of 1e-2 4", "unused 5 6"], header, end)
-    found = read_vectors(path, {b"the", b"of", b"5"}, 2).vectors
+    found = read_vectors(path, {b"the", b"of", b"5"}, 2)
     assert {token: vector.tolist() for token, vector in found.items()} == {
         b"the": [1.0, -2.5],
         b"of": [np.float32(1e-2), 4.0],
@@ -58,7 +58,7 @@ def test_tokens_may_contain_any_white_space(tmp_path: Path) -> None:
     tokens = ["x", ". . .", "a\u00a0b", "a\u0085b", "a\u2028b", "7 8"]
     lines = [f"{token} {i} {-i}" for i, token in enumerate(tokens)]
     wanted = {token.encode() for token in tokens}
-    found = read_vectors(write(tmp_path, lines), wanted, 2).vectors
+    found = read_vectors(write(tmp_path, lines), wanted, 2)
     assert found.keys() == wanted
     assert [found[token.encode()].tolist() for token in tokens] == [[i, -i] for i in range(6)]
 
@@ -67,8 +67,7 @@ def test_first_of_equal_tokens_is_used_and_compressed_files_are_read(tmp_path: P
     path = tmp_path / "v.vec.gz"
     path.write_bytes(gzip.compress(b"a 1 2\nb 3 4\na 5 6\n"))
     found = read_vectors(str(path), {b"a"}, 2)
-    assert found.vectors[b"a"].tolist() == [1.0, 2.0]
-    assert found.n_duplicates == 1
+    assert found[b"a"].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,6 @@ def test_first_of_equal_tokens_is_used_and_compressed_files_are_read(tmp_path: P
         ("1 2\na 1 x\n", ":2: the line must end with numbers"),
         ("a 1 nan\n", ":1: the vector must be finite"),
         ("3 2\na 1 2\n", ":1: the file has 1 vectors, but its first line gives 3"),
-        ("no vectors here\n", ":1: the vectors must have 2 numbers, the d_model .* got 0"),
-        ("b" * (1 << 20) + " 1 2\n", ":1: the line has more than 1048576 bytes"),
     ],
 )
 def test_invalid_files_are_rejected_with_the_line(
@@ -108,10 +105,8 @@ def test_rows_of_a_model_are_found_by_token_by_text_and_in_lower_case(tmp_path: 
         assert table[ids[token]].tolist() == row, token
     assert torch.equal(table[tokenizer.pad_id], padding)
     assert "\n" not in said
-    share = f"6 of {tokenizer.vocab_size} tokens ({6 / tokenizer.vocab_size:.1%}; "
-    assert (
-        f"vectors for {share}3 by the token itself, 1 by its text, 2 by its text in lower" in said
-    )
+    share = f"6 of {tokenizer.vocab_size} tokens ({6 / tokenizer.vocab_size:.1%})"
+    assert f"vectors for {share}" in said
     std = np.std([*rows.values()])
     assert f"other rows with standard deviation {std:.3g}" in said
     others = table[[i for token, i in ids.items() if token not in rows and i != tokenizer.pad_id]]

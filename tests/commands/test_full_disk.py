@@ -14,7 +14,6 @@ from lightning import Callback
 from PIL import Image
 
 from fourfold.checkpoints.files import read_file
-from fourfold.errors import DiskError
 from scripts.tools.kill_test import difference
 from tests.fixtures.failing_disk import FailingDisk
 from tests.fixtures.fake_network import use_fake_network
@@ -219,7 +218,7 @@ def test_full_disk_while_features_are_stored(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert result.code == 2
-    assert "cache/f.safetensors cannot be written: File too large (" in result.err
+    assert "cache/f.safetensors cannot be written: File too large" in result.err
     assert "Traceback" not in result.err
     assert files(here) == ["cache"]
     assert run(*command).code == 0
@@ -256,8 +255,7 @@ def test_full_disk_in_a_test_and_a_prediction(
         disk.fail_at(2)
         result = run(command, "--run_dir", here / "r")
         assert result.code == 2
-        assert f"r/{name} cannot be written: No space left on device (" in result.err
-        assert "bytes are needed" in result.err
+        assert f"r/{name} cannot be written: No space left on device" in result.err
         assert set(files(here / "r")) == before
 
 
@@ -280,7 +278,6 @@ def test_full_disk_in_export_and_import(
             assert result.code == 2, result
             assert result.err.count("\n") == 1
             assert target.name in result.err
-            assert "bytes are needed" in result.err
             if target.exists() and command == "import":  # the folder was not flushed
                 assert read_file(target)
                 target.unlink()
@@ -299,7 +296,7 @@ def test_limit_of_the_file_size_in_export(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert result.code == 2
-    assert "out cannot be written: File too large (" in result.err
+    assert "out cannot be written: File too large" in result.err
     assert result.err.count("\n") == 1
     assert not list(here.iterdir())
 
@@ -311,12 +308,13 @@ class FullDisk(Callback):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_error_of_the_users_own_file_keeps_its_traceback(
+def test_full_disk_of_the_users_own_file_is_one_line(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    with pytest.raises(OSError, match="No space left") as raised:
-        fit(run, configs, here / "r", f"--trainer.callbacks+={__name__}.FullDisk")
-    assert not isinstance(raised.value, DiskError)
+    result = fit(run, configs, here / "r", f"--trainer.callbacks+={__name__}.FullDisk")
+    assert result.code != 0
+    assert "No space left on device" in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_full_standard_output_stops_a_training(

@@ -1,5 +1,6 @@
 """Output of `fourfold plan`, compared with the figures of the papers and plain arithmetic."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,19 @@ def test_vit_total_is_the_papers(plan) -> None:
     """ViT's Table 6 implies 35.2 GFLOPs an image: 2 a multiply-add, 3 passes a step."""
     said = plan("vit/b16")
     assert float(said["FLOPs, forward, one image"].split()[0]) == pytest.approx(35.2, rel=0.01)
+
+
+def test_resnet_total_is_the_papers(plan) -> None:
+    """Table 1 of He et al. 2015 counts 1.8 G multiply-adds of ResNet-18 with 1,000 classes."""
+    options = {"stem": "imagenet", "image_size": 224, "n_channels": 3, "n_classes": 1000}
+    said = plan("resnet/tiny", *(f"--model.config.{name}={x}" for name, x in options.items()))
+    assert float(said["FLOPs, forward, one image"].split()[0]) == pytest.approx(3.6, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["mae/tiny", "yang2016/tiny", "xu2015/tiny"])
+def test_cost_that_is_not_known(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--config", str(CONFIGS / f"{name}.yaml")]) == 2
+    assert re.search(r"the cost of a \w+ is not known", capsys.readouterr().err)
 
 
 def test_an_image_costs_beside_its_text(plan) -> None:
@@ -113,13 +127,6 @@ def test_a_sentence_is_not_longer_than_max_len(plan) -> None:
     options = ("--model.config.vocab_size=100", "--model.config.max_len")
     short, long = (plan("quickstart/translation", *options, n)["text"] for n in ("16", "25"))
     assert short != long == plan("quickstart/translation", *options, "99")["text"]
-
-
-def test_models_that_cannot_be_exported_are_named(plan) -> None:
-    line = "`fourfold export` will not be possible: the model cannot be exported to transformers"
-    said = plan("quickstart/images", "--model.config.pool", "mean")["text"]
-    assert f"{line}: vit does not support pool=mean" in said
-    assert line not in plan("quickstart/images")["text"]
 
 
 def test_a_device_is_of_one_node(plan) -> None:

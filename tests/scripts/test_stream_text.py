@@ -54,7 +54,3 @@ def test_input_error_is_one_line(files):
         2,
         "stream_text: four.txt: there is no such file\n",
     )
-    (files / "one.txt").write_bytes(b"\xff\xfe\x00")
-    result = run(files, "one.txt")
-    assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].startswith("stream_text: one.txt")

@@ -6,9 +6,9 @@ the user allows it.
 
 import inspect
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, cast
 
 from fourfold.errors import InputError
 from fourfold.families import import_member, members
@@ -44,39 +44,24 @@ def model_name(cls: type[Any]) -> str:
 
 
 def import_class(path: str) -> type[Any]:
-    """Import a class from its import path, such as `mypkg.AlibiTask`.
-
-    The import runs the code of the module, so the user must have allowed the class.
+    """Import a class, which the user has allowed, from its import path such as `mypkg.AlibiTask`.
 
     Raises:
-        InputError: There is no such module, or no such class in it.
-        ModuleNotFoundError: The module imports another module that does not exist.
+        InputError: There is no such class, or its module cannot be imported.
     """
-    module, _, name = path.rpartition(".")
-    message = f"must be an import path of a class, such as mypkg.MyTask, got {path!r}"
     try:
-        found = getattr(import_module(module), name, None) if module else None
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise  # an import inside the user's module failed
-        raise InputError(f"{message} ({error})", option="--allow_class") from error
-    if not isinstance(found, type):
-        raise InputError(message, option="--allow_class")
-    return found
+        return cast(type[Any], resolve_name(path))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"cannot import {path}: {error}", option="--allow_class") from error
 
 
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
     """Return the user's model class or task class that a checkpoint names by its import path.
 
-    Args:
-        path: Import path that the checkpoint holds, such as `mypkg.models.AlibiLM`.
-        classes: Classes that the checkpoint may name, each as a class or as an import path. Only
-            the import paths in `classes` are imported, never `path` itself.
-        file: Path of the checkpoint, for the error message; None if there is no file.
+    Only the import paths in `classes` are imported, never the `path` in the checkpoint itself.
 
     Raises:
-        InputError: `classes` does not contain the class, or an import path in `classes` does not
-            lead to a class.
+        InputError: `classes` does not contain the class, or has an import path without a class.
     """
     module, _, name = path.rpartition(".")
     for section in ("models", "tasks"):  # of a family that the user registered or installed

@@ -16,11 +16,8 @@ def check_same_task(
 ) -> None:
     """Check that the task class, tokenizer and class names of a checkpoint equal the current ones.
 
-    Args:
-        saved: Section `fourfold` of the checkpoint (see `checkpoints/schema.py`).
-        task_class: Import path of the task (LightningModule) that reads the checkpoint.
-        artifacts: Artifacts of the current DataModule. If the mapping is empty, tokenizer and class
-            names are not compared.
+    `saved` is the section `fourfold` of the checkpoint, and `artifacts` are those of the current
+    DataModule. If they are empty, tokenizer and class names are not compared.
     """
     written_by = public_path(saved["task"]["class"])
     if written_by != task_class:

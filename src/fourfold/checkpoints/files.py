@@ -40,12 +40,12 @@ def find_checkpoint(run: Path) -> Path:
     raise InputError(message, file=run / "checkpoints")
 
 
-def write_file(content: Mapping[str, Any], path: Path, size: int | None = None) -> None:
+def write_file(content: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint with `torch.save`, completely or not at all, and flush it to the disk.
 
-    The folder of the file must exist. `size` is the number of bytes for an error message.
+    The folder of the file must exist.
     """
-    with atomic_path(path, size=size) as part, part.open("wb") as file:
+    with atomic_path(path) as part, part.open("wb") as file:
         torch.save({**content}, file)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from fourfold.checkpoints.classes import model_name
 from fourfold.checkpoints.load import read_model
 from fourfold.checkpoints.word_vectors import copy_vectors, is_vector_file
-from fourfold.errors import InputError, errors_in
+from fourfold.core.validation import check_choice
+from fourfold.errors import errors_in
 from fourfold.finetuning.weight_transfer import PREFIXES_BY_ROLE, TransferReport, transfer
 from fourfold.layers.base_model import Model
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def initialize_from(
     lines, filled, reports = list[str](), set[str](), list[TransferReport]()
     for role, path in sorted(init_from.items(), key=lambda item: not is_vector_file(item[1])):
         if is_vector_file(path):
-            _check_role(role := role or "model")
+            check_choice("init_from", role := role or "model", tuple(PREFIXES_BY_ROLE))
             prefix = PREFIXES_BY_ROLE[role].get("embed.", "")
             line, names = copy_vectors(model, path, tokenizer, prefix)
             lines.append(line)
@@ -86,7 +87,7 @@ def initialize_from(
         source = read_source(path, classes, hasattr(model, "heads"))
         lines += _describe(path, source, tokenizer)
         role = role or ("model" if hasattr(source, "tgt_embed") else "encoder")
-        _check_role(role)
+        check_choice("init_from", role, tuple(PREFIXES_BY_ROLE))
         old = source.tokenizer.to_str() if source.tokenizer else None
         with errors_in(path):
             report = transfer(
@@ -108,12 +109,6 @@ def initialize_from(
     new = [line for line in reports[0].new if all(line in report.new for report in reports)]
     new = [line for line in new if line[0] not in filled]
     return "\n".join(lines + TransferReport(new=new).lines())
-
-
-def _check_role(role: str) -> None:
-    if role not in PREFIXES_BY_ROLE:
-        message = f"must have the keys {', '.join(PREFIXES_BY_ROLE)}, got {role!r}"
-        raise InputError(message, option="init_from")
 
 
 def _describe(path: str, source: Model, tokenizer: str | None) -> list[str]:

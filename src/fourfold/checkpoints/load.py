@@ -117,13 +117,6 @@ def _source_record(content: Mapping[str, Any]) -> Any:
     return replace(source, unmapped_tensors=tensors)
 
 
-def is_model_directory(path: Path) -> bool:
-    """Return True if a directory holds a model that `fourfold.save` or another library wrote."""
-    return directory.is_model_directory(path) or os.path.lexists(
-        path / native_directory.DESCRIPTION
-    )
-
-
 def read_model(
     path: str | Path,
     *,

@@ -42,8 +42,7 @@ def save(model: Model, path: str | Path) -> None:
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError("this is a file, but a directory is needed", file=path)
-    size = sum(tensor.nbytes for tensor in model.state_dict().values())
-    with disk_errors(path, size), staged_directory(path) as folder:
+    with disk_errors(path), staged_directory(path) as folder:
         try:
             write_transformers(model, folder)
         except InputError:  # transformers has no such architecture
@@ -67,10 +66,7 @@ def write_transformers(model: Any, folder: Path) -> str:
 
 
 def write_graphs(model: Any, folder: Path, file_format: str) -> list[str]:
-    """Write a model as traced graphs, with its tokenizer and its image preprocessing.
-
-    The arguments, the result and the errors are those of `graph_files.write_graphs`.
-    """
+    """Write a model as traced graphs (`graph_files.write_graphs`), with its preprocessing."""
     from fourfold.hub import graph_files
 
     facts = _write_preprocessing(model, folder)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,18 +20,6 @@ from fourfold.text_files import iterate_lines
 from fourfold.tokenization.tokenizer import Tokenizer
 
 _NAME = re.compile(r"\.(txt|vec)(\.(gz|xz|bz2))?$")
-# Spellings under which a token is looked up in the file, in order of preference.
-_FORMS = ("the token itself", "its text", "its text in lower case")
-
-
-class WordVectors(NamedTuple):
-    """Word vectors by the UTF-8 bytes of their token, float32 arrays (d,), from a file.
-
-    `n_duplicates` lines were ignored, because an earlier line has given their token.
-    """
-
-    vectors: dict[bytes, np.ndarray]
-    n_duplicates: int
 
 
 def is_vector_file(path: str) -> bool:
@@ -40,11 +27,12 @@ def is_vector_file(path: str) -> bool:
     return bool(_NAME.search(path)) and not Path(path).is_dir()
 
 
-def read_vectors(path: str, wanted: Collection[bytes], width: int) -> WordVectors:
+def read_vectors(path: str, wanted: Collection[bytes], width: int) -> dict[bytes, np.ndarray]:
     """Read the vectors of the tokens in `wanted` from a text file of word2vec, GloVe or fastText.
 
     A token may contain any bytes except a line feed, also spaces. The last `width` fields of a line
-    are the vector. Lines of other tokens are only checked for their number of fields.
+    are the vector. Lines of other tokens are only checked for their number of fields. Of several
+    lines of a token, the first counts. The result has float32 arrays (d,) by token.
 
     Args:
         path: Path of the file, which may be compressed or a member of a zip archive.
@@ -57,19 +45,18 @@ def read_vectors(path: str, wanted: Collection[bytes], width: int) -> WordVector
     """
     n_expected = _read_first_line(path, width)
     found: dict[bytes, np.ndarray] = {}
-    n_duplicates = n_vectors = 0
+    n_vectors = 0
     for number, line in islice(_lines(path), n_expected is not None, None):
         token, *fields = line.rsplit(b" ", width)
         if len(fields) < width:
             raise InputError(_width_problem(len(fields), width), file=path, line=number)
         n_vectors += 1
-        n_duplicates += token in found
         if token in wanted and token not in found:
             found[token] = _parse(fields, path, number)
     if n_vectors < (n_expected or 0):
         message = f"the file has {n_vectors} vectors, but its first line gives {n_expected}"
         raise InputError(message, file=path, line=1)
-    return WordVectors(found, n_duplicates)
+    return found
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
@@ -85,27 +72,13 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_first_line(path: str, width: int) -> int | None:
-    """Check the width of the vectors by the first line; return their number if the line gives it.
-
-    Otherwise, the numbers at the end of the line are counted.
-    """
+    """Check the width of the vectors by the first line; return their number if it is there."""
     number, line = next(_lines(path), (1, b""))
     header = re.fullmatch(rb"(\d{1,18}) (\d{1,18})", line)
-    given = int(header[2]) if header else _count_numbers(line)
+    given = int(header[2]) if header else len(line.split(b" ")) - 1
     if given != width:
         raise InputError(_width_problem(given, width), file=path, line=number)
     return int(header[1]) if header else None
-
-
-def _count_numbers(line: bytes) -> int:
-    """Return how many fields at the end of a line are numbers; the first field does not count."""
-    fields = line.split(b" ")[1:]
-    for count, field in enumerate(reversed(fields)):
-        try:
-            float(field)
-        except ValueError:
-            return count
-    return len(fields)
 
 
 def _parse(fields: list[bytes], path: str, line: int) -> np.ndarray:
@@ -159,16 +132,15 @@ def copy_vectors(
     widths = {module.tokens.embedding_dim for module in embeddings.values()}
     wanted = {form for of_token in forms.values() for form in of_token}
     for width in widths:  # a file has one width, so a second width raises the error
-        vectors, n_duplicates = read_vectors(path, wanted, width)
-    # Dictionary from token id to (index in `_FORMS`, spelling that the file contains).
+        vectors = read_vectors(path, wanted, width)
     chosen = {
-        i: next((k, form) for k, form in enumerate(of_token) if form in vectors)
+        i: next(vectors[form] for form in of_token if form in vectors)
         for i, of_token in forms.items()
         if not vectors.keys().isdisjoint(of_token) and i != vocabulary.pad_id
     }
     if not chosen:
         raise InputError("the file has no token of the vocabulary", file=path)
-    table = torch.from_numpy(np.stack([vectors[form] for _, form in chosen.values()]))  # (n, d)
+    table = torch.from_numpy(np.stack([*chosen.values()]))  # (n, d)
     std = float(table.std(correction=0))
     for module in embeddings.values():
         with torch.no_grad():
@@ -177,13 +149,11 @@ def copy_vectors(
             weight.normal_(std=std / module.scale)
             weight[vocabulary.pad_id] = padding
             weight[list(chosen)] = table.to(weight) / module.scale
-    counts = [sum(k == form for k, _ in chosen.values()) for form in range(len(_FORMS))]
-    parts = ", ".join(f"{n:,} by {form}" for n, form in zip(counts, _FORMS, strict=True) if n)
     names = {f"{name}.tokens.weight" for name in embeddings}
     line = (
         f"init_from {path}: vectors for {len(chosen):,} of {len(forms):,} tokens"
-        f" ({len(chosen) / len(forms):.1%}; {parts}), {n_duplicates:,} duplicate lines ignored,"
-        f" other rows with standard deviation {std:.3g}, in {' and '.join(sorted(names))}"
+        f" ({len(chosen) / len(forms):.1%}), other rows with standard deviation {std:.3g},"
+        f" in {' and '.join(sorted(names))}"
     )
     return line, names
 
@@ -208,7 +178,7 @@ def _token_embeddings(model: nn.Module, prefix: str) -> dict[str, TokenEmbedding
 
 
 def _forms_of_tokens(tokenizer: Tokenizer) -> dict[int, list[bytes]]:
-    """Return the spellings of each token id in the order of `_FORMS`, as UTF-8."""
+    """Return the spellings of each token id, in order of preference, as UTF-8."""
     ids = tokenizer.vocabulary
     texts = tokenizer.decode_batch([[i] for i in ids.values()])
     return {

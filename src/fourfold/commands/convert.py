@@ -24,8 +24,8 @@ EXPORT = """\
 Write a new directory that AutoModel*.from_pretrained of transformers reads, with the
 tokenizer or the image preprocessing. The source is a checkpoint file or a run directory,
 whose best.ckpt is used, otherwise average.ckpt, otherwise last.ckpt. Imported models are
-written in their original architecture, byte for byte. With timm: before the directory, a
-ViT or DeiT is written for timm.create_model("local-dir:DIRECTORY", pretrained=True).
+written in their original architecture, byte for byte. With --format timm, a ViT or DeiT
+is written for timm.create_model("local-dir:DIRECTORY", pretrained=True).
 The formats torch-export and onnx are graphs that run without fourfold, with any batch
 size and length, and with the key-value cache of a decoder. They are compared with the
 model, and export.json names their inputs and outputs."""
@@ -34,7 +34,7 @@ FORMATS = ("transformers", "timm", "torch-export", "onnx")
 # Description and names of the two arguments.
 COMMANDS = {
     "import": (IMPORT, "DIRECTORY|FILE", "CHECKPOINT"),
-    "export": (EXPORT, "CHECKPOINT", "[timm:]DIRECTORY"),
+    "export": (EXPORT, "CHECKPOINT", "DIRECTORY"),
 }
 
 

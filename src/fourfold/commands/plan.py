@@ -14,29 +14,18 @@ from fourfold.analysis.flops import (
     TRAINING_TO_FORWARD,
     CostBreakdown,
     forward_flops,
-    image_tokens,
     parameters,
 )
 from fourfold.analysis.memory import Memory, format_bytes, split_batch, training_memory
 from fourfold.commands.config_files import expand_arguments
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
-from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import AUTO
 from fourfold.errors import InputError
-from fourfold.hub.transformers_format import export_problem
-from fourfold.models.contrastive.clip import CLIPConfig
-from fourfold.models.encoder_decoder.composite import ImageToTextConfig, TextToTextConfig
-from fourfold.models.encoder_decoder.model import EncoderDecoderConfig
-from fourfold.models.recurrent.hierarchical import HierarchicalClassifierConfig
-from fourfold.models.recurrent.language_model import RecurrentLMConfig
-from fourfold.models.vit.masked_autoencoder import MaskedAutoencoderConfig
-from fourfold.models.vit.model import ViTConfig
+from fourfold.layers.base_model import Model
 
 GIB = 2**30  # bytes
 USABLE_FRACTION = 0.9  # of a device's memory; the driver and fragmentation take the rest
 DEFAULT_SENTENCE_LENGTH = 25  # tokens on each side of a sentence pair
-TEXT_PAIR_CONFIGS = (EncoderDecoderConfig, TextToTextConfig)
-IMAGE_TEXT_CONFIGS = (CLIPConfig, ImageToTextConfig)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,8 +52,6 @@ def main(argv: Sequence[str]) -> int:
         "",
         *_device_lines(recipe, length, recipe.devices if devices is None else devices, memory),
     ]
-    if problem := export_problem(recipe.task.model):
-        lines[1:1] = [f"`fourfold export` will not be possible: the model {problem}"]
     print("\n".join(lines))
     return 0
 
@@ -83,8 +70,7 @@ def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, 
     """
     parser = make_parser("fourfold fit")
     recipe = read_recipe(parser, parse(parser, argv))
-    length = None if memory is None else row_length(recipe)
-    micro, accumulation = _split(recipe, recipe.devices, memory, length)
+    micro, accumulation = _split(recipe, recipe.devices, memory, row_length(recipe))
     if (micro, recipe.devices) == (recipe.batch, 1):
         return {}
     modules = recipe.task.model.modules()
@@ -107,63 +93,59 @@ def _options(recipe: Recipe, micro: int, accumulation: int) -> dict[str, int]:
     return {**options, f"data.init_args.{recipe.batch_key}": micro}
 
 
-def row_length(recipe: Recipe) -> int:
+def _has_pairs(model: Model) -> bool:
+    return hasattr(model, "tgt_embed") and not model.accepts_images
+
+
+def row_length(recipe: Recipe) -> int | None:
     """Return the assumed number of tokens of a training example, for estimates of FLOPs and memory.
 
-    An image classifier has the tokens of an image, an encoder-decoder of text 25 on each side (a
-    typical sentence length), and any other model the maximum length of a text in the config.
+    It is None for images without text, 25 on each side for an encoder-decoder of text (a typical
+    sentence length), and for any other model the maximum length of a text in the config.
 
     Raises:
-        InputError: The model is neither a transformer nor an LSTM, or it is a masked autoencoder or
-            a hierarchical classifier.
+        InputError: The cost of the model is not known.
     """
-    config = recipe.config
-    is_known = isinstance(config, TransformerConfig | RecurrentLMConfig)
-    if not is_known or isinstance(config, MaskedAutoencoderConfig | HierarchicalClassifierConfig):
-        raise InputError(
-            f"must be another one: the cost of a {type(config).__name__} is not known",
-            option="model",
-        )
-    if isinstance(config, ViTConfig):
-        return image_tokens(config)
-    if isinstance(config, TEXT_PAIR_CONFIGS):
-        limit: int | None = getattr(config, "max_len", None)
+    if not recipe.task.model.has_known_cost:
+        message = f"must be another one: the cost of a {type(recipe.task.model).__name__} is not"
+        raise InputError(f"{message} known", option="model")
+    if not hasattr(recipe.config, "vocab_size"):
+        return None
+    limit: int | None = getattr(recipe.config, "max_len", None)
+    if _has_pairs(recipe.task.model):
         return min(DEFAULT_SENTENCE_LENGTH, limit or DEFAULT_SENTENCE_LENGTH)
-    return recipe.length or int(config.max_len)  # type: ignore[attr-defined]
+    return recipe.length or limit
 
 
-def micro_batch_memory(recipe: Recipe, length: int, batch: int, devices: int) -> Memory:
+def micro_batch_memory(recipe: Recipe, length: int | None, batch: int, devices: int) -> Memory:
     """Estimate the memory in bytes that training with a micro-batch takes on each device.
 
     `length` is that of `row_length`, and `batch` counts tokens if `recipe.counts_tokens`, otherwise
     examples. For several devices, DDP's copy of the gradients is included.
     """
-    source = length if isinstance(recipe.config, TEXT_PAIR_CONFIGS) else None
     return training_memory(
         recipe.task.model,
-        batch / length if recipe.counts_tokens else batch,
+        batch / length if recipe.counts_tokens and length else batch,
         length=length,
-        source=source,
+        source=length if _has_pairs(recipe.task.model) else None,
         precision=recipe.precision,
         optimizer=recipe.task.optimizer.name,
         replicated=devices > 1,
     )
 
 
-def _compute_lines(recipe: Recipe, length: int) -> list[str]:
+def _compute_lines(recipe: Recipe, length: int | None) -> list[str]:
     """Return lines of text with the FLOPs of a forward pass, an optimizer step and all steps."""
-    config = recipe.config
-    is_image = isinstance(config, ViTConfig)
-    tokens = None if is_image else length
-    flops = forward_flops(recipe.task.model, tokens)
-    title = f"FLOPs, forward, one {_row_description(config, length)}"
+    model = recipe.task.model
+    flops = forward_flops(model, length)
+    title = f"FLOPs, forward, one {_row_description(model, length)}"
     lines = _table(title, flops, lambda count: f"{count / 1e9:,.3f} G")
-    if not is_image and not isinstance(config, IMAGE_TEXT_CONFIGS):
+    if length and not model.accepts_images:
         lines.append(_line("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
     # The head of a masked LM reads the masked tokens alone.
     head_fraction = float(recipe.arguments.get("masking", {}).get("mlm_probability", 1.0))
-    trained = forward_flops(recipe.task.model, tokens, head_fraction=head_fraction)
-    n_rows = recipe.global_batch / (length if recipe.counts_tokens else 1)
+    trained = forward_flops(model, length, head_fraction=head_fraction)
+    n_rows = recipe.global_batch / (length if recipe.counts_tokens and length else 1)
     step = TRAINING_TO_FORWARD * trained.total * n_rows
     lines.append(_line("FLOPs, training, one step", f"{step:.3e}"))
     if recipe.steps is None:
@@ -172,17 +154,17 @@ def _compute_lines(recipe: Recipe, length: int) -> list[str]:
     return [*lines, _line(f"FLOPs, training, {recipe.steps:,} steps", total)]
 
 
-def _row_description(config: TransformerConfig, length: int) -> str:
-    if isinstance(config, ViTConfig):
+def _row_description(model: Model, length: int | None) -> str:
+    if length is None:
         return "image"
-    if isinstance(config, TEXT_PAIR_CONFIGS):
+    if _has_pairs(model):
         return f"pair of {length:,} and {length:,} tokens"
-    if isinstance(config, IMAGE_TEXT_CONFIGS):
-        return f"image with {length:,} tokens"
-    return f"row of {length:,} tokens"
+    return f"{'image with' if model.accepts_images else 'row of'} {length:,} tokens"
 
 
-def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | None) -> list[str]:
+def _device_lines(
+    recipe: Recipe, length: int | None, devices: int, memory: float | None
+) -> list[str]:
     """Return lines of text with the memory of a device and the division of the global batch."""
     total = recipe.global_batch
     if devices % recipe.nodes:
@@ -202,7 +184,7 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
         f" x accumulation {accumulation}{rounded}",
         "  " + " ".join(f"--{key.replace('init_args.', '')} {x}" for key, x in options.items()),
     ]
-    if accumulation > 1 and isinstance(recipe.config, CLIPConfig):
+    if accumulation > 1 and hasattr(recipe.task.model, "similarity"):
         lines.append(
             f"the contrastive loss then compares {micro * devices:,} pairs, which is another recipe"
         )
@@ -215,15 +197,12 @@ def _device_lines(recipe: Recipe, length: int, devices: int, memory: float | Non
 def _split(
     recipe: Recipe, devices: int, memory: float | None, length: int | None
 ) -> tuple[int, int]:
-    """Return the largest micro-batch that fits into `memory` GiB, and the accumulation steps.
-
-    `length` is None if the memory is unlimited.
-    """
+    """Return the largest micro-batch that fits into `memory` GiB, and the accumulation steps."""
 
     def fits(batch: int) -> bool:
         if recipe.counts_tokens and batch < recipe.arguments["max_len"]:
             return False  # the longest row would exceed the batch
-        if memory is None or length is None:
+        if memory is None:
             return True
         used = micro_batch_memory(recipe, length, batch, devices).total
         return used <= USABLE_FRACTION * GIB * memory

@@ -5,7 +5,7 @@ exporter of transformers (optimum). Shapes: B batch, T tokens, P earlier tokens,
 heads, Dh head width, Dv value width, C channels, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +16,6 @@ from fourfold.core.kv_cache import KVCache, LayerCache
 from fourfold.errors import InputError
 from fourfold.families import families, lookup
 
-# Function that runs a graph, given its name and its inputs in the order of `Graph.inputs`.
-Run = Callable[[str, list[Tensor]], list[Tensor]]
-# Tensor of an exported graph, and the tensor of the model that it must be equal to.
-Comparison = tuple[Tensor, Tensor]
-
 
 class Input(NamedTuple):
     """Description of an input tensor of an exported graph.
@@ -30,18 +25,27 @@ class Input(NamedTuple):
         shape: Size of each dimension. A dynamic dimension has a name, such as "batch", instead.
         n_values: For an int64 input, the number n of its possible values 0 to n - 1; None for a
             floating-point input.
+        pads_left: True for an attention mask whose padding precedes the tokens.
     """
 
     name: str
     shape: tuple[int | str, ...]
     n_values: int | None = None
+    pads_left: bool = False
 
     def sample(self, sizes: Mapping[str, int]) -> Tensor:
-        """Return a random tensor of the given dynamic sizes; an attention mask is all ones."""
+        """Return a random tensor of the given dynamic sizes.
+
+        Of several sequences of at least three tokens, the last one has one token of padding.
+        """
         shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
-        if self.name.endswith("attention_mask"):
-            return torch.ones(shape, dtype=torch.int64)
-        return torch.randn(shape) if self.n_values is None else torch.randint(self.n_values, shape)
+        if not self.name.endswith("attention_mask"):
+            n = self.n_values
+            return torch.randn(shape) if n is None else torch.randint(n, shape)
+        mask = torch.ones(shape, dtype=torch.int64)
+        if len(mask) > 1 and mask.shape[1] > 2:
+            mask[-1, 0 if self.pads_left else -1] = 0
+        return mask
 
 
 class Graph(nn.Module):
@@ -72,22 +76,8 @@ class Graph(nn.Module):
         return self.function(*inputs)
 
 
-class GraphSet(NamedTuple):
-    """All graphs of a model.
-
-    Args:
-        graphs: Graphs by name. The name is also the name of the file, without extension.
-        compare: Function `compare(run, sizes)` that yields pairs of tensors: an output that
-            `run(name, inputs)` returns for a graph, and the tensor that the model computes. `sizes`
-            are the sizes of the dynamic dimensions by name.
-    """
-
-    graphs: dict[str, Graph]
-    compare: Callable[[Run, Mapping[str, int]], Iterator[Comparison]]
-
-
-def make_graphs(model: Any) -> GraphSet:
-    """Build the graphs of a model in eval mode.
+def make_graphs(model: Any) -> dict[str, Graph]:
+    """Build the graphs of a model in eval mode, by name.
 
     Raises:
         InputError: The model has a recurrent layer, lacks the attention layers that a cache needs,
@@ -98,7 +88,7 @@ def make_graphs(model: Any) -> GraphSet:
         known = ", ".join(sorted(name for family in families() for name in family.graphs))
         message = f"must be transformers for a {type(model).__name__}, since graphs exist for"
         raise InputError(f"{message} {known} and their subclasses", option="--format")
-    made: GraphSet = make(model)
+    made: dict[str, Graph] = make(model)
     return made
 
 
@@ -112,49 +102,7 @@ def _image_input(config: Any) -> Input:
     return Input("pixel_values", ("batch", config.n_channels, side, side))
 
 
-def _samples(graph: Graph, sizes: Mapping[str, int], *, pad_left: bool = False) -> list[Tensor]:
-    """Return random input tensors of a graph, in the order of `graph.inputs`.
-
-    Of several sequences of at least three tokens, the last one has one token of padding.
-    """
-    inputs = [x.sample(sizes) for x in graph.inputs]
-    for x, spec in zip(inputs, graph.inputs, strict=True):
-        if spec.name.endswith("attention_mask") and len(x) > 1 and x.shape[1] > 2:
-            x[-1, slice(1) if pad_left else slice(-1, None)] = 0
-    return inputs
-
-
-def _stateless(graphs: dict[str, Graph]) -> GraphSet:
-    """Return the set of graphs whose outputs depend on the inputs of one call only."""
-
-    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
-        for name, graph in graphs.items():
-            x = _samples(graph, sizes)
-            yield from zip(execute(name, x), graph(*x), strict=True)
-
-    return GraphSet(graphs, compare)
-
-
-def _decoded(
-    execute: Run,
-    sizes: Mapping[str, int],
-    inputs: Callable[[int, int], list[Tensor]],
-    past: list[Tensor],
-    expected: Tensor,
-) -> Iterator[Comparison]:
-    """Run the graph "decoder" on earlier and on new tokens, and yield its logits.
-
-    `inputs` returns the inputs, but for the cache, of the tokens from one index to another.
-    """
-    start = 0
-    for stop in (sizes["past"], sizes["past"] + sizes["length"]):
-        if stop > start:
-            logits, *past = execute("decoder", [*inputs(start, stop), *past])
-            yield logits, expected[:, start:stop]
-        start = stop
-
-
-def encoder_graphs(model: Any) -> GraphSet:
+def encoder_graphs(model: Any) -> dict[str, Graph]:
     """Build the graph "model" of an encoder with its heads, or of a classifier on a causal LM.
 
     A `MaskedLM` without a head returns hidden states (B, T, D).
@@ -182,28 +130,25 @@ def encoder_graphs(model: Any) -> GraphSet:
         first = model.logits(h) if model.config.head else h
         return (first,) if next_sentence is None else (first, next_sentence(h))
 
-    return _stateless({"model": Graph(model, inputs, outputs, run)})
+    return {"model": Graph(model, inputs, outputs, run)}
 
 
-def image_graphs(model: Any) -> GraphSet:
+def image_graphs(model: Any) -> dict[str, Graph]:
     """Build the only graph of an image classifier, "model", from images to logits."""
-    graph = Graph(model, [_image_input(model.config)], ["logits"], lambda x: (model(x),))
-    return _stateless({"model": graph})
+    return {"model": Graph(model, [_image_input(model.config)], ["logits"], lambda x: (model(x),))}
 
 
-def clip_graphs(model: Any) -> GraphSet:
+def clip_graphs(model: Any) -> dict[str, Graph]:
     """Build the two graphs "image_encoder" and "text_encoder", which return embeddings."""
     images, texts = [_image_input(model.config)], _text_inputs(model.config.vocab_size or 0)
-    return _stateless(
-        {
-            "image_encoder": Graph(
-                model, images, ["image_embeds"], lambda x: (model.encode_image(x),)
-            ),
-            "text_encoder": Graph(
-                model, texts, ["text_embeds"], lambda x, m: (model.encode_text(x, m.bool()),)
-            ),
-        }
-    )
+
+    def encode_text(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return (model.encode_text(ids, mask.bool()),)
+
+    return {
+        "image_encoder": Graph(model, images, ["image_embeds"], lambda x: (model.encode_image(x),)),
+        "text_encoder": Graph(model, texts, ["text_embeds"], encode_text),
+    }
 
 
 class _ConcatenatedLayer(LayerCache):
@@ -258,7 +203,7 @@ def _pairs(tensors: tuple[Tensor, ...] | list[Tensor]) -> list[tuple[Tensor, Ten
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def causal_graphs(model: Any) -> GraphSet:
+def causal_graphs(model: Any) -> dict[str, Graph]:
     """Build the graph "decoder" of a causal LM with a key-value cache.
 
     Its inputs are ids (B, T), a mask (B, P + T) and the keys and values of P earlier tokens of each
@@ -269,7 +214,7 @@ def causal_graphs(model: Any) -> GraphSet:
         raise InputError(f"{message} {model.config.rung}", option="rung")
     config, n_layers = model.config, model.config.n_layers
     ids, mask = _text_inputs(config.vocab_size or 0)
-    mask = mask._replace(shape=("batch", "past + length"))
+    mask = mask._replace(shape=("batch", "past + length"), pads_left=True)
     inputs = [ids, mask, *_cache_inputs(config, n_layers, "", "past")]
 
     def run(ids: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
@@ -277,20 +222,10 @@ def causal_graphs(model: Any) -> GraphSet:
         return (model(ids, cache=cache), *cache.outputs())
 
     outputs = ["logits", *(f"present.{name}" for name in _cache_names(n_layers, ""))]
-    graph = Graph(model, inputs, outputs, run)
-
-    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
-        total = sizes["past"] + sizes["length"]
-        ids, mask, *past = _samples(
-            graph, {**sizes, "past": 0, "length": total, "past + length": total}, pad_left=True
-        )
-        expected = model(ids, mask=mask.bool())
-        yield from _decoded(execute, sizes, lambda a, b: [ids[:, a:b], mask[:, :b]], past, expected)
-
-    return GraphSet({"decoder": graph}, compare)
+    return {"decoder": Graph(model, inputs, outputs, run)}
 
 
-def seq2seq_graphs(model: Any) -> GraphSet:
+def seq2seq_graphs(model: Any) -> dict[str, Graph]:
     """Build the two graphs "encoder" and "decoder" (one decoding step) of an encoder-decoder.
 
     The encoder returns the keys and values of cross-attention, which are inputs of every step.
@@ -330,17 +265,7 @@ def seq2seq_graphs(model: Any) -> GraphSet:
     inputs += _cache_inputs(config, n_layers, "decoder.", "past")
     outputs = [f"present.{name}" for name in _cache_names(n_layers, "decoder.")]
     memories = [f"present.{name}" for name in _cache_names(n_layers, "encoder.")]
-    graphs = {
+    return {
         "encoder": Graph(model, source, memories, encode),
         "decoder": Graph(model, inputs, ["logits", *outputs], decode),
     }
-
-    def compare(execute: Run, sizes: Mapping[str, int]) -> Iterator[Comparison]:
-        src, *masks = _samples(graphs["encoder"], sizes)
-        ids = targets.sample({**sizes, "length": sizes["past"] + sizes["length"]})
-        expected = model(src, ids, src_mask=masks[0].bool() if masks else None)
-        fixed = [*masks, *execute("encoder", [src, *masks])]
-        past = [x.sample({**sizes, "past": 0}) for x in inputs[-2 * n_layers :]]
-        yield from _decoded(execute, sizes, lambda a, b: [ids[:, a:b], *fixed], past, expected)
-
-    return GraphSet(graphs, compare)

@@ -60,23 +60,14 @@ def _transpose(x: Tensor) -> Tensor:
     return x.mT if x.ndim == 2 else x
 
 
-def _split_in_three(x: Tensor) -> tuple[Tensor, ...]:
-    """Split a tensor (3 * n, ...) into three tensors (n, ...) along the first dimension."""
-    if len(x) % 3:
-        raise ValueError(f"the first dimension must be divisible by 3, got {len(x)}")
-    return x.chunk(3)
-
-
 # Tensors that have the same layout in both libraries.
 KEEP = TensorOp(lambda *x: x, lambda *x: x)
 # Conv1D of GPT and GPT-2 stores weights as (in, out); torch.nn.Linear stores (out, in).
 TRANSPOSE = TensorOp(lambda x: (_transpose(x),), lambda x: (_transpose(x),))
 # Query, key and value projections in one matrix (3 * out, in).
-SPLIT_QKV = TensorOp(_split_in_three, lambda *qkv: (torch.cat(qkv),))
+SPLIT_QKV = TensorOp(lambda x: x.chunk(3), lambda *qkv: (torch.cat(qkv),))
 # Query, key and value projections in one matrix (in, 3 * out).
-SPLIT_QKV_T = TensorOp(
-    lambda x: _split_in_three(_transpose(x)), lambda *qkv: (_transpose(torch.cat(qkv)),)
-)
+SPLIT_QKV_T = TensorOp(lambda x: _transpose(x).chunk(3), lambda *qkv: (_transpose(torch.cat(qkv)),))
 # The matrices `up` and `gate` of a gated layer in one matrix (2 * d_ff, in).
 SPLIT_GATED = TensorOp(lambda x: x.chunk(2), lambda up, gate: (torch.cat([up, gate]),))
 # Classes in reverse order.

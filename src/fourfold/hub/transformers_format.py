@@ -29,30 +29,6 @@ from fourfold.hub.keymap import listed
 from fourfold.json_files import TYPES, check_values, read_json
 from fourfold.layers.base_model import Model
 
-_EXPERTS = "it has a mixture of experts"
-_IMAGES = "it also has an image encoder"
-_REASONS = {
-    (_EXPERTS, "mistral"): "mixtral",
-    (_EXPERTS, "qwen2"): "qwen2_moe",
-    (_EXPERTS, "qwen3"): "qwen3_moe qwen3_next",
-    (_EXPERTS, "olmo2"): "olmoe",
-    (_EXPERTS, "llama"): "gpt_oss deepseek_v2 deepseek_v3 llama4 phimoe granitemoe jamba",
-    (_IMAGES, "mistral"): "mistral3",
-    (_IMAGES, "qwen2"): "qwen2_vl qwen2_5_vl",
-    (_IMAGES, "qwen3"): "qwen3_vl",
-    (_IMAGES, "gemma3_text"): "gemma3",
-    ("it has no norm after a sub-layer", "gemma2"): "gemma",
-    ("its images have any number of patches", "siglip"): "siglip2",
-    ("it has fused projections, and mostly longrope", "llama"): "phi3",
-    ("its norms have no weights", "olmo2"): "olmo",
-    ("some of its layers have no rotary positions", "llama"): "smollm3",
-    ("some of its layers have windows", "olmo2"): "olmo3",
-    ("it has no text encoder", "siglip"): "siglip_vision_model",
-    ("it rotates a part of the channels", "llama"): "gpt_neox phi stablelm",
-    ("it rotates pairs of neighbouring channels", "llama"): "cohere cohere2 glm glm4 gptj",
-}
-# Architectures that are not supported, with the reason and the nearest supported one.
-UNSUPPORTED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _RECORD = f"{CONFIG_FILE} in the checkpoint"  # a `SourceCheckpoint`
 
 
@@ -199,15 +175,6 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
     return str(config["architectures"][0]) + note
 
 
-def export_problem(model: Model) -> str | None:
-    """Return the reason for which a model cannot be exported to transformers; None if it can."""
-    try:
-        _choose_architecture(model)
-    except InputError as error:
-        return error.message
-    return None
-
-
 def _choose_architecture(model: Model) -> tuple[Model, Architecture]:
     """Return the first architecture that represents every setting, and the model for it."""
     reasons = []
@@ -215,7 +182,7 @@ def _choose_architecture(model: Model) -> tuple[Model, Architecture]:
     paths = [x for f in families() if name in f.models for x in f.architectures.values()]
     for module in map(import_module, dict.fromkeys(paths)):
         # Marian stores sinusoidal positions in another order, to which a model is converted.
-        model = getattr(module, "prepare_export", _unchanged)(model)
+        model = getattr(module, "prepare_export", lambda same: same)(model)
         config: Any = model.config
         for architecture in module.ARCHITECTURES:
             if type(model) is not architecture.model_class or not architecture.export_if(config):
@@ -227,10 +194,6 @@ def _choose_architecture(model: Model) -> tuple[Model, Architecture]:
             reasons.append(f"{architecture.model_type} does not support {', '.join(problems)}")
     detail = "; ".join(reasons) or "transformers has no class for this model"
     raise InputError(f"cannot be exported to transformers: {detail}", option=name)
-
-
-def _unchanged(model: Model) -> Model:
-    return model
 
 
 def _merge_config(
@@ -259,10 +222,6 @@ def _architectures_of(config: Json) -> list[Architecture]:
     found = import_module(known[model_type]).ARCHITECTURES if model_type in known else ()
     candidates = [architecture for architecture in found if architecture.model_type == model_type]
     if not candidates:
-        if model_type in UNSUPPORTED:
-            reason, nearest = UNSUPPORTED[model_type]
-            message = f"{model_type} is not supported, because {reason}; the nearest supported one"
-            raise InputError(f"{message} is {nearest}", option="model_type")
         names = ", ".join(known)
         raise InputError(f"must be one of {names}, got {model_type!r}", option="model_type")
     return candidates

@@ -68,6 +68,7 @@ class Model(nn.Module):
             causal LM of this kind supports padding on the right only, and prompts of equal lengths.
         has_relative_positions: Attention scores depend on the distance between cache entries, so
             the entries of a key-value cache must stay in the order of their positions.
+        has_known_cost: A forward pass on `example_inputs` has the cost of a training example.
         attention_classes: Classes of the attention modules.
         cache_class: Class of the cache.
     """
@@ -84,6 +85,7 @@ class Model(nn.Module):
     reads_pairs: bool = False
     is_recurrent: bool = False
     has_relative_positions: bool = False
+    has_known_cost: bool = True
     attention_classes: ClassVar[tuple[type[nn.Module], ...]] = (Attention,)
     cache_class: ClassVar[type[Any]] = KVCache
     encode: Callable[..., Tensor]

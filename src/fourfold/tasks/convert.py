@@ -20,8 +20,6 @@ from fourfold.families import import_member, members
 from fourfold.models import ViT
 from fourfold.models.vit import hub_timm as timm
 
-TIMM_PREFIX = "timm:"  # of the target directory, for timm's format
-
 
 def import_checkpoint(source: Path, target: Path) -> list[str]:
     """Convert a model of another library to a fourfold checkpoint, and return lines about it.
@@ -78,24 +76,16 @@ def export_checkpoint(
 
     Args:
         source: Path of the checkpoint file or of the run directory.
-        target: Path of the directory to write, which must be empty or not exist. A directory with
-            the prefix `timm:` is written in the format of timm.
+        target: Path of the directory to write, which must be empty or not exist.
         classes: Your own classes, or their import paths, that the checkpoint may name.
         file_format: transformers, timm, torch-export or onnx.
     """
-    if str(target).startswith(TIMM_PREFIX):
-        if file_format not in ("transformers", "timm"):
-            message = f"cannot be combined with the prefix {TIMM_PREFIX}, got {file_format}"
-            raise InputError(message, option="--format")
-        file_format = "timm"
-    target = Path(str(target).removeprefix(TIMM_PREFIX))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(
             "this exists already and is not an empty directory; name another one", file=target
         )
     model: Any = load(source, classes=classes)
-    size = sum(tensor.nbytes for tensor in model.state_dict().values())
-    with disk_errors(target, size), staged_directory(target) as folder:
+    with disk_errors(target), staged_directory(target) as folder:
         if file_format == "timm":
             written = [
                 f"{type(model).__name__} as {timm.write_model(model, folder, model.artifacts)}"

@@ -1,4 +1,3 @@
-import errno
 import io
 import json
 import os
@@ -707,59 +706,6 @@ def test_control_characters_of_class_names_are_escaped(
     assert len(out) == 1
     assert r"\n\r\t\x00\x1b[31m\x7f\x9b\\" in out[0]
     assert all(character.isprintable() or character == "\t" for character in out[0])
-
-
-class BrokenStream(io.RawIOBase):
-    """A file of a network disk that fails after its first line."""
-
-    def __init__(self, code: int) -> None:
-        self.code, self.parts = code, [b"one two\n"]
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self.parts:
-            raise OSError(self.code, os.strerror(self.code))
-        part = self.parts.pop()
-        buffer[: len(part)] = part
-        return len(part)
-
-
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EBADF, errno.ETIMEDOUT])
-@pytest.mark.parametrize("where", ["read", "prepare"])
-def test_errors_of_network_disks_are_one_line(
-    code: int, where: str, run: Run, trained: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stdin: Any = io.BytesIO(b"one\n")
-    if where == "read":
-        stdin = io.BufferedReader(BrokenStream(code))
-    else:
-        from fourfold.tokenization.tokenizer import Tokenizer
-
-        def fail(*_: object) -> None:
-            raise OSError(code, os.strerror(code), "far/away.png")
-
-        monkeypatch.setattr(Tokenizer, "encode", fail)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
-    result = run("generate", "--checkpoint", trained("lm"), "--max-new-tokens=2", "--batch-size=1")
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert os.strerror(code) in result.err
-    assert ("far/away.png" in result.err) == (where == "prepare")
-
-
-@pytest.mark.parametrize(("closed", "name"), [("<&-", "input"), (">&-", "output")])
-def test_a_closed_stream_is_one_line(closed: str, name: str, trained: Train) -> None:
-    command = f"{sys.executable} -m fourfold generate --checkpoint {trained('lm')} {closed}"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, input="")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"the standard {name} must be open, but is closed" in done.stderr
-
-
-def test_a_long_line_is_rejected_at_the_bound_of_files(ask: Ask) -> None:
-    result = ask("generate", "lm", b"one\n" + b"x" * 10_000_000, "--truncate", "--max-new-tokens=2")
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "<stdin>:2: the line has more than 1048576 bytes" in result.err
 
 
 def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

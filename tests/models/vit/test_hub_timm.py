@@ -188,7 +188,7 @@ def test_logits_and_all_gradients_match_timm(
     compare(model, dict(timm_model.named_parameters()), timm_model)
     # The export has the same tensors, and timm builds the same model from it.
     assert main(["import", str(tmp_path / "there"), str(tmp_path / "x.ckpt")]) == 0
-    assert main(["export", str(tmp_path / "x.ckpt"), f"timm:{tmp_path / 'back'}"]) == 0
+    assert main(["export", str(tmp_path / "x.ckpt"), str(tmp_path / "back"), "--format=timm"]) == 0
     again = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).eval()
     images = torch.randn(2, 3, SIDE, SIDE)
     with torch.no_grad():
@@ -245,7 +245,7 @@ def test_preprocessing_and_class_names_survive_import_and_export(
         "crop_mode": "center",
         "interpolation": "bicubic",
     }
-    assert main(["export", str(tmp_path / "x.ckpt"), f"timm:{tmp_path / 'back'}"]) == 0
+    assert main(["export", str(tmp_path / "x.ckpt"), str(tmp_path / "back"), "--format=timm"]) == 0
     assert main(["import", str(tmp_path / "back"), str(tmp_path / "y.ckpt")]) == 0
     assert "assumed" not in capsys.readouterr().out
     assert load_task(tmp_path / "y.ckpt").artifacts == found
@@ -264,7 +264,7 @@ def test_preprocessing_and_class_names_survive_import_and_export(
 def test_export_restores_all_tensors(variant: str, tmp_path: Path) -> None:
     weights = state(variant)
     assert main(["import", str(folder(tmp_path / "a", weights)), str(tmp_path / "x.ckpt")]) == 0
-    assert main(["export", str(tmp_path / "x.ckpt"), f"timm:{tmp_path / 'b'}"]) == 0
+    assert main(["export", str(tmp_path / "x.ckpt"), str(tmp_path / "b"), "--format=timm"]) == 0
     again = fourfold.load(tmp_path / "b")
     assert again.config == fourfold.load(tmp_path / "a").config
     back = load_file(tmp_path / "b" / "model.safetensors")

@@ -1,10 +1,6 @@
 """Tests of the command line of the benchmarks, and of each workload with tiny models."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,16 +73,11 @@ def fixed_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--size", "tiy"], "argument --size: invalid choice: 'tiy'"),
         (["--family", "bert"], "argument --family: invalid choice: 'bert'"),
         (["--work", "train", "fit"], "argument --work: invalid choice: 'fit'"),
-        (["--growth", "depth"], "argument --growth: invalid choice: 'depth'"),
         (["--peers", "tim"], "argument --peers: invalid choice: 'tim'"),
         (["--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["--sise", "tiny"], "unrecognized arguments: --sise tiny"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--dropout", "1"], "--dropout must be at least 0 and below 1, got 1.0"),
-        (["--time_limit", "0"], "--time_limit must be positive, got 0"),
-        (["--size", "wide", "--family", "vit"], "--family must be one of causal_lm, llama, mask"),
-        (["--family", "vit", "--work", "beam"], "--family must include one of encoder_decoder"),
-        (["--nanogpt", "none.py"], "--nanogpt must be an existing file, got none.py"),
     ],
 )
 def test_invalid_options_are_rejected(
@@ -121,33 +112,6 @@ def test_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
         ("evaluate", "causal_lm"),
         ("evaluate", "vit"),
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_run_in_another_directory_reports_the_finished_rounds(
-    number: int, code: int, root: Path, tmp_path: Path
-) -> None:
-    command = [sys.executable, str(root / "scripts" / "benchmarks"), "--size", "tiny"]
-    command += ["--family", "causal_lm", "--work", "train", "--peers", "none"]
-    command += ["--rounds", "1000000000", "--device", "cpu", "--out", "report"]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert process.stderr is not None
-    next(line for line in process.stderr if line.startswith("train: causal_lm, round 1 of "))
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == code
-    (measurement,) = json.loads((tmp_path / "report/bench.json").read_text())["measurements"]
-    assert len(measurement["values"]) == len(measurement["utilization"]) >= 1
-    assert (tmp_path / "report/bench.md").read_text() in out
 
 
 @pytest.mark.usefixtures("in_process")
@@ -226,48 +190,6 @@ def test_failed_memory_measurement_gives_a_note() -> None:
         ("transformers", (), "out of memory"),
         ("nanogpt", (), "requires --nanogpt FILE"),
     ]
-
-
-@pytest.mark.usefixtures("fixed_peak_memory", "in_process")
-def test_growth_stops_measuring_a_contender_that_runs_out_of_memory() -> None:
-    pytest.importorskip("transformers")
-    settings = replace(
-        TINY, workloads=("growth",), families=("causal_lm",), growth_axes=("length",)
-    )
-    measurements = list(measure(settings))
-    assert [(m.axis_value, m.contender, m.unit, m.note) for m in measurements] == [
-        (8, "fourfold", "MiB", ""),
-        (8, "transformers", "MiB", ""),
-        (8, "fourfold", "ms per step", ""),
-        (8, "transformers", "ms per step", ""),
-        (16, "fourfold", "MiB", ""),
-        (16, "transformers", "MiB", "out of memory"),
-        (16, "fourfold", "ms per step", ""),
-    ]
-    assert measurements[1].ratios == [3.0]
-
-
-@pytest.mark.usefixtures("fixed_peak_memory", "in_process")
-def test_interrupted_growth_reports_its_finished_rounds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls = []
-
-    def step(worker: InProcessWorker) -> None:
-        calls.append(worker)
-        if len(calls) == 5:  # two calls are not measured
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(InProcessWorker, "__call__", step)
-    settings = replace(TINY, workloads=("growth",), growth_axes=("length",), peers=(), rounds=9)
-    measurements = measure(settings)
-    peak, time = next(measurements), next(measurements)
-    with pytest.raises(KeyboardInterrupt):
-        next(measurements)
-    assert (peak.unit, len(peak.values)) == ("MiB", 1)
-    assert (time.unit, len(time.values)) == ("ms per step", 2)
-    progress = capsys.readouterr().err
-    assert "growth: causal_lm, length 8, round 2 of 9" in progress
 
 
 @pytest.mark.parametrize(("flag", "chosen"), [(None, "fp32"), ("amx_bf16", "bf16")])

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from scripts.benchmarks import measurements
-from scripts.benchmarks.measurements import Rounds, Spread, copying, feed_forward_product, ratios
+from scripts.benchmarks.measurements import (
+    Spread,
+    copying,
+    feed_forward_product,
+    measure_rounds,
+    ratios,
+)
 
 CPU = torch.device("cpu")
 
@@ -32,34 +38,13 @@ def test_feed_forward_product_counts_its_flops(
 
 
 def test_each_round_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    Rounds("train: vit", {"fourfold": lambda: None}, 2, 1, CPU)
+    seconds = measure_rounds("train: vit", {"fourfold": lambda: None}, 2, 1, CPU)
+    assert len(seconds["fourfold"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": fourfold ")[0] for line in lines] == [
         "train: vit, round 1 of 2",
         "train: vit, round 2 of 2",
     ]
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_finished_rounds_are_kept_when_stopped(stop: type[BaseException]) -> None:
-    calls = iter([None, None, None, stop()])
-
-    def call() -> None:
-        if (error := next(calls)) is not None:
-            raise error
-
-    rounds = Rounds("", {"fourfold": call}, 5, 1, CPU)
-    assert len(rounds.seconds["fourfold"]) == 2
-    with pytest.raises(stop):
-        rounds.end()
-
-
-def test_stop_before_the_first_round_ends_the_benchmark() -> None:
-    def call() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Rounds("", {"fourfold": call}, 5, 1, CPU)
 
 
 def test_copy_counts_bytes_read_and_written() -> None:

@@ -20,7 +20,7 @@ MEASUREMENTS = [
         n_parameters=1234,
     ),
     Measurement("train", "vit", "timm", "ms per step", note="not installed"),
-    Measurement("growth", "causal_lm", "fourfold", "MiB", "length", [3.0], [1.0], axis_value=1024),
+    Measurement("memory", "causal_lm", "fourfold", "MiB", "case 1", [3.0], [1.0]),
 ]
 SETTINGS = Settings(size="tiny", nanogpt="/private/model.py")
 MACHINE = {"processor": "a processor", "gpu": None, "threads": 1}
@@ -36,7 +36,7 @@ def test_tables_omit_empty_columns() -> None:
         " | 55.0 [50.0, 60.0] % of feed-forward product |  |"
     ) in text
     assert "| vit | timm |  |  |  |  | not installed |" in text
-    assert "| causal_lm | length | 1,024 | fourfold | 3.00 [3.00, 3.00] MiB |" in text
+    assert "| causal_lm | case 1 | fourfold | 3.00 [3.00, 3.00] MiB |" in text
 
 
 def test_summary_line_names_the_contender() -> None:

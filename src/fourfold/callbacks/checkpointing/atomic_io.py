@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from torch import Tensor
 
 from fourfold.atomic_files import disk_errors
 from fourfold.checkpoints.files import write_file
@@ -37,7 +36,7 @@ class AtomicCheckpointIO(CheckpointIO):
         path = Path(path)
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(checkpoint, path, _n_bytes(checkpoint))
+            write_file(checkpoint, path)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -48,11 +47,3 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint file if it exists."""
         Path(path).unlink(missing_ok=True)
-
-
-def _n_bytes(content: Any) -> int:
-    """Return the number of bytes of all tensors in nested dicts and lists."""
-    if isinstance(content, Tensor):
-        return content.nbytes
-    values = content.values() if isinstance(content, dict) else content
-    return sum(map(_n_bytes, values)) if isinstance(content, dict | list | tuple) else 0

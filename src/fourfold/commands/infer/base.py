@@ -120,26 +120,25 @@ class TextModel:
         # Largest number of tokens that the model reads, special tokens included.
         self.max_len = min((limit for limit in limits if limit is not None), default=None)
 
-    def truncated_length(self, n_tokens: int) -> int:
+    def shortened(self, length: int, limit: int | None, unit: str = "tokens") -> int:
         """Return how many of the tokens of a text, special tokens included, the model reads.
 
         Raises:
             InputError: The text is too long for the model and must not be truncated.
         """
-        limit = self.max_len
-        if limit is None or n_tokens <= limit:
-            return n_tokens
+        if limit is None or length <= limit:
+            return length
         if not self.truncates:
             raise InputError(
-                f"has {n_tokens} tokens, but the model reads {limit}; --truncate (in Python:"
+                f"has {length} {unit}, but the model reads {limit}; --truncate (in Python:"
                 " truncate=True) shortens it",
                 option="the text",
             )
-        return int(limit)
+        return limit
 
     def truncate(self, ids: list[int], n_special: int) -> list[int]:
         """Shorten token ids so that `n_special` special tokens can be added (see above)."""
-        return ids[: self.truncated_length(len(ids) + n_special) - n_special]
+        return ids[: self.shortened(len(ids) + n_special, self.max_len) - n_special]
 
     def pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return ids (B, T), padded on the right, and a mask (B, T), True for real tokens."""

@@ -107,7 +107,7 @@ class _Sentences(TextModel):
         encoded = [self.tokenizer.encode(text) for text in texts]
         n_separators = self.model.artifacts.get("n_separators", 1)
         n_special = n_special_tokens(len(encoded), n_separators)
-        n_tokens = self.truncated_length(sum(map(len, encoded)) + n_special)
+        n_tokens = self.shortened(sum(map(len, encoded)) + n_special, self.max_len)
         columns = [RaggedArray(np.array(ids, np.int64), np.array([0, len(ids)])) for ids in encoded]
         rows, first = join_segments(columns, self.tokenizer, n_tokens, n_separators)
         return Item((rows[0].tolist(), int(first[0])), len(rows[0]))
@@ -133,13 +133,8 @@ class _Documents(TextModel):
         limit = min(limit, self.model.artifacts.get("max_sentences", limit))
         if not len(found):
             raise InputError("must have at least one sentence, got none", option="the line")
-        if len(found) > limit and not self.truncates:
-            raise InputError(
-                f"has {len(found)} sentences, but the model reads {limit}; --truncate (in Python:"
-                " truncate=True) shortens it",
-                option="the text",
-            )
-        rows = [found.ids[i].tolist() for i in range(min(len(found), limit))]
+        n_rows = self.shortened(len(found), limit, "sentences")
+        rows = [found.ids[i].tolist() for i in range(n_rows)]
         return Item(rows, len(rows))
 
     def logits(self, documents: list[list[list[int]]]) -> Any:

@@ -8,7 +8,6 @@ import json
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -156,11 +155,6 @@ def read_messages(line: str) -> list[Any]:
     return found if found and is_valid else [{"role": "user", "content": line}]
 
 
-@lru_cache(maxsize=1)
-def _cached_template(description: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    return ChatTemplate(dict(description))  # which starts a process for its first conversation
-
-
 class _Continuer(TextModel):
     """Causal LM with the options of `generate_text`."""
 
@@ -199,8 +193,6 @@ class _Continuer(TextModel):
             raise InputError(message, option="stream")
         if options.chat and options.document_start:
             raise InputError("cannot be combined with chat", option="document_start")
-        if "" in options.stop:
-            raise InputError("must not be empty", option="stop")
         check_penalty(beams, options.length_penalty, options.length_penalty_type)
 
     def _chat_template(self) -> ChatTemplate:
@@ -208,7 +200,7 @@ class _Continuer(TextModel):
         if description is None:
             message = "needs a chat template, which tokenizer_config.json of the model lacks"
             raise InputError(message, option="chat")
-        return _cached_template(tuple(description.items()))
+        return ChatTemplate(dict(description))
 
     def _encode(self, prompt: Any) -> list[int]:
         if self.chat is not None:

@@ -1,14 +1,10 @@
 """Input and output of an inference command: lines of UTF-8."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import BinaryIO, TextIO
 
-from fourfold.atomic_files import FULL
-from fourfold.errors import DiskError, InputError
-from fourfold.text_files import MAX_LINE_BYTES
+from fourfold.errors import InputError
 
 STDIN = "<stdin>"  # name of standard input in messages
 INPUTS = "inputs"  # name of the inputs of a function in messages
@@ -18,31 +14,13 @@ ESCAPES = {
 }
 
 
-@contextmanager
-def stream_errors() -> Iterator[None]:
-    """Context that converts an OSError, as of a network disk, to an InputError of one line.
-
-    The errors of a broken pipe and of a full disk, which the command line reports, are not changed.
-    """
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, BrokenPipeError | DiskError) or error.errno in FULL:
-            raise
-        name = error.filename or "the standard input or output"
-        raise InputError(error.strerror or str(error), file=name) from error
-
-
 def read_lines(stream: BinaryIO) -> Iterator[str]:
     """Yield the lines of a stream without their line ends and without a byte-order mark.
 
     Raises:
-        InputError: A line is not UTF-8, or has more than `MAX_LINE_BYTES` bytes.
+        InputError: A line is not UTF-8.
     """
-    for number, line in enumerate(iter(partial(stream.readline, MAX_LINE_BYTES + 1), b""), 1):
-        if len(line) > MAX_LINE_BYTES:
-            message = f"the line has more than {MAX_LINE_BYTES} bytes"
-            raise InputError(message, file=STDIN, line=number)
+    for number, line in enumerate(stream, 1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:

@@ -139,14 +139,11 @@ def main(argv: Sequence[str]) -> int:
     """
     command, *arguments = argv
     options = parse(command, arguments)
-    if sys.stdin is None or sys.stdout is None:
-        name = "output" if sys.stdin else "input"
-        raise InputError("must be open, but is closed", option=f"the standard {name}")
     import torch
 
     from fourfold.checkpoints.load import load
     from fourfold.commands.infer.devices import autocast, choose_device, move_model
-    from fourfold.commands.infer.line_io import process, read_lines, stream_errors
+    from fourfold.commands.infer.line_io import process, read_lines
     from fourfold.hub.directory import resolve_path
     from fourfold.layers.quantization import quantize
 
@@ -173,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
     # size and need memory; batches of texts are formed from lines of similar length.
     is_single = vars(options).get("stream", False) or sys.stdin.isatty()
     n_batches = 1 if model.accepts_images else 64
-    with torch.inference_mode(), autocast(device, precision), stream_errors():
+    with torch.inference_mode(), autocast(device, precision):
         lines = read_lines(sys.stdin.buffer)
         process(lines, answer, sys.stdout, 1 if is_single else options.batch_size * n_batches)
     return 0

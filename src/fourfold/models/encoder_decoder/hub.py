@@ -177,11 +177,8 @@ def prepare_export(model: Model) -> Model:
         return model
     width = model.config.d_model
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    is_meta = next(model.parameters()).is_meta
-    with torch.device("meta" if is_meta else "cpu"):
+    with torch.device("cpu"):
         result = EncoderDecoder(replace(model.config, positions="sinusoidal_halves"))
-    if is_meta:  # of `export_problem`, which reads shapes only
-        return result
     state = {name: x.cpu() for name, x in model.state_dict().items()}
     for name, x in state.items():
         *_, module, parameter = name.split(".")

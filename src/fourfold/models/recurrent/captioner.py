@@ -177,6 +177,7 @@ class RecurrentCaptioner(Seq2Seq):
     """
 
     is_recurrent = True
+    has_known_cost = False  # of a network that computes the feature maps
     cache_class = RecurrentCache
     attention_classes = (Attention, RecurrentAttention)
     accepts_images = True

@@ -186,6 +186,7 @@ class HierarchicalClassifier(Model):
 
     config: HierarchicalClassifierConfig
     attention_classes = (Attention, Pooling)
+    has_known_cost = False  # it depends on the number of sentences
 
     def __init__(self, config: HierarchicalClassifierConfig) -> None:
         super().__init__()

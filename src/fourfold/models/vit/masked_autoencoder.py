@@ -87,6 +87,7 @@ class MaskedAutoencoder(Model):
     """
 
     accepts_images = True
+    has_known_cost = False  # it depends on the number of visible patches
 
     def __init__(self, config: MaskedAutoencoderConfig) -> None:
         super().__init__()
