@@ -72,15 +72,14 @@ class RowPlan:
 
     def _teacher_and_first(self, recipe: Tier, changes: Changes) -> dict[str, Run]:
         """Return the runs that come before the later trainings of the row."""
-        start = changes.get("start", self.row.name)
+        key = "words" if "words" in changes else "start"
+        first = changes.get(key, self.row.name)
         planned: dict[str, Run] = {}
         if "teacher" in changes:
             planned["teacher"] = self._other_row("teacher", changes["teacher"])
-        if "words" in changes:
-            planned[""] = self._other_row("words", changes["words"])
-        elif start not in (RANDOM, self.row.name):
-            planned[""] = self._other_row("start", start)
-        elif start != RANDOM and recipe.config:
+        if first not in (RANDOM, self.row.name):
+            planned[""] = self._other_row(key, first)
+        elif first != RANDOM and recipe.config:
             teacher = planned.get("teacher")
             options = ["--model.teacher", str(teacher.folder)] if teacher else []
             planned[""] = self._run("", recipe, changes, options, teacher)
