@@ -365,6 +365,14 @@ def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: Encoder
             lambda: beam_search(translator, ids, length_penalty=math.nan),
             "length_penalty must be .* finite, got nan",
         ),
+        (
+            lambda: generate(causal_lm, ids, 5, suppress_tokens=[3, 13]),
+            "suppress_tokens must be at least 0 and below 13, got 13",
+        ),
+        (
+            lambda: generate(causal_lm, ids, 5, suppress_tokens=[-1]),
+            "suppress_tokens must be at least 0 and below 13, got -1",
+        ),
     ]
     for call, message in cases:
         with pytest.raises(InputError, match=message):

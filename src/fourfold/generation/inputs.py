@@ -119,6 +119,8 @@ class GenerationInputs:
 
     def suppressed(self, tokens: Sequence[int] | None) -> Tensor | None:
         """Return the ids of the tokens that must not be generated, (n,) int64; None for none."""
+        for token in tokens or ():  # -1 would be the last token
+            check_range("suppress_tokens", token, minimum=0, below=self.vocab_size)
         return torch.tensor(list(tokens), device=self.ids.device) if tokens else None
 
     @property
