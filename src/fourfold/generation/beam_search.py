@@ -257,11 +257,7 @@ def beam_search(
         num_beams = max(stored.num_beams or DEFAULT_BEAMS, n_best)
     alpha = first_known(length_penalty, stored.length_penalty, DEFAULT_LENGTH_PENALTY)
     kind = first_known(length_penalty_type, stored.length_penalty_type, DEFAULT_LENGTH_PENALTY_TYPE)
-    check_choice("length_penalty_type", kind, tuple(LENGTH_PENALTIES))
-    check_range("length_penalty", alpha)  # finite
-    # A stranger's file may store the number of beams.
-    check_range("num_beams", num_beams, minimum=1, maximum=min(MAX_BEAMS, inputs.vocab_size))
-    check_range("n_best", n_best, minimum=1, maximum=num_beams)
+    _check_options(inputs.vocab_size, num_beams, n_best, alpha, kind)
     require("eos_id", eos_id is not None or bool(inputs.eos_ids), "token that ends a target")
     limit = inputs.limit(max_new_tokens, minimum=1)  # (B,)
     with decoding_mode(model) as inputs.model:
@@ -281,3 +277,12 @@ def beam_search(
     # Copied outside of inference mode, so that both can take part in training.
     ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
     return (ids[:, 0], scores[:, 0].clone()) if n_best == 1 else (ids, scores.clone())
+
+
+def _check_options(vocab_size: int, num_beams: int, n_best: int, alpha: float, kind: str) -> None:
+    """Raise InputError if an option of beam search is unknown or outside its range."""
+    check_choice("length_penalty_type", kind, tuple(LENGTH_PENALTIES))
+    check_range("length_penalty", alpha)  # finite
+    # A stranger's file may store the number of beams.
+    check_range("num_beams", num_beams, minimum=1, maximum=min(MAX_BEAMS, vocab_size))
+    check_range("n_best", n_best, minimum=1, maximum=num_beams)
