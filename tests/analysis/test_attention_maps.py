@@ -11,9 +11,7 @@ import fourfold
 import fourfold.models
 from fourfold.analysis.attention_maps import (
     LayerAttention,
-    attention,
     attention_layers,
-    dequantize,
     mean_maps,
     quantize,
     visit_attention,
@@ -26,6 +24,7 @@ from fourfold.models import (
     RecurrentEncoderDecoder,
     RecurrentEncoderDecoderConfig,
 )
+from tests.fixtures.explorer_documents import dequantize
 from tests.fixtures.tiny_models import build, tokens
 
 
@@ -197,16 +196,6 @@ def test_weights_of_a_layer_are_freed_before_the_next_layer() -> None:
 def test_quantized_weights_are_within_the_documented_error() -> None:
     a = np.linspace(0, 1, 10_001, dtype=np.float32)
     assert np.abs(dequantize(quantize(a)) - a).max() < 0.004
-
-
-def test_the_old_name_returns_arrays_and_warns() -> None:
-    model, ids = build("causal"), tokens(1, 9)
-    exact = fourfold.attention_maps(model, ids)
-    with pytest.warns(DeprecationWarning, match="removed in 0.4: call attention_maps"):
-        maps = attention(model, ids, dtype="uint8")
-    for name, weights in maps.items():
-        assert weights.dtype == np.uint8
-        assert np.abs(dequantize(weights) - exact[name].numpy()).max() < 0.004
 
 
 def test_centres_of_predictive_alignment_are_those_of_the_weights() -> None:

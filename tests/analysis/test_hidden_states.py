@@ -1,4 +1,4 @@
-"""Logit lens and massive activations."""
+"""Hidden states of blocks, and the logit lens."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 from fourfold.analysis.hidden_states import (
     hidden_states,
     logit_lens,
-    massive_activations,
 )
 from tests.fixtures.tiny_models import build, tokens
 
@@ -25,17 +24,6 @@ def test_logit_lens_of_a_block_is_that_of_a_model_without_later_blocks(family: s
         order = model(*inputs).argsort(-1, descending=True)  # token ids from the most probable
         ranks = (order == wanted[..., None]).int().argmax(-1)
         assert torch.equal(found[depth - 1], ranks)
-
-
-def test_massive_activations_are_found_by_size_and_ratio() -> None:
-    states = [torch.rand(2, 4, 8) for _ in range(3)]
-    states[1][1, 2, 5] = -3000.0
-    states[2] *= 500  # large everywhere
-    found = massive_activations(states)
-    assert [block.is_massive for block in found] == [False, True, False]
-    assert found[1].location == (1, 2, 5)
-    assert found[1].largest == 3000.0
-    assert found[1].median == pytest.approx(float(states[1].abs().median()))
 
 
 def test_hidden_states_are_the_outputs_of_the_blocks() -> None:

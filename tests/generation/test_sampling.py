@@ -97,8 +97,8 @@ def test_low_temperature_is_greedy_search() -> None:
         ({"temperature": math.nan}, "temperature must be at least 0 and finite, got nan"),
         ({"temperature": math.inf}, "temperature must be .* finite, got inf"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
-        ({"top_p": 1.1}, r"top_p must lie in \(0, 1\], got 1.1"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.1}, "top_p must be above 0 and at most 1, got 1.1"),
     ],
 )
 def test_invalid_sampling_options_are_rejected(arguments: dict[str, float], message: str) -> None:

@@ -6,7 +6,6 @@ import torch
 from fourfold.metrics.alignment import (
     AlignmentErrorRate,
     ReferenceLinks,
-    count_links,
     diagonal_links,
     links_from_weights,
 )
@@ -17,9 +16,9 @@ def test_error_rate_of_a_hand_computed_case() -> None:
     first = ReferenceLinks(frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 1), (2, 1)}))
     second = ReferenceLinks(*[frozenset({(0, 1), (1, 0)})] * 2)
     metric = AlignmentErrorRate()
-    metric.update(0, count_links([(0, 0), (2, 1), (2, 2)], first))
-    metric.update(1, count_links([(0, 1), (1, 0)], second))
-    metric.update(1, count_links([(0, 1), (1, 0)], second))  # a pair that two ranks have stored
+    metric.update(0, [(0, 0), (2, 1), (2, 2)], first)
+    metric.update(1, [(0, 1), (1, 0)], second)
+    metric.update(1, [(0, 1), (1, 0)], second)  # a pair that two ranks have stored
     expected = {"aer": 1 - (3 + 4) / (5 + 4), "precision": 4 / 5, "recall": 3 / 4}
     assert metric.compute() == pytest.approx(expected)
 
@@ -29,7 +28,7 @@ def test_perfect_links_have_the_error_rate_0() -> None:
     links = diagonal_links(4, 4)
     assert links == {(0, 0), (1, 1), (2, 2), (3, 3)}
     reference = ReferenceLinks(frozenset(links), frozenset(links))
-    metric.update(0, count_links(links, reference))
+    metric.update(0, links, reference)
     assert metric.compute()["aer"] == 0.0
 
 

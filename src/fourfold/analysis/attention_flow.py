@@ -3,15 +3,15 @@
 Shapes: L layers, B batch, H heads, T tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourfold.analysis.attention_maps import Array, attention_layers
-from fourfold.core.attention import Attention
 from fourfold.layers.base_model import Model
 
 
@@ -43,26 +43,6 @@ def rollout(weights: Array) -> Array:
     return np.stack(products)
 
 
-@contextmanager
-def _keep_weights(module: nn.Module, path: str, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Store the attention weights of a module in each call, with their graph for autograd."""
-    assert isinstance(module, Attention)
-    before = vars(module).get("normalize")
-    normalize = module.normalize
-
-    def keep(scores: Tensor) -> Tensor:
-        weights[path] = normalize(scores)
-        return weights[path]
-
-    module.normalize = keep
-    try:
-        yield
-    finally:
-        del module.normalize
-        if before is not None:
-            module.normalize = before
-
-
 def relevance(
     model: Model, forward: Callable[[], Tensor], paths: Sequence[str] | None = None
 ) -> Tensor:
@@ -86,7 +66,17 @@ def relevance(
     weights: dict[str, Tensor] = {}
     with ExitStack() as stack, torch.enable_grad():
         for path in paths:
-            stack.enter_context(_keep_weights(model.get_submodule(path), path, weights))
+            module: Any = model.get_submodule(path)
+
+            def keep(scores: Tensor, path: str = path, normalize: Any = module.normalize) -> Tensor:
+                weights[path] = normalize(scores)
+                return weights[path]
+
+            # The module may have a function of its own, which comes back last.
+            own = {name: x for name, x in vars(module).items() if name == "normalize"}
+            stack.callback(vars(module).update, own)
+            stack.callback(vars(module).pop, "normalize")
+            module.normalize = keep
         output = forward().sum()
     gradients = torch.autograd.grad(output, [weights[path] for path in paths], allow_unused=True)
     total = None

@@ -8,24 +8,22 @@ Shapes: B batch, H heads, T queries, S keys.
 """
 
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from fourfold.core.attention import dense_mask
 from fourfold.core.masks import LoweredMask
-from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.generation.step import decoding_mode
 from fourfold.layers.base_model import Model
 
-DTYPES = ("float16", "float32", "uint8")
 Array = np.ndarray[Any, Any]
 
 
@@ -100,8 +98,7 @@ def visit_attention(
         forward()
 
 
-@contextmanager
-def _watch_weights(module: Any, visit: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+def _watch_weights(module: Any, visit: Callable[[Tensor, Tensor], None]) -> RemovableHandle:
     """Pass the weights, and the pairs that the mask allows, of each call to a function.
 
     The module has the method `weights` with the arguments of `forward`.
@@ -118,11 +115,8 @@ def _watch_weights(module: Any, visit: Callable[[Tensor, Tensor], None]) -> Iter
         found = found[(None,) * (4 - found.ndim)].expand(-1, -1, weights.shape[2], -1)
         visit(weights, found)
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    return handle
 
 
 def attention_maps(
@@ -160,21 +154,6 @@ def attention_maps(
     return found
 
 
-def attention(
-    model: Model,
-    *inputs: Any,
-    dtype: Literal["float16", "float32", "uint8"] = "float16",
-    layers: Sequence[int] | None = None,
-    **options: Any,
-) -> dict[str, Array]:
-    """Return the result of `attention_maps` as NumPy arrays (deprecated; removed in 0.4)."""
-    message = "attention() is deprecated and will be removed in 0.4: call attention_maps()"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    check_choice("dtype", dtype, DTYPES)
-    found = attention_maps(model, *inputs, layers=layers, **options)
-    return {name: compact(weights, dtype) for name, weights in found.items()}
-
-
 def select_layers(model: Model, layers: Sequence[int] | None, option: str = "layers") -> list[str]:
     """Return the paths of the attention modules with the layer indices of `attention_maps`.
 
@@ -203,25 +182,12 @@ def select_layers(model: Model, layers: Sequence[int] | None, option: str = "lay
     ]
 
 
-def compact(weights: Tensor, dtype: str) -> Array:
-    """Convert attention weights in [0, 1] to float16, float32, or uint8 (see `quantize`)."""
-    weights = weights.detach()
-    if dtype == "uint8":
-        return quantize(weights.float().cpu().numpy())
-    return weights.to(getattr(torch, dtype)).cpu().numpy()
-
-
 def quantize(weights: Array) -> Array:
     """Quantize each attention weight a in [0, 1] to round(255 sqrt(a)) in uint8.
 
-    The result of `dequantize` differs from a by at most 0.004.
+    The square of the result / 255 differs from a by at most 0.004.
     """
     return np.round(255 * np.sqrt(np.clip(weights, 0, 1))).astype(np.uint8)
-
-
-def dequantize(quantized: Array) -> Array:
-    """Convert the result of `quantize` back to attention weights in float32, (q / 255)^2."""
-    return np.square(quantized.astype(np.float32) / 255)
 
 
 @torch.no_grad()

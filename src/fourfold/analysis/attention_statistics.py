@@ -21,11 +21,6 @@ class Statistic(NamedTuple):
     uniform: Tensor
 
 
-def uniform_attention(allowed: Tensor) -> Tensor:
-    """Return weights (..., T, S) in fp32 that are equal for all keys that a query may attend to."""
-    return allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
-
-
 def row_entropy(weights: Tensor) -> Tensor:
     """Compute the entropy (..., T) in nats of the attention weights (..., T, S) of each query."""
     return torch.special.entr(weights).sum(-1)
@@ -57,14 +52,6 @@ def mean_distance(weights: Tensor, distances: Tensor) -> Tensor:
     known = ~distances.isnan()
     mass = (weights * known).sum((-1, -2))
     return (weights * distances.nan_to_num()).sum((-1, -2)) / mass.clamp(min=1e-12)
-
-
-def offset_share(weights: Tensor, offset: int) -> Tensor:
-    """Return the mean attention weight (...) of the key `offset` tokens after the query.
-
-    Queries that have no such key are left out of the mean of the weights (..., T, T).
-    """
-    return weights.diagonal(offset, -2, -1).mean(-1)
 
 
 def induction_targets(ids: Tensor) -> Tensor:
@@ -113,7 +100,8 @@ def head_statistics(
           token after the query. Left out for a sequence of one token.
         - induction: Share of the keys of `induction_targets`. Left out if no token has such a key.
     """
-    pairs = weights, uniform_attention(allowed)
+    # Equal weights of all keys that a query may attend to.
+    pairs = weights, allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
     found = {
         "entropy": [row_entropy(x).mean(-1) for x in pairs],
         "first": [x[..., 0].mean(-1) for x in pairs],
@@ -128,21 +116,16 @@ def head_statistics(
         found["distance"] = [mean_distance(x, distances) for x in pairs]
         if weights.shape[-1] > 1:
             for name, offset in OFFSETS.items():
-                found[name] = [offset_share(x, offset) for x in pairs]
+                # Queries without such a key have no place on the diagonal.
+                found[name] = [x.diagonal(offset, -2, -1).mean(-1) for x in pairs]
         if ids is not None and bool((targets := induction_targets(ids)).any()):
             found["induction"] = [target_share(x, targets) for x in pairs]
     shape = weights.shape[:2]
     return {name: Statistic(*(x.expand(shape) for x in both)) for name, both in found.items()}
 
 
-LABELS = {
-    "previous": "previous",
-    "self": "self",
-    "next": "next",
-    "first": "first token",
-    "separator": "separator",
-    "induction": "induction",
-}
+SHARES = ("previous", "self", "next", "first", "separator", "induction")
+LABELS = {name: name for name in SHARES} | {"first": "first token"}
 BROAD = 0.9  # least entropy of a broad head, as a fraction of the entropy of uniform attention
 
 

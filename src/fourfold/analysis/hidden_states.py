@@ -1,11 +1,11 @@
-"""Hidden states after each block: logit lens, and massive activations.
+"""Hidden states after each block, and the logit lens.
 
 Shapes: L blocks, B batch, T tokens, D model width, V vocabulary.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,30 +51,3 @@ def logit_lens(model: Any, forward: Callable[[], object], tokens: Tensor) -> Ten
         logits = model.logits(stack.norm(state))
         ranks.append((logits > logits.gather(-1, tokens.unsqueeze(-1))).sum(-1))
     return torch.stack(ranks)
-
-
-class Activations(NamedTuple):
-    """Largest activations of the hidden states of one block.
-
-    Args:
-        largest: Largest absolute value.
-        median: Median of the absolute values.
-        location: Indices (row, token, channel) of the largest absolute value.
-        is_massive: True if `largest` is above 100 and 1000 times the median (Sun et al. 2024).
-    """
-
-    largest: float
-    median: float
-    location: tuple[int, ...]
-    is_massive: bool
-
-
-def massive_activations(states: list[Tensor]) -> list[Activations]:
-    """Find the largest activation in the states (B, T, D) of each block (Sun et al. 2024)."""
-    found = []
-    for state in states:
-        sizes = state.detach().float().abs()
-        largest, median = float(sizes.max()), float(sizes.median())
-        location = tuple(int(i) for i in torch.unravel_index(sizes.argmax(), sizes.shape))
-        found.append(Activations(largest, median, location, largest > max(100.0, 1000 * median)))
-    return found

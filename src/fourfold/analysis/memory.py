@@ -116,8 +116,7 @@ def _counts(model: nn.Module, optimizer: str) -> tuple[int, int, int]:
 
 def format_bytes(count: float) -> str:
     """Format a number of bytes with the largest unit of KiB, MiB and GiB that gives at least 1."""
-    for unit in ("GiB", "MiB"):
-        size = 2 ** {"GiB": 30, "MiB": 20}[unit]
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if count >= size:
             return f"{count / size:,.2f} {unit}"
     return f"{count / 2**10:,.2f} KiB"

@@ -6,14 +6,11 @@ dictionary for one example. It holds the tokens, the predictions, the curves and
 attention map. The weights of all maps are stored outside the document, as one bytes object.
 """
 
-import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
-
-import torch
 
 from fourfold.analysis.attention_maps import attention_layers, select_layers
 from fourfold.environment import commit
@@ -99,7 +96,6 @@ def build_document(
         "provenance": {
             "command": settings.command,
             "checkpoint": settings.checkpoint,
-            "digest": weights_digest(model),
             "version": version("fourfold"),
             "commit": commit(),
             "model": name,
@@ -153,19 +149,10 @@ def _row(
             raise InputError(problem, option="--compare")
         maps, curves = maps + collector.maps, curves + collector.curves
     empty: dict[str, Any] = {"image": None, "steps": [], "classes": []}
-    return {**empty, **row, "maps": maps, "curves": curves}
+    return {"title": example.title, **empty, **row, "maps": maps, "curves": curves}
 
 
 def _few_layers(model: Model) -> tuple[int, ...]:
     """Return the indices of the first, the middle and the last layer of the deepest stack."""
     last = max(layer for _, layer in attention_layers(model).values())
     return tuple(sorted({0, (last + 1) // 2, last}))
-
-
-def weights_digest(model: Model) -> str:
-    """Return a digest of the state dict of a model as 16 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, x in model.state_dict().items():
-        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        digest.update(x.cpu().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]

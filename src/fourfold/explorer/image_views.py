@@ -21,13 +21,12 @@ from fourfold.analysis.attention_maps import Array, attention_layers
 from fourfold.analysis.attention_statistics import patch_distances
 from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.data.vision.features import input_transform
-from fourfold.explorer.inputs import Example, fit, longest_input, short_title, tokenizer_of
-from fourfold.explorer.maps import Collector, Kind
+from fourfold.explorer.inputs import Example, longest_input, short_title, tokenizer_of
+from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.explorer.text_views import TranslationView
-from fourfold.explorer.views import Row, View, short_number
+from fourfold.explorer.views import Row, View
 
 IMAGE_SIDE = 256  # longer side of an image on the page, in pixels
-IMAGE_BYTES = 60_000  # largest size of an image on the page
 FULL_PATCHES = 80  # tokens of a ViT up to which the maps of all examples are stored completely
 VISIBLE = 0.25  # share of the patches that the encoder of a masked autoencoder sees
 
@@ -82,7 +81,6 @@ class ImageView(View):
             collector.add("positions", same, "patches", "patches", range=[-1.0, 1.0])
         pooled = "[CLS]" if n_prefix else "mean of the patches"
         return {
-            "title": example.title,
             "tokens": {"patches": patch_names(side, side, n_prefix), "class": [pooled]},
             "query": 0 if n_prefix else None,
             "image": image_entry(example.picture, [side, side], n_prefix),
@@ -143,7 +141,6 @@ class MaskedImageView(ImageView):
         collector.maps.sort(key=lambda entry: bool(entry["name"] == "encoder"))
         hidden = sorted(set(range(1, len(names))) - set(seen))
         return {
-            "title": example.title,
             "tokens": {"patches": names, "visible": [names[i] for i in seen]},
             "query": hidden[0] if hidden else 0,
             "hint": "Dark patches are hidden from the encoder, and the decoder predicts them.",
@@ -168,8 +165,7 @@ class ImageTextView(ImageView):
         # The published SigLIPs have no start token.
         has_start = not (hasattr(self.model.config, "pad_id") and self.model.source)
         start = [tokenizer.bos_id] if has_start else []
-        limit = longest_input(self.model)
-        ids = fit(tokenizer.encode(text), limit, self.truncate, n_special=1 + len(start))
+        ids = self.fit(tokenizer.encode(text), n_special=1 + len(start))
         return Example(short_title(text), [*start, *ids, tokenizer.eos_id])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
@@ -190,7 +186,7 @@ class ImageTextView(ImageView):
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         model: Any = self.model
         n_prefix, is_siglip = model.config.n_prefix, hasattr(model.config, "pad_id")
-        fields: Row = {"title": example.title, "tokens": {}}
+        fields: Row = {"tokens": {}}
         if example.ids:
             shown = list(example.ids)
             if is_siglip:
@@ -306,9 +302,9 @@ def darken(picture: Array, hidden: Sequence[int], side: int) -> Array:
 
 
 def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | None:
-    """Return the field `image`: a JPEG of at most `IMAGE_BYTES` in a data URL, and its sizes.
+    """Return the field `image`: a JPEG in a data URL, and its sizes.
 
-    A JPEG of the lowest quality may be larger. `grid` is the number of rows and of columns of the
+    `grid` is the number of rows and of columns of the
     patches, before which there are `n_prefix` tokens. The result is None without a picture.
     """
     if picture is None:
@@ -319,11 +315,8 @@ def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | 
         factor = max(1, math.floor(factor))
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC)
-    for quality in (90, 70, 40, 10):
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality)
-        if file.tell() <= IMAGE_BYTES:
-            break
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=80)
     url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
     size_of = {"width": image.width, "height": image.height}
     return {"src": url, **size_of, "grid": grid, "prefix": n_prefix}

@@ -56,38 +56,16 @@ def longest_input(model: Model) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def fit(ids: list[int], limit: int | None, truncate: bool, n_special: int = 0) -> list[int]:
-    """Return at most `limit` - `n_special` ids; a text that is too long is cut at its end.
-
-    Raises:
-        InputError: The text is too long, and `truncate` is False.
-    """
-    n_tokens = len(ids) + n_special
-    if limit is None or n_tokens <= limit:
-        return ids
-    if not truncate:
-        problem = f"has {n_tokens} tokens, but the model reads {limit}; --truncate shortens it"
-        raise InputError(problem, option="the text")
-    return ids[: limit - n_special]
-
-
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     r"""Return the text of each token, with its leading space, for display on the page.
 
-    Bytes of a byte-level token that are no complete character are written as \xE2 and so on.
+    Bytes of a byte-level token that are no complete character are written as \xe2 and so on.
     """
-    names = token_names(tokenizer, ids, _decode)
+    names = token_names(tokenizer, ids, lambda encoded: encoded.decode(errors="backslashreplace"))
     if is_byte_level(tokenizer):
         return names
     special = set(tokenizer.special_ids)
     return [x if i in special else x.replace("▁", " ") for x, i in zip(names, ids, strict=True)]
-
-
-def _decode(encoded: bytes) -> str:
-    try:
-        return encoded.decode()
-    except UnicodeDecodeError:
-        return "".join(f"\\x{byte:02X}" for byte in encoded)
 
 
 def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourfold.analysis.attention_flow import rollout
 from fourfold.analysis.attention_maps import (
@@ -134,7 +134,8 @@ class Collector:
                     point = (record.layer, heads, statistics[0][key][1])
                     points.setdefault((kind.name or record.name, key), []).append(point)
             if record.path in stored:
-                has_heads = record.path in detailed and not _has_one_map(model, record.path)
+                n_heads = getattr(model.get_submodule(record.path), "n_heads", 0)
+                has_heads = record.path in detailed and n_heads > 0
                 maps = torch.cat([mean, weights], 1) if has_heads else mean
                 self._add_layer(maps[0].cpu().numpy(), statistics, record, kind)
 
@@ -170,7 +171,7 @@ class Collector:
             heads = torch.stack([pair.value[0], pair.uniform[0]], -1)
             pairs[name] = torch.cat([heads.mean(0, keepdim=True), heads]).tolist()
         return [
-            {name: [_rounded(x) for x in values[i]] for name, values in pairs.items()}
+            {name: [short_number(x) for x in values[i]] for name, values in pairs.items()}
             for i in range(1 + weights.shape[1])
         ]
 
@@ -227,7 +228,7 @@ class Collector:
             layers = [layer for layer, *_ in found]
             common = {"title": f"{word} of {name} by layer", "xlabel": "layer", "ylabel": axis}
             common["map"] = name  # the page shows the curves of the map that is chosen
-            means = [_rounded(float(np.mean(heads))) for _, heads, _ in found]
+            means = [short_number(float(np.mean(heads))) for _, heads, _ in found]
             spread = [(layer, value) for layer, heads, _ in found for value in heads]
             xs, ys = (list(column) for column in zip(*spread, strict=True))
             suffix = " (other)" if self.model_index else ""
@@ -240,9 +241,6 @@ class Collector:
                 self.curves.append({**common, "label": "uniform", "x": layers, "y": uniform})
 
 
-def _has_one_map(model: nn.Module, path: str) -> bool:
-    return getattr(model.get_submodule(path), "n_heads", 0) == 0
-
-
-def _rounded(value: float) -> float:
+def short_number(value: float) -> float:
+    """Return a number rounded to `DIGITS` significant digits."""
     return float(f"{value:.{DIGITS}g}")

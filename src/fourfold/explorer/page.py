@@ -16,10 +16,6 @@ import numpy as np
 
 from fourfold.analysis.attention_maps import Array, quantize
 
-CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
-)
-
 
 def pack(array: Array, triangle: bool = False, precision: int = 8) -> bytes:
     """Return the bytes of an attention map (T, S) with weights in [0, 1], row by row.
@@ -40,7 +36,8 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
     style, frame = _read("look.css"), _read("look.html")
     script = _read("pure.js") + _read("look.js").removeprefix('"use strict";\n')
     parts = {
-        "title": html.escape(_printable(document["title"])),
+        # `repr` escapes control characters, line separators and lone surrogates.
+        "title": html.escape(repr(document["title"])[1:-1]),
         "policy": "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src '{_digest(style)}'; script-src '{_digest(script)}'",
         "style": style,
@@ -59,9 +56,3 @@ def _read(name: str) -> str:
 def _digest(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _printable(text: str) -> str:
-    """Return a text in which line breaks, control characters and lone spaces are visible."""
-    marked = text.replace("\n", "↵") if text.strip(" ") else "␣" * len(text)
-    return CONTROL.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", marked)

@@ -18,15 +18,14 @@ from fourfold.data.text.segments import join_segments, n_special_tokens
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
-    fit,
     longest_input,
     real_rows,
     short_title,
     token_texts,
     tokenizer_of,
 )
-from fourfold.explorer.maps import Collector, Kind
-from fourfold.explorer.views import Row, View, short_number
+from fourfold.explorer.maps import Collector, Kind, short_number
+from fourfold.explorer.views import Row, View
 from fourfold.generation import generate
 from fourfold.losses import IGNORE_INDEX
 
@@ -45,7 +44,7 @@ class CausalView(View):
         """Convert a prompt; an empty one is replaced by the end-of-document token."""
         tokenizer = tokenizer_of(self.model)
         ids = tokenizer.encode(text) or [tokenizer.eos_id]
-        return Example(short_title(text), fit(ids, longest_input(self.model), self.truncate))
+        return Example(short_title(text), self.fit(ids))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a `CausalBatch`, whose first tokens, at most 64, are prompts."""
@@ -79,7 +78,7 @@ class CausalView(View):
         logits, ranks = self.run(collector, {"self": kind}, batch.roll(-1, 1), batch)
         positions = {token: token - 1 for token in range(max(n_prompt, 1), len(ids))}
         steps = self.steps(logits, ids, positions, ranks, "generate", list="tokens")
-        return {**self.tokens(tokens=ids), "title": example.title, "steps": steps}
+        return {**self.tokens(tokens=ids), "steps": steps}
 
 
 class MaskedView(View):
@@ -99,7 +98,7 @@ class MaskedView(View):
             is_last = number == len(pieces) - 1
             ids += tokenizer.encode(piece if is_last else piece.rstrip())
             ids += [] if is_last or mask is None else [mask]
-        ids = fit(ids, longest_input(self.model), self.truncate, n_special=2)
+        ids = self.fit(ids, n_special=2)
         return Example(short_title(text), [tokenizer.bos_id, *ids, tokenizer.eos_id])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
@@ -121,7 +120,7 @@ class MaskedView(View):
         kind = Kind("tokens", "tokens", ids=batch[0], separators=ends, rollout="rollout")
         segments = example.segments
         options = {} if segments is None else {"segments": self.tensor(segments)}
-        fields = {"title": example.title, "segments": example.segments}
+        fields = {"segments": example.segments}
         if not self.model.config.head:  # an encoder, such as that of sentence embeddings
             encode = partial(self.model.encode, batch, **options)
             collector.collect(self.model, encode, {"self": kind})
@@ -149,11 +148,10 @@ class TranslationView(View):
         """Convert a source text; the decoder reads `target` instead of its own, if it is given."""
         tokenizer = tokenizer_of(self.model)
         prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
-        limit, end = longest_input(self.model), [tokenizer.eos_id]
-        ids = fit(tokenizer.encode(text), limit, self.truncate, n_special=len(prefix) + 1)
-        wanted = None
+        ids = self.fit(tokenizer.encode(text), n_special=len(prefix) + 1)
+        end, wanted = [tokenizer.eos_id], None
         if target is not None:
-            wanted = fit(tokenizer.encode(target), limit, self.truncate, n_special=1) + end
+            wanted = self.fit(tokenizer.encode(target), n_special=1) + end
         return Example(short_title(text), [*prefix, *ids, *end], wanted)
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
@@ -200,8 +198,7 @@ class ClassifierView(View):
         encoded = [tokenizer.encode(part) for part in texts]
         separators = self.model.artifacts.get("n_separators", 1)
         n_tokens = sum(map(len, encoded)) + n_special_tokens(len(encoded), separators)
-        limit = longest_input(self.model)
-        kept = len(fit([0] * n_tokens, limit, self.truncate))
+        kept = len(self.fit([0] * n_tokens))
         columns = [RaggedArray(np.array(ids, np.int64), np.array([0, len(ids)])) for ids in encoded]
         rows, first = join_segments(columns, tokenizer, kept, separators)
         ids = rows[0].tolist()
@@ -231,7 +228,7 @@ class ClassifierView(View):
 
         output = collector.collect(self.model, forward, {"self": kind})
         classes = self.classes(output[0]) if output.ndim == 2 else []
-        fields = {"title": example.title, "classes": classes, "segments": example.segments}
+        fields = {"classes": classes, "segments": example.segments}
         return {**self.tokens(tokens=example.ids), **fields}
 
 
@@ -290,5 +287,4 @@ class DocumentView(View):
             "sentences": [short_title(tokenizer.decode(row), 40) for row in example.sentences],
             "words": [word for row in names for word in row],
         }
-        fields = {"title": example.title, "tokens": lists, "text": {"sentences": text}}
-        return {**fields, "classes": self.classes(logits)}
+        return {"tokens": lists, "text": {"sentences": text}, "classes": self.classes(logits)}

@@ -17,12 +17,13 @@ from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
     Hypothesis,
+    longest_input,
     special_positions,
     token_texts,
     tokenizer_of,
     word_numbers,
 )
-from fourfold.explorer.maps import Collector, Kind
+from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.generation import beam_search
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.layers.base_model import Model
@@ -87,6 +88,20 @@ class View:
         for the first example of the page.
         """
         raise NotImplementedError
+
+    def fit(self, ids: list[int], n_special: int = 0) -> list[int]:
+        """Return ids that fit into the model beside `n_special` special tokens.
+
+        Raises:
+            InputError: The text is too long, and `truncate` is False.
+        """
+        limit, n_tokens = longest_input(self.model), len(ids) + n_special
+        if limit is None or n_tokens <= limit:
+            return ids
+        if not self.truncate:
+            problem = f"has {n_tokens} tokens, but the model reads {limit}; --truncate shortens it"
+            raise InputError(problem, option="the text")
+        return ids[: limit - n_special]
 
     def tensor(self, ids: Any) -> Tensor:
         """Return T integers as an int64 tensor (1, T) on the device of the model."""
@@ -181,7 +196,7 @@ class View:
         logits, ranks = self.run(collector, kinds, self.tensor(target), x, inputs)
         positions = {i: i for i in range(len(target))}
         steps = self.steps(logits, target, positions, ranks, "generate", list="target")
-        return {"title": example.title, "steps": steps, "beams": self.beams(example)}
+        return {"steps": steps, "beams": self.beams(example)}
 
     def decoder_inputs(self, example: Example) -> list[int]:
         """Return the ids that the decoder reads: start token, and target without its end."""
@@ -250,8 +265,3 @@ class View:
         """Id of the token that the decoder reads first."""
         found = getattr(self.model.generation_defaults, "bos_id", None)
         return tokenizer_of(self.model).bos_id if found is None else int(found)
-
-
-def short_number(value: float) -> float:
-    """Return a number rounded to four significant digits."""
-    return float(f"{value:.4g}")

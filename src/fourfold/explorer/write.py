@@ -118,17 +118,14 @@ def look(
     chosen = None if layers is None else tuple(layers)
     settings = Settings(chosen, precision, generate, truncate, "fourfold.look", name)
     view = make_view(loaded, settings)
-    examples = read_examples(view, _list(text), _list(source), _list(target), _list(image))
+    inputs = (
+        [] if given is None else [given] if isinstance(given, str | Path) else given
+        for given in (text, source, target, image)
+    )
+    examples = read_examples(view, *(list(map(str, given)) for given in inputs))
     if not examples:
         raise InputError("must be given, or an image", option="text")
-    return make_page(loaded, examples, settings, other)
-
-
-def make_page(
-    model: Model, examples: Sequence[Example], settings: Settings, other: Model | None = None
-) -> Page:
-    """Return the page of `build_document`, which has the same arguments."""
-    return Page.join([build_document(model, examples, settings, other)])
+    return Page.join([build_document(loaded, examples, settings, other)])
 
 
 def first_examples(view: View, data: Any, n_rows: int, split: str = "test") -> list[Example]:
@@ -164,12 +161,6 @@ def read_examples(
     return [*(view.from_text(*pair) for pair in pairs), *map(view.from_image, images)]
 
 
-def _list(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return [str(value)] if isinstance(value, str | Path) else [str(item) for item in value]
-
-
 def make_task_page(task: Any, split: str, n_rows: int, checkpoint: str) -> Page:
     """Return the page of the first examples of a split of the DataModule of a task."""
     defaults = generation_defaults(task.init_args())
@@ -178,4 +169,4 @@ def make_task_page(task: Any, split: str, n_rows: int, checkpoint: str) -> Page:
     settings = Settings(checkpoint=checkpoint)
     with torch.inference_mode():
         examples = first_examples(make_view(model, settings), task.datamodule, n_rows, split)
-        return make_page(model, examples, settings)
+        return Page.join([build_document(model, examples, settings)])

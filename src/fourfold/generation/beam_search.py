@@ -29,8 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.validation import MAX_BEAMS, check_choice, check_positive
-from fourfold.errors import InputError
+from fourfold.core.validation import MAX_BEAMS, check_choice, check_range
 from fourfold.generation.caches import beam_cache
 from fourfold.generation.inputs import GenerationInputs, require
 from fourfold.generation.renamed import renamed
@@ -280,17 +279,10 @@ def beam_search(
     return (ids[:, 0], scores[:, 0].clone()) if n_best == 1 else (ids, scores.clone())
 
 
-def _check_options(
-    vocab_size: int, num_beams: int, n_best: int, alpha: float, penalty: str
-) -> None:
+def _check_options(vocab_size: int, num_beams: int, n_best: int, alpha: float, kind: str) -> None:
     """Raise InputError if an option of beam search is unknown or outside its range."""
-    check_choice("length_penalty_type", penalty, tuple(LENGTH_PENALTIES))
-    if not math.isfinite(alpha):
-        raise InputError(f"must be finite, got {alpha}", option="length_penalty")
-    check_positive("num_beams", num_beams, MAX_BEAMS)  # a stranger's file may store it
-    limits = [("num_beams", num_beams, "the vocabulary size", vocab_size)]
-    limits.append(("n_best", n_best, "num_beams =", num_beams))
-    for name, value, meaning, largest in limits:
-        if not 1 <= value <= largest:
-            message = f"must lie between 1 and {meaning} {largest}, got {value}"
-            raise InputError(message, option=name)
+    check_choice("length_penalty_type", kind, tuple(LENGTH_PENALTIES))
+    check_range("length_penalty", alpha)  # finite
+    # A stranger's file may store the number of beams.
+    check_range("num_beams", num_beams, minimum=1, maximum=min(MAX_BEAMS, vocab_size))
+    check_range("n_best", n_best, minimum=1, maximum=num_beams)

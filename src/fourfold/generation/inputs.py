@@ -68,45 +68,37 @@ class GenerationInputs:
         given = stored if eos_id is None else eos_id
         self.eos_ids = tuple(given) if isinstance(given, Sequence) else (given,)
         self.pad_id: int = first_known(pad_id, defaults.pad_id, *self.eos_ids, 0)
-        if model.accepts_images:
-            self._check_images()
-        else:
-            self._check_tokens()
+        self._check_tensors()
         shape = (len(ids), 1) if model.accepts_images else ids.shape
         self.real = torch.ones(shape, dtype=torch.bool, device=ids.device) if mask is None else mask
         self.lengths = self.real.sum(dim=1)
         self._check_lengths()
-        self._check_special_tokens()
+        if self.is_seq2seq:
+            require("bos_id", self.bos_id is not None, "first token of a target")
+        # A token outside the vocabulary would never end a sequence.
+        tokens = [("bos_id", self.bos_id)] if self.is_seq2seq else []
+        for name, token in [*tokens, *(("eos_id", token) for token in self.eos_ids)]:
+            check_type(name, token, int)
+            check_range(name, token, minimum=0, below=self.vocab_size)
 
-    def _check_images(self) -> None:
-        """Raise InputError unless the images are a batch (B, C, side, side) without a mask."""
-        images = self.ids
-        is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.numel() > 0
-        if not is_batch or not images.is_floating_point():
-            message = f"must be float images (B, C, side, side), got {_describe(images)}"
+    def _check_tensors(self) -> None:
+        """Raise InputError unless inputs and mask have valid shapes, data types and values."""
+        ids, mask, is_image = self.ids, self.mask, self.model.accepts_images
+        kind = "float images (B, C, side, side)" if is_image else "int64 token ids (B, T)"
+        is_valid = ids.is_floating_point() if is_image else ids.dtype == torch.int64
+        if not is_valid or ids.ndim != (4 if is_image else 2) or not ids.numel():
+            message = f"must be {kind}, got {ids.dtype} {tuple(ids.shape)}"
             raise InputError(message, option=self.ids_name)
-        if self.mask is not None:
-            raise InputError("must be None for images", option=self.mask_name)
-
-    def _check_tokens(self) -> None:
-        """Raise InputError unless token ids and mask have valid shapes, data types and values."""
-        ids: Any = self.ids  # a user may pass anything
-        is_tensor = isinstance(ids, Tensor)
-        if not is_tensor or ids.dtype != torch.int64 or ids.ndim != 2 or not ids.numel():
-            message = f"must be a tensor of int64 token ids (B, T), got {_describe(ids)}"
-            if is_tensor and ids.ndim == 1:
-                message += f"; add a dimension with {self.ids_name}[None]"
-            raise InputError(message, option=self.ids_name)
-        last = (self.reader_config.vocab_size or self.vocab_size) - 1
-        for value in (int(ids.min()), int(ids.max())):
-            if not 0 <= value <= last:
-                message = f"must be token ids from 0 to {last}, got {value}"
-                raise InputError(message, option=self.ids_name)
-        mask: Any = self.mask
+        if not is_image:
+            # On a GPU, an id outside the vocabulary would end the process without naming it.
+            last = (self.reader_config.vocab_size or self.vocab_size) - 1
+            for value in (int(ids.min()), int(ids.max())):
+                check_range(self.ids_name, value, minimum=0, maximum=last)
         if mask is None:
             return
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
-            message = f"must be a bool tensor {tuple(ids.shape)}, got {_describe(mask)}"
+        if is_image or mask.dtype != torch.bool or mask.shape != ids.shape:
+            wanted = "None for images" if is_image else f"a bool tensor {tuple(ids.shape)}"
+            message = f"must be {wanted}, got {mask.dtype} {tuple(mask.shape)}"
             raise InputError(message, option=self.mask_name)
         if self.model.is_recurrent and not self.is_seq2seq and not bool(mask.all()):
             message = "must not mark padding for a recurrent model: prompts must have equal lengths"
@@ -125,25 +117,10 @@ class GenerationInputs:
             message = f"must have at most max_len = {max_len} tokens, got {longest} in row {row}"
             raise InputError(message, option=self.ids_name)
 
-    def _check_special_tokens(self) -> None:
-        """Raise InputError unless the needed special tokens are known and in the vocabulary."""
-        if self.is_seq2seq:
-            require("bos_id", self.bos_id is not None, "first token of a target")
-        last = self.vocab_size - 1
-        tokens = [("bos_id", self.bos_id)] if self.is_seq2seq else []
-        for name, token in [*tokens, *(("eos_id", token) for token in self.eos_ids)]:
-            if not (isinstance(token, int) and 0 <= token <= last):
-                raise InputError(f"must be a token id from 0 to {last}, got {token!r}", option=name)
-
     def suppressed(self, tokens: Sequence[int] | None) -> Tensor | None:
         """Return the ids of the tokens that must not be generated, (n,) int64; None for none."""
-        tokens = () if tokens is None else tokens
-        check_type("suppress_tokens", tokens, Sequence)
-        for token in tokens:
-            check_type("suppress_tokens", token, int)
+        for token in tokens or ():  # -1 would be the last token
             check_range("suppress_tokens", token, minimum=0, below=self.vocab_size)
-        if len(set(tokens)) == self.vocab_size:
-            raise InputError("must leave a token of the vocabulary", option="suppress_tokens")
         return torch.tensor(list(tokens), device=self.ids.device) if tokens else None
 
     @property
@@ -199,10 +176,3 @@ def require(name: str, is_known: bool, meaning: str) -> None:
     """Raise InputError unless the special token of the argument `name` is known."""
     if not is_known:
         raise InputError(f"must be given: the model does not store the {meaning}", option=name)
-
-
-def _describe(x: object) -> str:
-    """Describe a value for an error message, such as "int64 (2, 3)" for a tensor or "a list"."""
-    if isinstance(x, Tensor):
-        return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
-    return f"a {type(x).__name__}"

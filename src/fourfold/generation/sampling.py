@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fourfold.core.validation import check_positive, check_range
-from fourfold.errors import InputError
 from fourfold.generation.step import Step, check_logits
 from fourfold.losses import upcast_fp32
 
@@ -49,8 +48,7 @@ class TokenSampler:
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, minimum=0.0)
         check_positive("top_k", self.top_k)
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"must lie in (0, 1], got {self.top_p}", option="top_p")
+        check_range("top_p", 1.0 if self.top_p is None else self.top_p, above=0.0, maximum=1.0)
 
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
         """Choose tokens (N,) for logits (N, V) by inverting the cumulative distribution at `draws`.

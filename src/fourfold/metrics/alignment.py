@@ -49,21 +49,6 @@ def diagonal_links(n_source: int, n_target: int) -> set[Link]:
     return {((2 * t + 1) * n_source // (2 * n_target), t) for t in range(n_target)}
 
 
-class LinkCounts(NamedTuple):
-    """Numbers of links of a sentence pair: found sure, found possible, all found, all sure ones."""
-
-    sure: float
-    possible: float
-    found: float
-    reference: float
-
-
-def count_links(links: Iterable[Link], reference: ReferenceLinks) -> LinkCounts:
-    """Count the links of an aligner in a sentence pair, and those that are reference links."""
-    found, (sure, possible) = set(links), reference
-    return LinkCounts(len(found & sure), len(found & possible), len(found), len(sure))
-
-
 class AlignmentErrorRate(RowMetric):
     """Alignment error rate (Och and Ney 2003), precision and recall of links over sentence pairs.
 
@@ -71,8 +56,10 @@ class AlignmentErrorRate(RowMetric):
     1 - (|A and S| + |A and P|) / (|A| + |S|), for sums over all sentence pairs.
     """
 
-    def update(self, row: int, counts: LinkCounts) -> None:
-        self.rows.append((row, counts))
+    def update(self, row: int, links: Iterable[Link], reference: ReferenceLinks) -> None:
+        """Add the links of an aligner in a sentence pair, and those of the annotators."""
+        found, (sure, possible) = set(links), reference
+        self.rows.append((row, (len(found & sure), len(found & possible), len(found), len(sure))))
 
     def compute(self) -> dict[str, float]:
         """Return aer, precision (share of possible among found links) and recall by name."""

@@ -51,7 +51,10 @@ class CaptionScores(TranslationScores):
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)
         scores = super().compute(language, groups)
-        sums, resampled = table.sum(0), bleu_of_counts(resamples(len(table)) @ table)
+        n = len(table)
+        # How often each resample contains each image.
+        drawn = np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)
+        sums, resampled = table.sum(0), bleu_of_counts(drawn @ table)
         for order, value in enumerate(bleu_of_counts(sums), start=1):
             low, high = np.percentile(resampled[:, order - 1], PERCENTILES)
             names = (f"bleu{order}", f"bleu{order}_low", f"bleu{order}_high")
@@ -63,27 +66,13 @@ class CaptionScores(TranslationScores):
 
 def caption_counts(pairs: Sequence[tuple[str, str | list[str]]]) -> np.ndarray:
     """Count the n-grams and words of the caption of each image, for `bleu_of_counts`."""
-    divided = []
+    bleu, rows = BLEU(tokenize="none", effective_order=True), []  # only to count
     for hypothesis, references in pairs:
         several = [references] if isinstance(references, str) else references
         texts = [" ".join(caption_tokens(text)) for text in (hypothesis, *several)]
-        divided.append((texts[0], texts[1:]))
-    return ngram_counts(divided, "none")
-
-
-def ngram_counts(
-    pairs: Sequence[tuple[str, Sequence[str]]], tokenize: str | None = None
-) -> np.ndarray:
-    """Return the counts (examples, 10) of `bleu_of_counts`, by default with the tokenizer 13a."""
-    bleu = BLEU(tokenize=tokenize, effective_order=True)  # only to count n-grams and lengths
-    scores = [bleu.sentence_score(hypothesis, references) for hypothesis, references in pairs]
-    rows = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
+        score = bleu.sentence_score(texts[0], texts[1:])
+        rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
     return np.array(rows, dtype=np.float64)
-
-
-def resamples(n: int) -> np.ndarray:
-    """Draw how often each of N_RESAMPLES resamples contains each of n images, with a fixed seed."""
-    return np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)
 
 
 def bleu_of_counts(counts: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from fourfold import models
 from fourfold.analysis.attention_properties import (
     LayerProperties,
     ScoreStatistics,
@@ -46,13 +45,10 @@ Setup = Mapping[str, Any]
 DISTANCES = (1, 5, 10, 20, 50, 100)  # between two tokens, for gradient norms
 
 
-def _model(setup: Setup) -> models.Model:
+def _model(setup: Setup) -> Any:
     """Build the model of a row of a table on the meta device, without weight values."""
-    name = setup["model"]
-    config = getattr(models, f"{name}Config")(**setup["config"])
     with torch.device("meta"):
-        model: models.Model = getattr(models, name)(config)
-    return model
+        return build(setup)
 
 
 def parameters(setup: Setup) -> int:

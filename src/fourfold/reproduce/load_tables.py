@@ -112,15 +112,10 @@ def find_tables(names: list[str]) -> list[Table]:
         InputError: A name is unknown. The message lists the known names.
     """
     tables = {table.name: table for table in all_tables()}
-    selected: dict[str, Table] = {}
     for name in names:
-        paper = name.partition("/")[0]
-        check_choice("TABLE", paper, (*papers(), "all"))
-        of_paper = {n: t for n, t in tables.items() if paper in ("all", n.partition("/")[0])}
-        if name != paper:
-            check_choice("TABLE", name, tuple(of_paper))
-        selected |= of_paper if name == paper else {name: tables[name]}
-    return list(selected.values())
+        check_choice("TABLE", name, (*papers(), "all", *tables))
+    chosen = (n for name in names for n in tables if name in ("all", n, n.partition("/")[0]))
+    return [tables[name] for name in dict.fromkeys(chosen)]
 
 
 def list_tables(tables: Sequence[Table], out: Path) -> None:

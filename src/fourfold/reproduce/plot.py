@@ -24,7 +24,6 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
     Cells for which we have no number, because they were not run or contain a formula, are left
     out. Nothing is written if all cells are left out.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     known = [cell for cell in cells if cell.numbers]
@@ -39,7 +38,6 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
     heights = [PANEL_MARGIN + ROW_HEIGHT * len(panel) for panel in panels]
     heights += [CURVE_PANEL_HEIGHT] * len(curves)
     figure = Figure(figsize=(FIGURE_WIDTH, sum(heights)), layout="tight")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, panel in zip(axes, panels, strict=False):
         _draw_column(axis, table, panel)

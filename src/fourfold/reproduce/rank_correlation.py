@@ -3,7 +3,6 @@
 The correlation shows to what extent our measurements order the rows of a table as the paper does.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,29 +57,28 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[RankCorrelation]
 def rank_correlation(title: str, pairs: np.ndarray) -> RankCorrelation:
     """Compute the rank correlation of one column from (R, 2) printed and measured numbers."""
     rng = np.random.default_rng(0)
-    paper = ranks(pairs[:, 0])
-    ours = ranks(pairs[:, 1])
-    rho = correlation(paper, ours)
-    shuffled = [correlation(paper, rng.permutation(ours)) for _ in range(RESAMPLES)]
-    p = (1 + sum(x >= rho - 1e-12 for x in shuffled)) / (RESAMPLES + 1)
-    samples = (pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(RESAMPLES))
-    resampled = [correlation(ranks(sample[:, 0]), ranks(sample[:, 1])) for sample in samples]
-    low, high = np.nanpercentile(resampled, [2.5, 97.5]) if not math.isnan(rho) else (rho, rho)
+    paper, ours = ranks(pairs.T)
+    rho = float(correlation(paper, ours))
+    shuffled = correlation(paper, np.stack([rng.permutation(ours) for _ in range(RESAMPLES)]))
+    p = (1 + (shuffled >= rho - 1e-12).sum()) / (RESAMPLES + 1)
+    samples = pairs.T[:, rng.integers(len(pairs), size=(RESAMPLES, len(pairs)))]
+    low, high = (
+        np.nanpercentile(correlation(*ranks(samples)), [2.5, 97.5]) if rho == rho else [rho] * 2
+    )
     return RankCorrelation(title, len(pairs), rho, float(low), float(high), float(p))
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the ranks (N,) of numbers (N,) as float64.
+    """Return the ranks (..., N) of numbers (..., N) as float64, along the last dimension.
 
     The smallest number has rank 1. Equal numbers get the mean of their ranks.
     """
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return ((last - counts + 1 + last) / 2)[index]
+    a, b = values[..., None], values[..., None, :]
+    return (a > b).sum(-1) + ((a == b).sum(-1) + 1) / 2
 
 
-def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Return Pearson's correlation of two arrays of shape (N,); nan if an array is constant."""
-    a, b = a - a.mean(), b - b.mean()
-    norm = math.sqrt(float((a @ a) * (b @ b)))
-    return float(a @ b) / norm if norm else math.nan
+def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return Pearson's correlation (...) of arrays (..., N); nan where an array is constant."""
+    a, b = (x - x.mean(-1, keepdims=True) for x in (a, b))
+    with np.errstate(invalid="ignore"):
+        return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))

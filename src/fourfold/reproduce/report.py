@@ -1,7 +1,5 @@
 """Report of a reproduced table as Markdown, CSV and JSON."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +7,7 @@ from typing import Any
 
 from fourfold.reproduce.cells import Cell, count_verdicts, format_number, format_value
 from fourfold.reproduce.rank_correlation import RankCorrelation
-from fourfold.reproduce.statements import as_list, judge
+from fourfold.reproduce.statements import as_list, csv_text, judge
 from fourfold.reproduce.tables import Column, Paper, Table
 
 METHODS = {"exact": "computed", "measured": "timed", "weights": "official weights"}  # or trained
@@ -115,15 +113,14 @@ def left_out(table: Table, tier: str) -> str:
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
     """Format the cells of a table as CSV, with the headings `FIELDS` and one line per cell."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, FIELDS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+    rows = []
     for cell in cells:
         mean = cell.mean if cell.mean is not None else "".join(map(str, cell.values))
         unit = table.columns[cell.column].unit
         texts = {"unit": unit, "ours": mean, "seeds": " ".join(map(str, cell.seeds))}
-        writer.writerow({**cell.as_dict(), "paper": cell.printed, **texts})
-    return out.getvalue()
+        entry = {**cell.as_dict(), "paper": cell.printed, **texts}
+        rows.append([entry[name] for name in FIELDS])
+    return csv_text(FIELDS, rows)
 
 
 def content(

@@ -21,7 +21,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -113,12 +113,17 @@ def as_list(table: Table, judged: Mapping[str, Step]) -> str:
 
 def as_csv(table: Table, judged: Mapping[str, Step]) -> str:
     """Format verdicts as CSV, with the headings `FIELDS` and one line per statement."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(FIELDS)
+    rows = []
     for name, step in judged.items():
         of = table.statements[name]
         what = (name, of.column, table.columns[of.column].better, of.order, of.source)
         numbers = ("" if x is None else f"{x:.4g}" for x in (step.effect, step.low, step.high))
-        writer.writerow((*what, step.verdict, step.seeds, *numbers))
+        rows.append((*what, step.verdict, step.seeds, *numbers))
+    return csv_text(FIELDS, rows)
+
+
+def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format rows as CSV, below their headings."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([headings, *rows])
     return out.getvalue()

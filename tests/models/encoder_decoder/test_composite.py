@@ -269,7 +269,7 @@ def test_encoder_and_decoder_have_separate_lengths_and_vocabularies() -> None:
         InputError, match="src must have at most max_len = 24 tokens, got 25 in row 0"
     ):
         beam_search(model, torch.full((1, 25), 3), 2)
-    with pytest.raises(InputError, match="src must be token ids from 0 to 39, got 40"):
+    with pytest.raises(InputError, match="src must be at least 0 and at most 39, got 40"):
         beam_search(model, torch.tensor([[3, 40]]), 2)
     with pytest.raises(InputError, match="bos_id must be a token id from 0 to 28, got 39"):
         beam_search(model, src, 2, bos_id=39)

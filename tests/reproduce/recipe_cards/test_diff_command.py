@@ -71,7 +71,7 @@ def test_a_card_against_a_config(capsys: pytest.CaptureFixture[str], root: Path)
         (["bert_base", "bert_bose"], "did you mean bert_base?"),
         (
             ["bert_base", "qqqq"],
-            "RECIPE must be a recipe card, a config or a packaged recipe, got qqqq; `fourfold diff",
+            "RECIPE must be one of annotated_transformer, ",
         ),
         (["bert_base", "configs/none.yaml"], "configs/none.yaml: the config file does not exist"),
         (

@@ -8,13 +8,12 @@ these keys.
 """
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 import yaml
 
-from fourfold.errors import InputError
+from fourfold.core.validation import check_choice
 from fourfold.reproduce.load_tables import DATA
 from fourfold.reproduce.tables import make
 
@@ -121,11 +120,7 @@ def find_card(name: str) -> Card:
     """Return the recipe card of the package with a given name.
 
     Raises:
-        InputError: The name is unknown. The message contains the closest name.
+        InputError: The name is unknown. The message lists the known names.
     """
-    if name not in cards():
-        close = get_close_matches(name, cards(), n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "`fourfold diff --list` shows all"
-        message = f"must be a recipe card, a config or a packaged recipe, got {name}; {hint}"
-        raise InputError(message, option="RECIPE")
+    check_choice("RECIPE", name, tuple(cards()))
     return cards()[name]

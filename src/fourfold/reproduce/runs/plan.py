@@ -11,7 +11,6 @@ run has no training.
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,78 +31,28 @@ SECTIONS = {
 Changes = dict[str, Any]  # changes of a recipe for one row, see `Row`
 
 
-@dataclass(frozen=True)
-class RowPlan:
-    """Plan of the runs of one row of a table in one tier with one seed."""
+def row_runs(
+    table: Table, tier: str, row: Row, seed: int, runs: Path, machine: Machine
+) -> dict[str, Run]:
+    """Return the runs that one row of a table needs with one seed, in order of execution.
 
-    table: Table
-    tier: str
-    row: Row
-    seed: int
-    folder: Path  # contains all run directories (RUNS)
-    machine: Machine
+    The key of the first training is "", that of a further training the name of its part, and that
+    of a teacher "teacher". The first training and the teacher may be of other rows.
 
-    def runs(self) -> dict[str, Run]:
-        """Return the runs that the row needs, in order of execution.
+    Raises:
+        InputError: A recipe is missing, or `start`, `words` or `teacher` names an unknown row.
+    """
+    recipe, own = table.tiers[tier], row.runs[tier]
+    each = own.get("each", {})
+    changes = merged(each, own)
 
-        The key of the first training is "", that of a further training the name of its part, and
-        that of a teacher "teacher". The first training and the teacher may be of other rows.
-
-        Raises:
-            InputError: A recipe is missing, or `start`, `words` or `teacher` names an unknown row.
-        """
-        recipe, changes = self.table.tiers[self.tier], self.row.runs[self.tier]
-        each = changes.get("each", {})
-        changes = merged(each, changes)
-        planned = self._teacher_and_first(recipe, changes)
-        first = planned.get("")
-        for part, part_recipe in recipe.parts.items():
-            own = merged(each, changes.get(part, {}))
-            if own is None:  # null: the row has no such part
-                continue
-            start = first if part in recipe.then else None
-            options: list[str] = []
-            if start and "words" in changes:
-                options = ["--data.tokenizer.file", str(start.folder / "checkpoints" / "last.ckpt")]
-            elif start:
-                options = ["--model.init_from", str(start.folder)]
-            planned[part] = self._run(part, part_recipe, own, options, start)
-        return planned
-
-    def _teacher_and_first(self, recipe: Tier, changes: Changes) -> dict[str, Run]:
-        """Return the runs that come before the later trainings of the row."""
-        start = changes.get("start", self.row.name)
-        planned: dict[str, Run] = {}
-        if "teacher" in changes:
-            planned["teacher"] = self._other_row("teacher", changes["teacher"])
-        if "words" in changes:
-            planned[""] = self._other_row("words", changes["words"])
-        elif start not in (RANDOM, self.row.name):
-            planned[""] = self._other_row("start", start)
-        elif start != RANDOM and recipe.config:
-            teacher = planned.get("teacher")
-            options = ["--model.teacher", str(teacher.folder)] if teacher else []
-            planned[""] = self._run("", recipe, changes, options, teacher)
-        return planned
-
-    def _other_row(self, key: str, name: str) -> Run:
-        """Return the first training of another row, given as ROW or PAPER/TABLE/ROW."""
-        table_name, _, row = name.rpartition("/")
-        table = find_tables([table_name])[0] if table_name else self.table
-        rows = {r.name: r for r in table.rows_of(self.tier) if "start" not in r.runs[self.tier]}
-        check_choice(f"{self.table.name}, row {self.row.name}: {key}", row, tuple(rows))
-        return replace(self, table=table, row=rows[row]).runs()[""]
-
-    def _run(
-        self, part: str, recipe: Recipe, changes: Changes, links: list[str], start: Run | None
+    def train(
+        part: str, recipe: Recipe, changes: Changes, link: list[str], start: Run | None
     ) -> Run:
-        """Return one training of the row; `links` are options with paths of the run `start`."""
         config = find_config(changes.get("recipe", recipe.config))
         changed = merged(recipe.options, {k: v for k, v in changes.items() if k in SECTIONS})
-        names = (self.table.name, self.row.name, part, self.seed)
-        parts = (self.table.name, self.tier, self.row.name, part, f"seed_{self.seed}")
-        folder = self.folder.joinpath(*parts)
-        where = [*links, "--run_dir", str(folder), "--seed_everything", str(self.seed)]
+        folder = runs.joinpath(table.name, tier, row.name, part, f"seed_{seed}")
+        where = [*link, "--run_dir", str(folder), "--seed_everything", str(seed)]
         fit, test = (
             ["--config", config, *options(given), *where]
             for given in (changed, merged(changed, recipe.test))
@@ -111,7 +60,35 @@ class RowPlan:
         if isinstance(recipe, Tier) and not recipe.train:
             fit = []
         minutes = changes.get("minutes", recipe.minutes)
-        return Run(*names, folder, recipe, fit, test, start, minutes, self.machine)
+        names = (table.name, row.name, part, seed)
+        return Run(*names, folder, recipe, fit, test, start, minutes, machine)
+
+    def other(key: str) -> Run:  # first training of another row, given as ROW or PAPER/TABLE/ROW
+        table_name, _, name = changes[key].rpartition("/")
+        of = find_tables([table_name])[0] if table_name else table
+        known = {r.name: r for r in of.rows_of(tier) if "start" not in r.runs[tier]}
+        check_choice(f"{table.name}, row {row.name}: {key}", name, tuple(known))
+        return row_runs(of, tier, known[name], seed, runs, machine)[""]
+
+    planned = {"teacher": other("teacher")} if "teacher" in changes else {}
+    key = "words" if "words" in changes else "start"
+    first = changes.get(key, row.name)
+    if first not in (RANDOM, row.name):
+        planned[""] = other(key)
+    elif first != RANDOM and recipe.config:
+        teacher = planned.get("teacher")
+        link = ["--model.teacher", str(teacher.folder)] if teacher else []
+        planned[""] = train("", recipe, changes, link, teacher)
+    for part, part_recipe in recipe.parts.items():
+        of_part = merged(each, changes.get(part, {}))
+        if of_part is None:  # null: the row has no such part
+            continue
+        start = planned.get("") if part in recipe.then else None
+        link = ["--model.init_from", str(start.folder)] if start else []
+        if start and "words" in changes:
+            link = ["--data.tokenizer.file", str(start.folder / "checkpoints" / "last.ckpt")]
+        planned[part] = train(part, part_recipe, of_part, link, start)
+    return planned
 
 
 def plan_runs(
@@ -128,7 +105,7 @@ def plan_runs(
         run.folder: run
         for seed in range(n_seeds)
         for row in rows
-        for last in RowPlan(table, tier, row, seed, runs, machine).runs().values()
+        for last in row_runs(table, tier, row, seed, runs, machine).values()
         for run in last.with_starts()
     }
     return list(planned.values())

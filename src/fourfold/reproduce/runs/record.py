@@ -15,7 +15,7 @@ from typing import Any
 
 from fourfold.errors import InputError
 from fourfold.reproduce.cells import Cell, run_cell
-from fourfold.reproduce.runs.plan import RowPlan, plan_runs
+from fourfold.reproduce.runs.plan import plan_runs, row_runs
 from fourfold.reproduce.runs.run import Machine, Run, title_of
 from fourfold.reproduce.table_files import read_provenance
 from fourfold.reproduce.tables import Table
@@ -140,7 +140,7 @@ def collect_results(
         metric = row.runs[tier].get("columns", {}).get(column, metric)
         metrics = {}
         for seed in range(n_seeds):
-            folder = RowPlan(table, tier, row, seed, runs_dir, machine).runs()[part].folder
+            folder = row_runs(table, tier, row, seed, runs_dir, machine)[part].folder
             users[folder].append(row.name)
             if folder in results:
                 metrics[seed] = results[folder]["metrics"]

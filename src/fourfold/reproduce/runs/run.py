@@ -23,7 +23,6 @@ from fourfold.commands import subprocess_runs
 from fourfold.commands.config_files import check_unedited, entries, fingerprints, read_tree
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.core.precision import AUTO
-from fourfold.core.validation import check_range
 from fourfold.errors import InputError
 from fourfold.reproduce.tables import Recipe
 
@@ -43,16 +42,13 @@ class Machine:
     The number of samples per optimizer step on all devices together does not change.
 
     Raises:
-        InputError: The config sets an option other than `MACHINE_OPTIONS`, or `memory` is not
-            positive.
+        InputError: The config sets an option other than `MACHINE_OPTIONS`.
     """
 
     config: str | None = None  # options of the Trainer; None for the devices of the recipe
     memory: float | None = None  # of one device in GiB, which limits the micro-batch
 
     def __post_init__(self) -> None:
-        if self.memory is not None:
-            check_range("--memory", self.memory, above=0.0)
         for key, line, node in entries(read_tree(Path(self.config)) if self.config else None):
             problem = ""
             if key not in MACHINE_OPTIONS and not isinstance(node, yaml.MappingNode):
