@@ -98,6 +98,30 @@ def test_activations_of_an_encoder_decoder_match_autograd(
     assert memory.activations == second - first
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(("mode", "n_again"), [("block", 4), (2, 2), (3, 2)])
+def test_with_activation_checkpointing_one_block_at_a_time_is_stored_completely(
+    mode: Any, n_again: int, precision: str
+) -> None:
+    models = [CausalLM(CausalLMConfig(**{**TEXT, "n_layers": n})) for n in (4, 5)]
+    four, five = (training_memory(m, B, length=T, precision=precision) for m in models)
+    block, stream = five.activations - four.activations, 4 * B * T * 64
+    models[0].set_activation_checkpointing(mode)
+    memory = training_memory(models[0], B, length=T, precision=precision)
+    wanted = four.activations - n_again * (block - stream) + block - stream
+    assert memory.activations == pytest.approx(wanted, rel=0.02)
+    assert [b.recompute for b in models[0].stack.blocks].count("block") == n_again
+
+
+def test_with_checkpointed_attention_the_feed_forward_layers_are_stored() -> None:
+    model = CausalLM(CausalLMConfig(**TEXT))
+    sizes = []
+    for mode in ("none", "attention", "block"):
+        model.set_activation_checkpointing(mode)
+        sizes.append(training_memory(model, B, length=T).activations)
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
 def test_dropout_masks_take_one_byte_per_element() -> None:
     sizes = [
         training_memory(ViT(ViTConfig(**{**SHAPE, "dropout": p}, image_size=32)), 1).activations

@@ -33,3 +33,16 @@ def test_two_processes_make_the_same_step(family: str, texts: Path, tmp_path: Pa
     halves = train(*pair, tmp_path, devices=2, strategy="ddp_fork")
     for name, weight in whole.items():
         torch.testing.assert_close(halves[name], weight, rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("mode", ["block", "attention", 2])
+@pytest.mark.parametrize("family", ["translation", "causal LM", "captions", "masked images"])
+def test_activation_checkpointing_does_not_change_the_step(
+    family: str, mode: str | int, texts: Path, tmp_path: Path
+) -> None:
+    whole = train(*LOSSES[family](texts, max_rows=500), tmp_path)
+    task, data = LOSSES[family](texts, max_rows=500)
+    task.activation_checkpointing = mode
+    again = train(task, data, tmp_path)
+    for name, weight in whole.items():
+        torch.testing.assert_close(again[name], weight, rtol=1e-12, atol=1e-12, msg=name)

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from fourfold.core.attention import attention_backend
+from fourfold.core.block import Block
 from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
@@ -31,6 +32,7 @@ from fourfold.optim import hidden_matrices
 # Number of values that an optimizer stores for each weight. For muon, this is the number of AdamW;
 # Muon stores one value for each weight of a hidden matrix.
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adadelta": 2, "sgd": 1, "muon": 2}
+ATTENTION = ("attn", "cross_attn")  # names of the attention modules of a block
 # Rows and tokens of a traced recurrent model, whose activations are linear in both.
 RECURRENT_ROWS, RECURRENT_LENGTH = 4, 32
 
@@ -93,7 +95,7 @@ def training_memory(
     check_choice("optimizer", optimizer, tuple(OPTIMIZER_STATES))
     precision = canonical_precision(precision, "precision")
     weight, compute = (getattr(torch, name) for name in PRECISIONS[precision])
-    fixed, by_row = _stored_bytes(model, length, source, precision)
+    fixed, by_row = _activation_bytes(model, length, source, precision)
     n_parameters, n_trained, n_states = _counts(model, optimizer)
     return Memory(
         # Autocast caches the cast weights, which do not depend on the number of rows.
@@ -122,9 +124,28 @@ def format_bytes(count: float) -> str:
     return f"{count / 2**10:,.2f} KiB"
 
 
+def _activation_bytes(model: Model, *settings: Any) -> tuple[int, float]:
+    """Count the bytes once, and for each row, at the end of a forward pass up to the head.
+
+    With activation checkpointing, one block at a time also stores its activations again.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    modes = tuple(block.recompute for block in blocks)
+    fixed, by_row = _stored_bytes(model, *settings, modes)
+    n_again = sum(mode != "none" for mode in modes)
+    if not n_again:
+        return fixed, by_row
+    for block in blocks:
+        block.recompute = "none"
+    _, all_by_row = _stored_bytes(model, *settings, ("none",) * len(blocks))
+    for block, mode in zip(blocks, modes, strict=True):
+        block.recompute = mode
+    return fixed, by_row + (all_by_row - by_row) / n_again
+
+
 @lru_cache(maxsize=16)
 def _stored_bytes(
-    model: Model, length: int | None, source: int | None, precision: str
+    model: Model, length: int | None, source: int | None, precision: str, modes: tuple[str, ...]
 ) -> tuple[int, float]:
     """Count the bytes that autograd stores once, and for each row, in a pass up to the head."""
     fake = not model.is_recurrent  # a fake LSTM does not show the workspace of its kernel
@@ -159,6 +180,9 @@ def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool)
         context.enter_context(attention_backend("sdpa"))
         context.enter_context(_FusedAttention())
         context.enter_context(saved_tensors_hooks(pack, lambda x: x))
+        for layer in _recomputed(model):  # torch stores their inputs without the hooks
+            hook = layer.register_forward_pre_hook(lambda _, given: (pack(given[0]), None)[1])
+            context.callback(hook.remove)
         # torch.autocast refuses "cuda" on a machine without a GPU.
         torch.set_autocast_enabled(device, weight != compute)
         torch.set_autocast_dtype(device, compute)
@@ -167,6 +191,14 @@ def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool)
         functional_call(_UpToHead(model).train(), tensors, tuple(map(zeros, inputs)))
     own = {x.untyped_storage()._cdata for x in tensors.values()}
     return sum(storage.nbytes() for key, storage in storages.items() if key not in own)
+
+
+def _recomputed(model: Model) -> list[nn.Module]:
+    """Return the modules that run again in the backward pass."""
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    whole = [block for block in blocks if block.recompute == "block"]
+    attention = [block for block in blocks if block.recompute == "attention"]
+    return whole + [layer for b in attention for n, layer in b.named_children() if n in ATTENTION]
 
 
 class _UpToHead(nn.Module):

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache as cache_result
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from fourfold.core.config import QKNorm, head_width
 from fourfold.core.feed_forward import Linear, cast_once
@@ -28,7 +27,7 @@ from fourfold.core.masks import LoweredMask, Mask, causal_mask
 from fourfold.core.rotary import Rotation, rotate
 from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_attention import attend_by_products, window_is_faster
-from fourfold.kernels.cuda_attention import attend_masked
+from fourfold.kernels.cuda_attention import attend_by_blocks, attend_masked
 
 # Largest number of queries for which the H / K heads that share keys are passed to the kernel as
 # H / K times as many queries of one head, so that it reads each key once. On one core of an Intel
@@ -234,23 +233,6 @@ def products_are_faster(
     return q.shape[0] > 1 and q.shape[2] <= (8 if is_bf16 and k_len <= 32 else 1)
 
 
-def _attend_by_blocks(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, causal: bool, *settings: Any
-) -> Tensor:
-    """Compute attention with a BlockMask on FlexAttention."""
-    scale, dropout_p, window = settings
-    unsupported = bias is not None or dropout_p or causal or window is not None
-    assert not unsupported, "a BlockMask has causality and window; bias and dropout need dense=True"
-    is_grouped = k.shape[1] < q.shape[1]
-    return _flex(q.is_cuda)(q, k, v, block_mask=mask, scale=scale, enable_gqa=is_grouped)
-
-
-@cache_result
-def _flex(compiled: bool):  # type: ignore[no-untyped-def]
-    # FlexAttention is fast only if compiled. Uncompiled, it serves the tests on a CPU.
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
-
-
 def _attend_fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, causal: bool, *settings: Any
 ) -> Tensor:
@@ -271,7 +253,7 @@ def _attend_fused(
 # Kernels of each backend, in the order in which `attend` asks them. A condition gets q, the number
 # of keys, dropout_p, mask and window; a kernel gets q, k, v, mask, bias, causal, scale, dropout_p
 # and window. naive is the formula of Vaswani et al. 2017 and needs no kernel.
-_BLOCKS = (lambda q, k_len, dropout_p, mask, window: isinstance(mask, BlockMask), _attend_by_blocks)
+_BLOCKS = (lambda q, k_len, dropout_p, mask, window: isinstance(mask, BlockMask), attend_by_blocks)
 _PRODUCTS = (products_are_faster, attend_by_products)
 _FUSED = (lambda *arguments: True, _attend_fused)
 BACKENDS: dict[str, tuple[tuple[Callable[..., bool], Callable[..., Tensor]], ...]] = {

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fourfold.core.attention import Attention, lower_mask
 from fourfold.core.config import TransformerConfig
@@ -86,6 +87,13 @@ class DropPath(nn.Module):
         return x * (drawn < self.keep_prob) / self.keep_prob
 
 
+def _call(layer: nn.Module, recompute: bool, *inputs: Any, **options: Any) -> Tensor:
+    """Call a layer; with `recompute`, it runs again for the gradients, from its stored inputs."""
+    if recompute and torch.is_grad_enabled():
+        return checkpoint(layer, *inputs, use_reentrant=False, **options)
+    return layer(*inputs, **options)
+
+
 class Block(nn.Module):
     """Transformer block, with one of four placements of the norms.
 
@@ -93,7 +101,9 @@ class Block(nn.Module):
     section 2.3 (pre-norm).
 
     With `cross_attention`, it also attends to a memory. `drop_path` is the probability that a
-    sub-layer is skipped in training, drawn for each sample.
+    sub-layer is skipped in training, drawn for each sample. The attribute `recompute` states what
+    runs again in the backward pass instead of storing its activations: "none", "attention" or
+    "block" (Chen et al. 2016).
 
     Example:
         >>> block = Block(TransformerConfig(d_model=16, n_heads=4, d_ff=64), cross_attention=True)
@@ -105,6 +115,7 @@ class Block(nn.Module):
         self, config: TransformerConfig, *, cross_attention: bool = False, drop_path: float = 0.0
     ) -> None:
         super().__init__()
+        self.recompute = "none"
         self.norm_placement = config.norm_placement
         self.parallel = config.parallel
         self.attn_norm = norm_from_config(config)
@@ -159,7 +170,9 @@ class Block(nn.Module):
         stream = options.pop("stream", x)
         norm = getattr(self, f"{name}_norm")
         has_norm_first = self.norm_placement in ("pre", "sandwich")
-        y = getattr(self, name)(norm(x) if has_norm_first else x, *inputs, **options)
+        recompute = self.recompute == "attention" and name != "ff"
+        given = norm(x) if has_norm_first else x
+        y = _call(getattr(self, name), recompute, given, *inputs, **options)
         if self.norm_placement == "inside":
             y = norm(y)
         elif self.norm_placement == "sandwich":
@@ -246,7 +259,8 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             layer = cache.layer(i) if cache is not None else None
             lowered, turns = kinds[self.windows[i]]
-            x = block(x, lowered, cache=layer, rotation=turns, **options)
+            recompute = block.recompute == "block"
+            x = _call(block, recompute, x, lowered, cache=layer, rotation=turns, **options)
         return self.norm(x)
 
     def _rotation(

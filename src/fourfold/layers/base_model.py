@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from fourfold.layers.token_embedding import TokenEmbedding
 
 if TYPE_CHECKING:
     from fourfold.tokenization.tokenizer import Tokenizer
+
+
+ActivationCheckpointing = Literal["none", "block", "attention"] | int
 
 
 class Layers(nn.Module):
@@ -134,6 +137,29 @@ class Model(nn.Module):
                 nn.init.trunc_normal_(new.weight, std=0.02)
                 nn.init.zeros_(new.bias)
                 self.set_submodule(path, new)
+
+    def set_activation_checkpointing(self, mode: ActivationCheckpointing) -> None:
+        """Choose what is computed again in the backward pass, which saves memory and costs time.
+
+        Args:
+            mode: "block" (all blocks), "attention" (attention of all blocks), a number N (every
+                N-th block) or "none".
+
+        Raises:
+            InputError: The model has no transformer blocks.
+        """
+        stacks = [stack for stack in self.modules() if isinstance(stack, Stack)]
+        if mode != "none" and not stacks:
+            message = f"must be none for a {type(self).__name__}, which has no transformer blocks"
+            raise InputError(f"{message}, got {mode}", option="activation_checkpointing")
+        if isinstance(mode, int):
+            check_positive("activation_checkpointing", mode)
+        for stack in stacks:
+            for i, block in enumerate(stack.blocks):
+                is_chosen = isinstance(mode, int) and i % mode == 0
+                block.recompute = (
+                    ("block" if is_chosen else "none") if isinstance(mode, int) else mode
+                )
 
     def stacks(self) -> list[nn.Module]:
         """Return the modules between embeddings and head, such as the encoder and the decoder."""

@@ -42,7 +42,7 @@ from fourfold.errors import InputError, errors_in
 from fourfold.families import members
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
-from fourfold.layers.base_model import Model
+from fourfold.layers.base_model import ActivationCheckpointing, Model
 from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
@@ -85,6 +85,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             decoder: PATH}`. A report of loaded, resized, new and unused tensors is printed. A path
             with the suffix .txt or .vec is a file of word vectors for the token embeddings.
         tuning: Options of fine-tuning: freezing of layers, gradual unfreezing and LoRA.
+        activation_checkpointing: What is computed again in the backward pass instead of being
+            stored: none, block (all blocks), attention, or a number N (every N-th block).
 
     Attributes:
         model_class: Class of the model.
@@ -117,6 +119,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     schedule: ScheduleConfig
     init_from: str | dict[str, str] | None = field(default=None, kw_only=True)
     tuning: TuningConfig = field(default=TuningConfig(), kw_only=True)
+    activation_checkpointing: ActivationCheckpointing = field(default="none", kw_only=True)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -220,6 +223,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
             if trainer.is_global_zero:
                 print(report, flush=True)
         apply_finetuning(self.model, self.tuning)
+        self.model.set_activation_checkpointing(self.activation_checkpointing)
         if trainer is not None:
             prepare_for_strategy(self.model, trainer)
 
