@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fourfold.core.attention import Attention
-from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.block import Block, Stack, norm_from_config
 from fourfold.core.config import TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.validation import check_positive
@@ -156,10 +156,11 @@ class Model(nn.Module):
             check_positive("activation_checkpointing", mode)
         for stack in stacks:
             for i, block in enumerate(stack.blocks):
-                is_chosen = isinstance(mode, int) and i % mode == 0
-                block.recompute = (
-                    ("block" if is_chosen else "none") if isinstance(mode, int) else mode
-                )
+                assert isinstance(block, Block)
+                if isinstance(mode, int):
+                    block.recompute = "block" if i % mode == 0 else "none"
+                else:
+                    block.recompute = mode
 
     def stacks(self) -> list[nn.Module]:
         """Return the modules between embeddings and head, such as the encoder and the decoder."""
