@@ -87,7 +87,8 @@ def families() -> Iterator[Family]:
 def register(family: Family) -> None:
     """Add a family of your own, so that `create`, the shell commands and `look` know its models.
 
-    An installed package declares its family by an entry point in the group "fourfold.families".
+    An installed package declares its family by an entry point in the group "fourfold.families",
+    such as `mypkg.family:FAMILY`, whose module must not import `fourfold.models`.
     """
     _REGISTERED[:] = [*(known for known in _REGISTERED if known.name != family.name), family]
 
