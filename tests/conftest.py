@@ -54,6 +54,14 @@ def _same_seed() -> None:
         numpy.random.seed(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the token cache of tests, and of commands that they start, out of the user's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOURFOLD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """Return the root of the repository."""

@@ -10,6 +10,8 @@ would then be paired with wrong lines of the other language.
 
 import bz2
 import gzip
+import hashlib
+import io
 import json
 import lzma
 import os
@@ -25,6 +27,7 @@ from fourfold.errors import InputError
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _ARCHIVE = re.compile(r"\.(zip|7z|rar|tar(\.\w+)?|t(gz|xz|bz2?))$")
+_BLOCK_CHARS = 1 << 18
 _READ_ERRORS = (
     *(EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError),
     *(NotImplementedError, RuntimeError),  # of zipfile, for unknown methods and encryption
@@ -66,6 +69,37 @@ def iterate_lines(path: str) -> Iterator[bytes]:
     with _opened(path) as stream:
         for line in stream:
             yield line.removesuffix(b"\n")
+
+
+def iterate_text(path: str, *, lines: bool = False) -> Iterator[str]:
+    r"""Yield the text of a UTF-8 file in blocks, with "\n" in place of "\r\n".
+
+    The blocks together are the text that `read_text` returns. With `lines`, each block is a line
+    that ends with "\n", except perhaps the last.
+
+    Raises:
+        InputError: As in `read_text`.
+    """
+    is_empty = True
+    try:
+        with _opened(path) as stream:
+            text = io.TextIOWrapper(stream, "utf-8-sig", newline="\n")
+            for block in text if lines else iter(lambda: text.read(_BLOCK_CHARS), ""):
+                while block.endswith("\r") and (more := text.read(1)):
+                    block += more
+                is_empty = is_empty and not block.strip()
+                yield block.replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        read_text(path)  # raises an error with the line
+        raise
+    if is_empty:
+        raise InputError("the file is empty", file=path)
+
+
+def hash_file(path: str) -> str:
+    """Return a hash of the content of a file, as `read_bytes` reads it."""
+    with _opened(path) as stream:
+        return hashlib.file_digest(stream, "blake2b").hexdigest()
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _END_OF_TEXT = "<|endoftext|>"
 
 def make_tokenizer(
     config: TokenizerConfig,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     mask: bool,
     special: Sequence[str] | None = None,

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -66,7 +66,7 @@ class TokenizerConfig:
 
 def train_tokenizer(
     config: TokenizerConfig,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     mask: bool,
     special: Sequence[str] | None = None,
@@ -77,7 +77,7 @@ def train_tokenizer(
 
     Args:
         config: Kind and size of the tokenizer.
-        texts: Training texts.
+        texts: Training texts, which may be iterated several times.
         mask: Add a mask token (masked language models); not used if `special` is given.
         special: Names of the special tokens in the order of their ids; None selects `<pad>`, `<s>`,
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
@@ -101,8 +101,7 @@ def train_tokenizer(
     check_range("tokenizer.min_frequency", config.min_frequency, minimum=0, maximum=MAX_SIZE)
     # The library needs a hundred bytes for each byte of a single text.
     if config.kind in ("bpe", "byte_bpe", "wordpiece", "word"):
-        is_bpe = config.kind == "bpe"
-        texts = [chunk for text in texts for chunk in split_for_workers(text, metaspace=is_bpe)]
+        texts = _Chunks(texts, metaspace=config.kind == "bpe")
     backend = _TRAINERS[config.kind](config, texts, special)
     size = backend.get_vocab_size()
     if size < config.vocab_size:
@@ -110,6 +109,18 @@ def train_tokenizer(
         log.warning(message, size, config.vocab_size)
     # JSON rounds unigram's scores. Parsing it here makes a checkpoint restore this same tokenizer.
     return Tokenizer.from_str(backend.to_str(), f"the {config.kind} tokenizer")
+
+
+class _Chunks:
+    """Texts divided by `split_for_workers`, anew in each iteration."""
+
+    def __init__(self, texts: Iterable[str], *, metaspace: bool) -> None:
+        self.texts = texts
+        self.metaspace = metaspace
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            yield from split_for_workers(text, metaspace=self.metaspace)
 
 
 def _use_metaspace(backend: Backend) -> None:
@@ -144,7 +155,7 @@ def _alphabet(characters: list[str], max_size: int) -> list[str]:
     return characters if len(characters) <= max_size else characters[: max_size * 3 // 4]
 
 
-def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+def _train_bpe(config: TokenizerConfig, texts: Iterable[str], special: list[str]) -> Backend:
     """Train BPE on bytes if the kind is byte_bpe, otherwise on characters."""
     if config.kind == "byte_bpe":
         backend = byte_level_backend(models.BPE())
@@ -171,7 +182,7 @@ def _train_bpe(config: TokenizerConfig, texts: Sequence[str], special: list[str]
     return backend
 
 
-def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+def _train_unigram(config: TokenizerConfig, texts: Iterable[str], special: list[str]) -> Backend:
     backend = Backend(models.Unigram())
     _use_metaspace(backend)
     _add_lowercase(backend, config.lowercase)
@@ -186,6 +197,8 @@ def _train_unigram(config: TokenizerConfig, texts: Sequence[str], special: list[
     )
     try:
         backend.train_from_iterator(texts, trainer)
+    except InputError:  # the texts cannot be read
+        raise
     except Exception as error:  # the library raises plain Exception
         message = f"must suit a unigram tokenizer of this text, got {config.vocab_size}: {error}"
         raise InputError(message, option="tokenizer.vocab_size") from error
@@ -242,7 +255,7 @@ def wordpiece_backend(
     return backend
 
 
-def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str], special: list[str]) -> Backend:
     unk_token = SPECIAL_TOKENS[3]
     backend = wordpiece_backend({}, unk_token, [], config.lowercase)
     split = backend.pre_tokenizer.pre_tokenize_str
@@ -265,7 +278,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Sequence[str], special: lis
     return wordpiece_backend(backend.get_vocab(), unk_token, special, config.lowercase)
 
 
-def _train_word(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+def _train_word(config: TokenizerConfig, texts: Iterable[str], special: list[str]) -> Backend:
     model = models.WordLevel({}, unk_token=SPECIAL_TOKENS[3])
     backend = bert_backend(model, decoders.WordPiece(), config.lowercase)
     trainer = trainers.WordLevelTrainer(
@@ -278,7 +291,7 @@ def _train_word(config: TokenizerConfig, texts: Sequence[str], special: list[str
     return backend
 
 
-def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str]) -> Backend:
+def _train_char(config: TokenizerConfig, texts: Iterable[str], special: list[str]) -> Backend:
     lowered = (text.lower() if config.lowercase else text for text in texts)
     characters = _characters(lowered)[: config.vocab_size - len(special)]
     vocab = {token: i for i, token in enumerate([*special, *characters])}
@@ -290,7 +303,7 @@ def _train_char(config: TokenizerConfig, texts: Sequence[str], special: list[str
     return backend
 
 
-_TRAINERS: dict[str, Callable[[TokenizerConfig, Sequence[str], list[str]], Backend]] = {
+_TRAINERS: dict[str, Callable[[TokenizerConfig, Iterable[str], list[str]], Backend]] = {
     "bpe": _train_bpe,
     "byte_bpe": _train_bpe,
     "wordpiece": _train_wordpiece,

@@ -66,10 +66,11 @@ def read(
     val: float | None = None,
     test: float | None = None,
     **options: Any,
-) -> dict[str, TextTable]:
+) -> dict[str, list[str]]:
     (tmp_path / name).write_text(text)
     sources = {"train": str(tmp_path / name), "val": val, "test": test}
-    return TextSource("files", sources, **options).read()
+    splits = TextSource("files", sources, **options).read()
+    return {split: list(documents) for split, documents in splits.items()}
 
 
 @pytest.mark.parametrize(
@@ -83,25 +84,25 @@ def read(
 def test_documents_are_files_lines_or_paragraphs(
     tmp_path: Path, unit: str, documents: list[str]
 ) -> None:
-    assert read(tmp_path, documents=unit)["train"].columns == [documents]
+    assert read(tmp_path, documents=unit)["train"] == documents
 
 
 @pytest.mark.parametrize("unit", ["file", "line", "paragraph"])
 def test_windows_line_endings_change_no_document(tmp_path: Path, unit: str) -> None:
-    documents = read(tmp_path, TEXT.replace("\n", "\r\n"), documents=unit)["train"].columns
-    assert documents == read(tmp_path, documents=unit)["train"].columns
+    documents = read(tmp_path, TEXT.replace("\n", "\r\n"), documents=unit)["train"]
+    assert documents == read(tmp_path, documents=unit)["train"]
 
 
 def test_table_rows_are_documents(tmp_path: Path) -> None:
     text = '{"body": "one\\n\\ntwo"}\n{"body": "three"}'
     splits = read(tmp_path, text, "t.jsonl", column="body")
-    assert splits["train"].columns == [["one\n\ntwo", "three"]]
+    assert splits["train"] == ["one\n\ntwo", "three"]
 
 
 def test_end_of_a_single_document_is_held_out(tmp_path: Path) -> None:
     text = "".join(f"{i:03} " for i in range(100))
     splits = read(tmp_path, text, val=0.1, test=0.2)
-    texts = [splits[name].columns[0][0] for name in ("train", "val", "test")]
+    texts = [splits[name][0] for name in ("train", "val", "test")]
     assert "".join(texts) == text
     assert [len(text) for text in texts] == [288, 32, 80]
 
@@ -109,7 +110,7 @@ def test_end_of_a_single_document_is_held_out(tmp_path: Path) -> None:
 def test_equal_documents_are_held_out_together(tmp_path: Path) -> None:
     text = "\n".join(f"document {i % 50}" for i in range(200))
     splits = read(tmp_path, text, val=0.3, documents="line")
-    train, val = (set(splits[name].columns[0]) for name in ("train", "val"))
+    train, val = (set(splits[name]) for name in ("train", "val"))
     assert not train & val
     assert len(train | val) == 50
 
@@ -118,9 +119,9 @@ def test_train_rows_reduces_the_training_split_only(tmp_path: Path) -> None:
     text = "\n".join(f"document {i}" for i in range(100))
     complete = read(tmp_path, text, val=0.1, documents="line")
     splits = read(tmp_path, text, val=0.1, documents="line", train_rows=20)
-    assert splits["val"].columns == complete["val"].columns
+    assert splits["val"] == complete["val"]
     assert len(splits["train"]) == 20
-    assert set(splits["train"].columns[0]) < set(complete["train"].columns[0])
+    assert set(splits["train"]) < set(complete["train"])
 
 
 @pytest.mark.parametrize(
@@ -154,14 +155,14 @@ def test_invalid_sources_are_rejected(source: str, train: str | None, message: s
 
 def test_several_blank_lines_separate_two_paragraphs(tmp_path: Path) -> None:
     text = "\nCHAPTER I\n\n\nIt was so.\n\nAgain.\n \n\n\nCHAPTER II\n\n\nIt was so.\n"
-    (paragraphs,) = read(tmp_path, text, documents="paragraph")["train"].columns
+    paragraphs = read(tmp_path, text, documents="paragraph")["train"]
     assert paragraphs == ["CHAPTER I", "It was so.", "Again.", "CHAPTER II", "It was so."]
 
 
 def test_blank_table_rows_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A third of WikiText's rows on the hub are blank."""
     rows = "".join(json.dumps({"text": text}) + "\n" for text in ("a b", "", " \n", "c"))
-    assert read(tmp_path, rows, "t.jsonl")["train"].columns == [["a b", "c"]]
+    assert read(tmp_path, rows, "t.jsonl")["train"] == ["a b", "c"]
     assert "t.jsonl:1: dropped 2 of 4 rows with an empty text" in caplog.text
 
 

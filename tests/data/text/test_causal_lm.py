@@ -1,3 +1,5 @@
+from itertools import accumulate
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,11 @@ def make_stream(lengths):
 
 def stream_of(lengths):
     documents, texts = make_stream(lengths)
-    return TokenStream(documents, texts, EOS)
+    terminated = documents.wrap(after=EOS)
+    sizes = [0, *accumulate(len(text.encode()) for text in texts)]
+    words = [0, *accumulate(lengths)]
+    ids = np.concatenate([[EOS], terminated.ids])
+    return TokenStream(ids, terminated.offsets, np.array(sizes), np.array(words))
 
 
 def blocks(stream, block_size, context=0, **order_options):
@@ -115,10 +121,11 @@ def test_crops_start_at_random_positions_in_every_epoch():
 @given(documents_of, st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_document_rows_run_from_eos_to_eos(lengths, shuffle):
-    documents, _ = make_stream(lengths)
     sizes = np.array(lengths)
     order = LengthBucketedOrder(sizes + 1, max_tokens=40, shuffle=shuffle)
-    dataset = DocumentDataset(documents.wrap(EOS, EOS), np.stack([4 * sizes, sizes]), EOS, order)
+    stream = stream_of(lengths)
+    counts = np.stack([4 * sizes, sizes])
+    dataset = DocumentDataset(stream.ids, stream.offsets[:-1], sizes, counts, EOS, order)
     seen = []
     for batch in epoch(dataset):
         assert batch.ids.numel() <= 40
@@ -175,7 +182,7 @@ def count_bytes_words_tokens(data, split):
 )
 def test_validation_counts_add_up_to_the_text(file, kind, options):
     data = make(file, tokenizer=TokenizerConfig(kind, 150), **options)
-    texts = data.read()["val"].columns[0]
+    texts = list(data.read()["val"])
     n_tokens = len(RaggedArray.from_lengths(*data.tokenizer.encode_corpus(texts)).ids) + len(texts)
     n_bytes = sum(len(text.encode()) for text in texts)
     assert count_bytes_words_tokens(data, "val") == (
@@ -194,7 +201,7 @@ def test_targets_of_validation_decode_to_the_text(file):
 
 def test_truncated_documents_count_fraction_of_their_text(file):
     data = make(file, documents="line", batching="documents", block_size=17, too_long="truncate")
-    texts = data.read()["val"].columns[0]
+    texts = list(data.read()["val"])
     n_bytes, _, n_tokens = count_bytes_words_tokens(data, "val")
     assert n_tokens == sum(min(len(text), 16) + 1 for text in texts)
     assert n_bytes == pytest.approx(sum(len(t[:16].encode()) for t in texts), rel=0.1)
@@ -235,7 +242,7 @@ def test_invalid_option_raises(file, options, message):
 
 def test_builtin_source_needs_no_option():
     data = CausalTextData(tokenizer=CHARS, block_size=256)
-    texts = data.read()["test"].columns[0]
+    texts = data.read()["test"]
     assert count_bytes_words_tokens(data, "test")[0] == sum(len(text.encode()) for text in texts)
 
 

@@ -28,8 +28,8 @@ def masking(dupe_factor=0) -> Masking:
 def make_sentences(documents):
     """Sentences of distinct tokens from 5, given the lengths of the sentences per document."""
     lengths = np.array([n for document in documents for n in document])
-    owners = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
-    return Sentences(RaggedArray.from_lengths(np.arange(5, 5 + lengths.sum()), lengths), owners)
+    starts = np.cumsum([0, *map(len, documents)])
+    return Sentences(RaggedArray.from_lengths(np.arange(5, 5 + lengths.sum()), lengths), starts)
 
 
 def epoch_of(dataset, number=0):
@@ -75,9 +75,9 @@ def test_packing_keeps_every_token_within_max_len():
             make_sentences(documents), 12, masking().tokenizer, cross_documents=cross
         )
         assert rows.lengths.max() <= 12
-        assert [i for i in rows.ids.tolist() if i > 4] == list(
-            range(5, 5 + sum(map(sum, documents)))
-        )
+        ids = np.concatenate([rows[i] for i in range(len(rows))])
+        assert rows.lengths.sum() == len(ids)
+        assert ids[ids > 4].tolist() == list(range(5, 5 + sum(map(sum, documents))))
 
 
 def test_row_batches_have_mask_and_documents():
@@ -113,7 +113,7 @@ DOCUMENTS = [[3, 4, 2, 5, 1, 2], [6, 2], [4], [1, 1, 1, 1, 1, 1, 1, 1], [7, 5, 3
 @pytest.mark.parametrize("max_len", [9, 12, 20, 40])
 def test_segment_pairs_are_consecutive_or_of_two_documents(max_len):
     sentences = make_sentences(DOCUMENTS)
-    sentences = Sentences(sentences.ids.truncate(max_len - 4), sentences.document)
+    sentences = Sentences(sentences.ids.truncate(max_len - 4), sentences.starts)
     owner = {
         token: document
         for row, document in enumerate(sentences.document.tolist())

@@ -8,27 +8,37 @@ version only.
 
 import ast
 import inspect
+import logging
 import re
 import sysconfig
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from fourfold.core.validation import check_choice
-from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
+from fourfold.data.loading.array_cache import digest
+from fourfold.data.readers.hf_datasets import HubConfig, iterate_hub_split, load_split, loading
 from fourfold.data.readers.labels import stratified_subset
-from fourfold.data.readers.splits import SplitSource, hold_out, read_tables, unit_hash
-from fourfold.data.readers.text_table import TextTable, drop_blank, is_table, read_table
+from fourfold.data.readers.splits import SplitSource, read_tables, unit_hash
+from fourfold.data.readers.text_table import (
+    TextTable,
+    get_column,
+    is_table,
+    iterate_table,
+    table_source,
+)
 from fourfold.errors import InputError
-from fourfold.text_files import read_text
+from fourfold.text_files import hash_file, iterate_text, resolve
 from fourfold.tokenization.tokenizer import split_for_workers
 
+log = logging.getLogger(__name__)
 # A document whose name has a hash below 0.06 is in "test", from 0.06 to 0.12 in "val".
 _HOLDOUT_BORDERS = (0.06, 0.12)
 _MIN_DOCUMENT_CHARS = 40  # shorter built-in documents are dropped
@@ -98,6 +108,66 @@ def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTabl
 
 
 DocumentUnit = Literal["file", "line", "paragraph"]
+Document = tuple[str, Iterable[str]]  # location, and the text in one or several blocks
+_PIECE_CHARS = 1 << 16
+_NON_SPACE = re.compile(r"\S")
+
+
+class Piece(NamedTuple):
+    """Part of a document, which ends where no token crosses the boundary to the next piece.
+
+    Args:
+        text: Text, without a space at its end that belongs to the next token.
+        document: Index of the document in its split.
+        begins: True for the first piece of a document.
+        ends: True for the last piece of a document.
+    """
+
+    text: str
+    document: int
+    begins: bool
+    ends: bool
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of a split, which are read anew by each iteration and never kept in memory.
+
+    An iteration yields the text of each document.
+
+    Args:
+        located: Function that yields the location and the text of each document.
+    """
+
+    located: Callable[[], Iterable[Document]]
+
+    def __iter__(self) -> Iterator[str]:
+        return ("".join(blocks) for _, blocks in self.located())
+
+    def location(self, row: int) -> str:
+        """Return the location of the document `row`, such as "a.jsonl:7", for error messages."""
+        return next(islice(self.located(), row, None))[0]
+
+    def pieces(self, boundary: re.Pattern[str], *, drops_space: bool = False) -> Iterator[Piece]:
+        """Divide the documents at matches of `boundary` into pieces of about 65,000 characters.
+
+        A match belongs to the piece before it; with `drops_space`, it is in neither piece.
+        """
+        for number, (_, blocks) in enumerate(self.located()):
+            text, begins = "", True
+            for block in blocks:
+                text += block
+                while len(text) > 2 * _PIECE_CHARS:
+                    # A search inside of white space could find another boundary than a division
+                    # of the complete text.
+                    start = _NON_SPACE.search(text, _PIECE_CHARS)
+                    match = start and boundary.search(text, start.end())
+                    if not match or match.end() == len(text):
+                        break
+                    piece = text[: match.start() if drops_space else match.end()]
+                    yield Piece(piece, number, begins, False)
+                    text, begins = text[match.end() :], False
+            yield Piece(text, number, begins, True)
 
 
 @dataclass(frozen=True)
@@ -107,8 +177,8 @@ class TextSource:
     Args:
         source: "builtin" (Python's documentation), "files" or "hub" (a Hugging Face dataset).
         split_sources: Source of each split ("train", "val" and "test"), as in `read_tables`.
-        column: Name of the column that contains the text, in tables (.jsonl, .json, .csv, .tsv) and
-            in a Hugging Face dataset. Each row is a document.
+        column: Name of the column that contains the text, in tables (.jsonl, .json, .csv, .tsv,
+            .parquet) and in a Hugging Face dataset. Each row is a document.
         documents: Part of a plain text file that is one document: "file" (the whole file), "line",
             or "paragraph" (text between blank lines).
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
@@ -122,56 +192,171 @@ class TextSource:
     hub: HubConfig | None = None
     train_rows: int | None = None
 
-    def read(self) -> dict[str, TextTable]:
-        """Return a table of each split, by name, with one column and a document in each row.
+    def read(self) -> dict[str, Documents]:
+        """Return the documents of each split, by name, which are read when they are iterated.
 
         Raises:
-            InputError: If `read_tables` raises it, if there are fewer training documents than
-                `train_rows`, or if files or the dataset cannot be read.
+            InputError: If `read_tables` raises it. An iteration raises it if files or the dataset
+                cannot be read, if a fraction holds out no document or all documents, or if there
+                are fewer training documents than `train_rows`.
         """
+        check_choice("data.documents", self.documents, get_args(DocumentUnit))
+        if self.source == "hub" and self.hub is None:
+            raise InputError("must be given for source: hub as {path: ...}", option="data.hub")
         splits = read_tables(
             self.source,
             # A single document is divided from its end, and the test split is its last part.
             {name: self.split_sources[name] for name in ("train", "test", "val")},
-            lambda: dict(read_python_docs()),
-            lambda names: drop_blank(self._read_split(names)),
+            lambda: {name: _of_table(table) for name, table in read_python_docs().items()},
+            lambda names: Documents(partial(self._read_split, names)),
             _divide,
             needs_train=False,
         )
         if self.train_rows is not None and "train" in splits:
-            chosen = stratified_subset(np.zeros(len(splits["train"])), self.train_rows, 0)
-            splits["train"] = splits["train"].select(chosen)
+            splits["train"] = Documents(partial(_sample, splits["train"], self.train_rows))
         return splits
 
-    def _read_split(self, names: list[str]) -> TextTable:
+    def fingerprint(self, name: str) -> str:
+        """Return a hash of the files (their content) or dataset of a split, and of the options."""
+        source = self.split_sources[name]
+        held_out = name == "train" or isinstance(source, float)
+        sources = list(self.split_sources.items()) if held_out else [(name, source)]
+        n_rows = self.train_rows if name == "train" else None
+        described: list[Any] = [self.column, self.documents, n_rows]
+        for split, given in sources:
+            if isinstance(given, float):
+                described.append((split, given, split == name))
+            elif given is not None and (split == "train" or split == name):
+                names = [given] if isinstance(given, str) else given
+                described.append([self._identity(x) for x in names])
+        return digest(*described)
+
+    def _identity(self, name: str) -> tuple[Any, ...]:
+        """Return values that change when the content of a file or of a split of the hub does."""
         if self.source == "hub":
-            return read_hub_split(self.hub, "+".join(names), [self.column])
-        return TextTable.concat([self._read_file(name) for name in names])
+            return name, self.hub, getattr(load_split(self.hub, name), "_fingerprint", None)
+        return Path(name).suffixes, hash_file(name)
 
-    def _read_file(self, name: str) -> TextTable:
-        if is_table(name):
-            return read_table(name, [self.column])
-        text = read_text(name).replace("\r\n", "\n")
-        check_choice("data.documents", self.documents, get_args(DocumentUnit))
-        if self.documents == "file":
-            return TextTable.from_columns([[text]], f"{name}, document ")
-        is_line = self.documents == "line"
-        parts = text.split("\n") if is_line else re.split(r"\n(?:[^\S\n]*\n)+", text)
-        texts = [part.strip("\n") for part in parts if part.strip()]
-        unit = "non-empty line" if is_line else "paragraph"
-        return TextTable.from_columns([texts], f"{name}, {unit} ")
+    def _read_split(self, names: list[str]) -> Iterator[Document]:
+        """Yield the documents with a text, and warn of the number of the others."""
+        first, n_rows, n_blank = "", 0, 0
+        is_hub = self.source == "hub"
+        reads = [self._read_hub("+".join(names))] if is_hub else map(self._read_file, names)
+        for location, blocks in chain.from_iterable(reads):
+            first, n_rows = first or location, n_rows + 1
+            if isinstance(blocks, tuple) and not blocks[0].strip():
+                n_blank += 1
+            else:
+                yield location, blocks
+        if n_blank == n_rows:
+            raise InputError("all rows from here on have an empty text", file=first)
+        if n_blank:
+            _warn(f"{first}: dropped {n_blank} of {n_rows} rows with an empty text")
+
+    def _read_hub(self, split: str) -> Iterator[Document]:
+        for location, texts in iterate_hub_split(self.hub, split, [self.column]):
+            yield location, tuple(texts)
+
+    def _read_file(self, name: str) -> Iterator[Document]:
+        if name.endswith(".parquet"):
+            yield from _read_parquet(name, self.column)
+        elif is_table(name):
+            for number, texts in iterate_table(name, [self.column]):
+                yield f"{table_source(name)}{number}", tuple(texts)
+        elif self.documents == "file":
+            yield f"{name}, document 1", iterate_text(name)
+        else:
+            is_line = self.documents == "line"
+            lines = iterate_text(name, lines=True)
+            parts = (text for text in (lines if is_line else _paragraphs(lines)) if text.strip())
+            unit = "non-empty line" if is_line else "paragraph"
+            for number, text in enumerate(parts, 1):
+                yield f"{name}, {unit} {number}", (text.strip("\n"),)
 
 
-def _divide(table: TextTable, fraction: float, name: str) -> tuple[TextTable, TextTable]:
-    """Hold out documents; if there is only one document, hold out the last part of its text."""
-    if len(table) > 1:
-        return hold_out(table, fraction, name)
-    text = table.columns[0][0]
-    border = len(text) - round(len(text) * fraction)
-    if not 0 < border < len(text):
-        message = f"the document is too short to hold out {fraction:g} of it as {name}"
-        raise InputError(message, file=table.location(0))
-    return replace(table, columns=[[text[:border]]]), replace(table, columns=[[text[border:]]])
+@cache
+def _warn(message: str) -> None:
+    """Log a warning once, although the documents are read several times."""
+    log.warning(message)
+
+
+def _of_table(table: TextTable) -> Documents:
+    texts = table.columns[0]
+    return Documents(lambda: ((table.location(i), (text,)) for i, text in enumerate(texts)))
+
+
+def _read_parquet(name: str, column: str) -> Iterator[Document]:
+    """Yield the rows of a Parquet file, with the column `column` (or "record.column")."""
+    with loading(name):
+        from pyarrow.parquet import ParquetFile
+
+        batches = ParquetFile(resolve(name)).iter_batches(1000, columns=[column])
+        records = chain.from_iterable(batch.to_pylist() for batch in batches)
+        for number, record in enumerate(records, 1):
+            location = f"{name}, row {number}"
+            yield location, (get_column(record, column, location),)
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Join lines to paragraphs, between which there are blank lines."""
+    kept: list[str] = []
+    for number, line in enumerate(lines):
+        # A blank line at the beginning or end of the text separates nothing.
+        if number and line.endswith("\n") and not line.strip():
+            yield "".join(kept)
+            kept = []
+        else:
+            kept.append(line)
+    yield "".join(kept)
+
+
+def _divide(documents: Documents, fraction: float, name: str) -> tuple[Documents, Documents]:
+    """Hold out documents; if there is only one document, hold out the last part of its text.
+
+    A document is held out if a hash of its text, as in `hold_out`, is below `fraction`.
+    """
+
+    @cache
+    def length_of_single() -> int | None:
+        first, *others = islice(documents.located(), 2)
+        return None if others else sum(map(len, first[1]))
+
+    def part(is_held_out: bool) -> Iterator[Document]:
+        if (length := length_of_single()) is not None:
+            ((location, blocks),) = documents.located()
+            border = length - round(length * fraction)
+            if not 0 < border < length:
+                message = f"the document is too short to hold out {fraction:g} of it as {name}"
+                raise InputError(message, file=location)
+            span = (border, length) if is_held_out else (0, border)
+            yield location, _characters(blocks, *span)
+            return
+        n_rows = n_kept = 0
+        for location, blocks in documents.located():
+            text = "".join(blocks)
+            n_rows += 1
+            if (unit_hash(name + text) < fraction) == is_held_out:
+                n_kept += 1
+                yield location, (text,)
+        if not n_kept:
+            message = f"{n_rows} rows have too few different texts to hold out {fraction:g} of them"
+            raise InputError(f"{message} as {name}", file=documents.location(0))
+
+    return Documents(partial(part, False)), Documents(partial(part, True))
+
+
+def _characters(blocks: Iterable[str], begin: int, end: int) -> Iterator[str]:
+    """Yield the characters of a text from `begin` to before `end`."""
+    for block in blocks:
+        yield block[max(0, begin) : max(0, end)]
+        begin, end = begin - len(block), end - len(block)
+
+
+def _sample(documents: Documents, n_rows: int) -> Iterator[Document]:
+    """Yield a random sample of the documents, in their order."""
+    n_documents = sum(1 for _ in documents.located())
+    chosen = set(stratified_subset(np.zeros(n_documents), n_rows, 0).tolist())
+    return (document for i, document in enumerate(documents.located()) if i in chosen)
 
 
 def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -50,6 +50,35 @@ def loading(origin: str) -> Iterator[None]:
         raise InputError(message, file=origin) from error
 
 
+def load_split(config: HubConfig | None, split: str) -> Any:
+    """Load a split with `datasets.load_dataset`; the arguments are those of `read_hub_split`."""
+    if config is None:
+        raise InputError("must be given for source: hub as {path: ...}", option="data.hub")
+    with loading(f"{config.path}, split {split}"):
+        from datasets import load_dataset
+
+        return load_dataset(
+            config.path, config.name, split=split, streaming=config.streaming, **config.options
+        )
+
+
+def iterate_hub_split(
+    config: HubConfig | None, split: str, columns: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the location and the texts of each row, with the arguments of `read_hub_split`."""
+    data = load_split(config, split)
+    assert config is not None
+    label = f"{config.path}, split {split}"
+    is_empty = True
+    with loading(label):
+        for number, record in enumerate(islice(data, config.rows)):
+            location = f"{label}, row {number}"
+            yield location, [get_column(record, name, location) for name in columns]
+            is_empty = False
+    if is_empty:
+        raise InputError("the split is empty", file=label)
+
+
 def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str]) -> TextTable:
     """Read text columns of one split of a Hugging Face dataset.
 
@@ -62,19 +91,7 @@ def read_hub_split(config: HubConfig | None, split: str, columns: Sequence[str])
         InputError: If `config` is None, if `datasets` is not installed or cannot load the split, if
             a column is missing, or if the split is empty.
     """
-    if config is None:
-        raise InputError("must be given for source: hub as {path: ...}", option="data.hub")
-    label = f"{config.path}, split {split}"
-    texts: list[list[str]] = [[] for _ in columns]
-    with loading(label):
-        from datasets import load_dataset
-
-        data = load_dataset(
-            config.path, config.name, split=split, streaming=config.streaming, **config.options
-        )
-        for number, record in enumerate(islice(data, config.rows)):
-            for name, column in zip(columns, texts, strict=True):
-                column.append(get_column(record, name, f"{label}, row {number}"))
-    if not texts[0]:
-        raise InputError("the split is empty", file=label)
-    return TextTable.from_columns(texts, f"{label}, row ", 0)
+    rows = [texts for _, texts in iterate_hub_split(config, split, columns)]
+    assert config is not None
+    source = f"{config.path}, split {split}, row "
+    return TextTable.from_columns([list(c) for c in zip(*rows, strict=True)], source, 0)

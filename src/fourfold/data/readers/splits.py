@@ -27,11 +27,11 @@ T = TypeVar("T")
 def read_tables(
     source: str,
     split_sources: Mapping[str, SplitSource],
-    builtin: Callable[[], dict[str, TextTable]],
-    read: Callable[[list[str]], TextTable],
-    divide: Callable[[TextTable, float, str], tuple[TextTable, TextTable]],
+    builtin: Callable[[], dict[str, T]],
+    read: Callable[[list[str]], T],
+    divide: Callable[[T, float, str], tuple[T, T]],
     needs_train: bool = True,
-) -> dict[str, TextTable]:
+) -> dict[str, T]:
     """Read the splits of built-in data, of files or of the Hugging Face hub.
 
     Args:

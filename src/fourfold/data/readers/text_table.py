@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.errors import InputError
-from fourfold.text_files import parse_json, read_lines, read_text
+from fourfold.text_files import iterate_text, parse_json, read_lines, read_text
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +127,24 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
         InputError: If the file cannot be read or has no rows, if a column is missing, or if a line
             is invalid.
     """
+    source = table_source(path)
+    numbers, texts = zip(*iterate_table(path, columns, drop_uneven=drop_uneven), strict=True)
+    return TextTable.from_columns([list(c) for c in zip(*texts, strict=True)], source, numbers)
+
+
+def table_source(path: str) -> str:
+    """Return the prefix of the locations of the rows of a table file, such as "train.tsv:"."""
+    return f"{path}, row " if ".csv" in Path(path).suffixes else f"{path}:"
+
+
+def iterate_table(
+    path: str, columns: Sequence[str], *, drop_uneven: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the texts of each row of a table, which `read_table` describes.
+
+    A CSV file is read completely; other files are read line by line.
+    """
     suffixes = Path(path).suffixes
-    source = f"{path}, row " if ".csv" in suffixes else f"{path}:"
     rows: Iterator[tuple[int, list[str]]]
     if ".jsonl" in suffixes or ".json" in suffixes:
         rows = (
@@ -136,14 +152,18 @@ def read_table(path: str, columns: Sequence[str], *, drop_uneven: bool = False) 
             for number, record in read_json_lines(path)
         )
     else:
-        tab_separated = (line.split("\t") for line in read_lines(path))
+        lines = (
+            line.removesuffix("\n").removesuffix("\r") for line in iterate_text(path, lines=True)
+        )
+        tab_separated = (line.split("\t") for line in lines)
         records = read_csv(path) if ".csv" in suffixes else tab_separated
-        rows = _select_columns(records, columns, path, source, drop_uneven)
-    found = list(rows)
-    if not found:
+        rows = _select_columns(records, columns, path, table_source(path), drop_uneven)
+    is_empty = True
+    for row in rows:
+        is_empty = False
+        yield row
+    if is_empty:
         raise InputError("the table has no rows", file=path)
-    numbers, texts = zip(*found, strict=True)
-    return TextTable.from_columns([list(c) for c in zip(*texts, strict=True)], source, numbers)
 
 
 def _select_columns(
@@ -194,7 +214,7 @@ def read_json_lines(path: str) -> Iterator[tuple[int, Any]]:
     Raises:
         InputError: If the file cannot be read, or if a line is not valid JSON.
     """
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(iterate_text(path, lines=True), start=1):
         if line.strip():
             yield number, parse_json(line, path, number)
 

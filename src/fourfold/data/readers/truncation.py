@@ -1,7 +1,7 @@
 """Treatment of examples with too many tokens: error, truncation or dropping."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -50,26 +50,47 @@ def limit_lengths(
     Raises:
         InputError: If an example is too long and `too_long` is "error", or if no example is left.
     """
-    check_choice("data.too_long", too_long, ["error", "truncate", "drop"])
     if lengths is None:
         lengths = np.max([column.lengths for column in columns], axis=0)
+    options = {"option": option, "unit": unit}
+    kept = rows_within_limit(lengths, table.location, limit, too_long, split, **options)
+    if len(kept) < len(table):
+        return [column.take(kept) for column in columns], table.select(kept)
+    is_truncated = lengths.max(initial=0) > limit
+    return [c.truncate(limit) if is_truncated else c for c in columns], table
+
+
+def rows_within_limit(
+    lengths: np.ndarray,
+    location: Callable[[int], str],
+    limit: int,
+    too_long: TooLong,
+    split: str,
+    *,
+    option: str = "max_len",
+    unit: str = "tokens",
+) -> np.ndarray:
+    """Return the indices of the examples that remain; see `limit_lengths`.
+
+    With "truncate", all examples remain, and the caller must truncate them. `location` returns the
+    location of an example for an error message.
+    """
+    check_choice("data.too_long", too_long, ["error", "truncate", "drop"])
     too_long_rows = np.flatnonzero(lengths > limit)
     if len(too_long_rows) == 0:
-        return list(columns), table
+        return np.arange(len(lengths))
     if too_long == "error":
-        first = too_long_rows[0]
+        first = int(too_long_rows[0])
         raise InputError(
             f"the row has {lengths[first]} {unit}, but {option} allows {limit}"
             f" ({len(too_long_rows)} such rows in {split}): set too_long to truncate or drop",
-            file=table.location(first),
+            file=location(first),
         )
     drops = too_long == "drop" and split == "train"
     action = "dropped" if drops else "truncated"
-    counts = f"{len(too_long_rows)} of {len(table)}"
+    counts = f"{len(too_long_rows)} of {len(lengths)}"
     log.warning("%s: %s %s rows longer than %d %s", split, action, counts, limit, unit)
-    if not drops:
-        return [column.truncate(limit) for column in columns], table
-    kept = np.flatnonzero(lengths <= limit)
+    kept = np.flatnonzero(lengths <= limit) if drops else np.arange(len(lengths))
     if len(kept) == 0:
-        raise InputError(f"all rows are longer than {limit} {unit}", file=table.location(0))
-    return [column.take(kept) for column in columns], table.select(kept)
+        raise InputError(f"all rows are longer than {limit} {unit}", file=location(0))
+    return kept

@@ -1,19 +1,26 @@
 """Base classes of the text DataModules: tokenization, documents, and labelled examples."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
+from fourfold.data.loading.array_cache import (
+    Arrays,
+    cached_arrays,
+    default_cache_dir,
+    digest,
+)
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
-from fourfold.data.readers.documents import DocumentUnit, TextSource
+from fourfold.data.readers.documents import Documents, DocumentUnit, TextSource
 from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.splits import Source, SplitSource
-from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import TooLong
+from fourfold.data.text.token_cache import TrainingTexts
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -93,11 +100,11 @@ class TextDataModule(HasTokenizer):
     def read(self) -> dict[str, Any]:
         """Read each split that exists ("train", "val", "test"), before tokenization.
 
-        The subclass chooses the type of the values, such as `TextTable`.
+        The subclass chooses the type of the values, such as `TextTable` or `Documents`.
         """
 
     @abstractmethod
-    def training_texts(self, raw: Any) -> Sequence[str]:
+    def training_texts(self, raw: Any) -> Iterable[str]:
         """Return the texts on which the tokenizer is trained; `raw` is the training split."""
 
     @abstractmethod
@@ -113,7 +120,7 @@ class TextDataModule(HasTokenizer):
             InputError: If the tokenizer must be trained and there is no training split.
         """
         raw = self.read()
-        tokenizer = self._tokenizer or self._make_tokenizer(raw)
+        tokenizer = self._tokenizer or self._shared_tokenizer(raw)
         splits = {name: self.encode(name, rows, tokenizer) for name, rows in raw.items()}
         self._tokenizer = tokenizer
         return splits
@@ -137,7 +144,11 @@ class TextDataModule(HasTokenizer):
             message = "must be given for its tokenizer, or set tokenizer.file to load one"
             raise InputError(message, option="data.train")
         texts = [] if config.file else self.training_texts(raw["train"])
-        tokenizer = make_tokenizer(config, texts, mask=self.needs_mask, special=self.special)
+        return make_tokenizer(config, texts, mask=self.needs_mask, special=self.special)
+
+    def _shared_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
+        """Return the tokenizer of rank 0."""
+        tokenizer = self._make_tokenizer(raw)
         if self.trainer is not None and self.trainer.world_size > 1:
             # Unigram training is not bitwise reproducible across processes.
             tokenizer = Tokenizer.from_str(self.trainer.strategy.broadcast(tokenizer.to_str()))
@@ -194,8 +205,8 @@ class DocumentDataModule(TextDataModule):
 
     Args:
         source: "builtin" (Python's documentation, no network), "files" (the paths in `train`, `val`
-            and `test`; .jsonl, .json, .csv and .tsv are tables) or "hub" (splits of a Hugging Face
-            dataset). If `val` or `test` is a fraction, whole documents are held out, or the end of
+            and `test`; .jsonl, .json, .csv, .tsv and .parquet are tables) or "hub" (splits of a
+            Hugging Face dataset). If `val` or `test` is a fraction, whole documents are held out, or the end of
             a single document.
         column: Column with the text in tables and Hugging Face datasets, whose rows are documents.
         documents: Part of a plain text file that is one document: "file", "line" or "paragraph".
@@ -209,6 +220,8 @@ class DocumentDataModule(TextDataModule):
         too_long: Treatment of documents that exceed the maximum length, if each sequence is one
             document: "error", "truncate", or "drop" (training documents only; validation and test
             documents are truncated).
+        cache_dir: Folder for the token ids of files and of Hugging Face datasets, which are encoded
+            once and then mapped into memory; None selects $FOURFOLD_CACHE or ~/.cache/fourfold.
     """
 
     source: Source = "builtin"
@@ -220,13 +233,56 @@ class DocumentDataModule(TextDataModule):
     batch_size: int = 32
     block_cross_document_attention: bool = False
     too_long: TooLong = "error"
+    cache_dir: str | None = None
 
-    def read(self) -> dict[str, TextTable]:
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        self._fingerprints: dict[str, str] = {}
+
+    def _text_source(self) -> TextSource:
         options = (self.column, self.documents, self.hub, self.train_rows)
-        return TextSource(self.source, self.split_sources, *options).read()
+        return TextSource(self.source, self.split_sources, *options)
 
-    def training_texts(self, raw: TextTable) -> Sequence[str]:
-        return raw.columns[0]
+    def read(self) -> dict[str, Any]:
+        return self._text_source().read()
+
+    def training_texts(self, raw: Documents) -> Iterable[str]:
+        return TrainingTexts(raw, metaspace=self._tokenizer_config.kind in ("bpe", "unigram"))
+
+    def cached(
+        self, split: str, options: tuple[Any, ...], produce: Callable[[], Iterable[Arrays]]
+    ) -> Arrays:
+        """Return arrays that depend on the text of a split and on `options`, from the cache.
+
+        Arrays of built-in data stay in memory. The arguments are those of `cached_arrays`.
+        """
+        if self.source == "builtin":
+            return cached_arrays(None, "", produce)
+        if split not in self._fingerprints:  # reads the files
+            self._fingerprints[split] = self._text_source().fingerprint(split)
+        folder = Path(self.cache_dir).expanduser() if self.cache_dir else default_cache_dir()
+        return cached_arrays(folder, digest(self._fingerprints[split], options), produce)
+
+    def prepare_data(self) -> None:
+        """Train the tokenizer and encode the text; Lightning calls it on one rank per machine."""
+        if not self.splits and self.source != "builtin":
+            raw = self.read()
+            tokenizer = self._tokenizer or self._make_tokenizer(raw)
+            for name, documents in raw.items():
+                self.encode(name, documents, tokenizer)
+
+    def _make_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
+        config = self._tokenizer_config
+        if config.file is not None or "train" not in raw:
+            return super()._make_tokenizer(raw)
+
+        def produce() -> Iterator[Arrays]:
+            text = super(DocumentDataModule, self)._make_tokenizer(raw).to_str()
+            yield {"json": np.frombuffer(text.encode(), np.uint8)}
+
+        options = ("tokenizer", config, self.needs_mask, self.special)
+        text = self.cached("train", options, produce)["json"].tobytes().decode()
+        return Tokenizer.from_str(text, f"the {config.kind} tokenizer")
 
 
 @text_data

@@ -4,6 +4,7 @@ Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 """
 
 from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,12 +15,11 @@ from fourfold.data.loading.batches import CausalBatch
 from fourfold.data.loading.counter_rng import integers
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
-from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.documents import DocumentUnit, count_bytes_and_words
-from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.readers.documents import Documents, DocumentUnit
+from fourfold.data.readers.truncation import rows_within_limit
 from fourfold.data.text.base import DocumentDataModule, text_data
 from fourfold.data.text.packing import TokenStream
+from fourfold.data.text.token_cache import stream_arrays
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -61,8 +61,11 @@ class BlockDataset(BatchedDataset):
         positions = begins[:, None] + np.arange(self.block_size)  # (B, T)
         ends = np.minimum(begins + self.block_size, n_targets)
         first_targets = begins + np.where(begins > 0, self.context, 0)
-        ids = self.stream.ids[np.minimum(positions, n_targets)]
-        targets = self.stream.ids[np.minimum(positions + 1, n_targets)]
+        # The ids are unsigned, and IGNORE_INDEX is negative.
+        ids, targets = (
+            self.stream.ids[np.minimum(at, n_targets)].astype(np.int64)
+            for at in (positions, positions + 1)
+        )
         ignored = (positions >= n_targets) | (positions < first_targets[:, None])
         targets = np.where(ignored, IGNORE_INDEX, targets)
         documents = None
@@ -70,8 +73,8 @@ class BlockDataset(BatchedDataset):
             numbers = np.searchsorted(self.stream.offsets, positions, side="right") - 1
             documents = torch.from_numpy(numbers)
         return CausalBatch(
-            torch.from_numpy(ids.astype(np.int64)),
-            torch.from_numpy(targets.astype(np.int64)),
+            torch.from_numpy(ids),
+            torch.from_numpy(targets),
             documents,
             *self.stream.count_bytes_and_words(first_targets, ends),
             epoch,
@@ -84,20 +87,33 @@ class DocumentDataset(BatchedDataset):
     """Dataset in which each row of a batch is one document, with an EOS before and after it.
 
     The batches need no padding mask: the padding, which is EOS, follows the document, and causal
-    attention never sees later positions. `sizes` (2, documents) are the numbers of UTF-8 bytes and
-    of words of each document.
+    attention never sees later positions.
+
+    Args:
+        ids: Token ids of all documents, as in `TokenStream`.
+        begins: (rows,) index in `ids` of the EOS before each document.
+        lengths: (rows,) number of tokens of each document, without EOS.
+        sizes: (2, rows) numbers of UTF-8 bytes and of words of each document.
+        eos_id: Id of EOS.
+        order: Division of the rows into batches.
     """
 
-    documents: RaggedArray
+    ids: np.ndarray
+    begins: np.ndarray
+    lengths: np.ndarray
     sizes: np.ndarray
     eos_id: int
     order: LengthBucketedOrder
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
-        ids, mask = self.documents.padded(rows, self.eos_id)  # (B, T+1)
-        targets = ids[:, 1:].masked_fill(~mask[:, 1:], IGNORE_INDEX)
+        lengths = self.lengths[rows, None]
+        at = np.arange(lengths.max() + 2)  # (T+1,)
+        ids = self.ids[np.minimum(self.begins[rows, None] + at, len(self.ids) - 1)]  # (B, T+1)
+        ids = np.where(at <= lengths, ids, self.eos_id).astype(np.int64)
+        targets = np.where(at <= lengths + 1, ids, IGNORE_INDEX)[:, 1:]
         n_bytes, n_words = self.sizes[:, rows].sum(1).tolist()
-        return CausalBatch(ids[:, :-1], targets, None, n_bytes, n_words, epoch, position)
+        inputs, targets = torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets)
+        return CausalBatch(inputs, targets, None, n_bytes, n_words, epoch, position)
 
 
 @text_data
@@ -142,32 +158,38 @@ class CausalTextData(DocumentDataModule):
         check_positive("block_size", self.block_size)
         check_range("eval_context", self.eval_context, minimum=0, below=self.block_size)
 
-    def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> BatchedDataset:
-        documents = RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.columns[0]))
+    def encode(self, name: str, raw: Documents, tokenizer: Tokenizer) -> BatchedDataset:
+        arrays = self.cached(
+            name,
+            ("stream", tokenizer.to_str()),
+            partial(stream_arrays, raw, tokenizer, self.num_workers),
+        )
+        stream = TokenStream(*(arrays[key] for key in ("ids", "offsets", "bytes", "words")))
         if self.batching == "documents":
-            return self._document_dataset(name, raw, documents, tokenizer.eos_id)
-        stream = TokenStream(documents, raw.columns[0], tokenizer.eos_id)
+            return self._document_dataset(name, raw, stream, tokenizer.eos_id)
         crops = self.batching == "crops" and name == "train"
         if crops and len(stream) < self.block_size:
             message = f"the training split has {len(stream)} tokens, fewer than"
             raise InputError(f"{message} block_size={self.block_size}", file=raw.location(0))
         context = 0 if name == "train" else self.eval_context
-        lengths = np.ones(stream.n_blocks(self.block_size, context))
+        lengths = np.ones(stream.n_blocks(self.block_size, context), np.int64)
         order = self.batch_order(name, lengths, max_rows=self.batch_size)
         block = self.block_cross_document_attention
         return BlockDataset(stream, self.block_size, order, context, crops, block)
 
     def _document_dataset(
-        self, name: str, raw: TextTable, documents: RaggedArray, eos_id: int
+        self, name: str, raw: Documents, stream: TokenStream, eos_id: int
     ) -> DocumentDataset:
-        (kept,), rows = limit_lengths(
-            [documents], raw, self.block_size - 1, self.too_long, name, option="block_size"
+        limit = self.block_size - 1
+        full = np.diff(stream.offsets) - 1  # without EOS
+        kept = rows_within_limit(
+            full, raw.location, limit, self.too_long, name, option="block_size"
         )
-        # With as many rows as before, documents may be truncated; otherwise long ones are dropped.
-        full = documents if len(documents) == len(kept) else kept
-        kept_fraction = kept.lengths / np.maximum(full.lengths, 1)
-        sizes = np.array(count_bytes_and_words(rows.columns[0])) * kept_fraction
-        sizes = sizes.round().astype(np.int64)
+        full = full[kept]
+        lengths = np.minimum(full, limit)
+        sizes = np.diff([stream.bytes_before, stream.words_before])[:, kept]
+        sizes = (sizes * (lengths / np.maximum(full, 1))).round().astype(np.int64)
         max_tokens = self.batch_size * self.block_size
-        order = self.batch_order(name, kept.lengths + 1, max_tokens=max_tokens)
-        return DocumentDataset(kept.wrap(eos_id, eos_id), sizes, eos_id, order)
+        order = self.batch_order(name, lengths + 1, max_tokens=max_tokens)
+        begins = stream.offsets[kept]
+        return DocumentDataset(stream.ids, begins, lengths, sizes, eos_id, order)

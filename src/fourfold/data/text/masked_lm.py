@@ -4,7 +4,8 @@ Shapes: B sequences, T tokens of the longest sequence.
 """
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -13,20 +14,63 @@ from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import limit_lengths
+from fourfold.data.readers.documents import Documents
+from fourfold.data.readers.truncation import rows_within_limit
 from fourfold.data.text.base import DocumentDataModule, text_data
 from fourfold.data.text.masking import Masking, MaskingConfig, masked_batch
 from fourfold.data.text.next_sentence import SegmentPairDataset
 from fourfold.data.text.packing import SentenceBreak, Sentences
+from fourfold.data.text.token_cache import sentence_arrays, stream_arrays
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
 
+@dataclass(frozen=True)
+class PackedRows:
+    """Sequences from BOS to EOS, each made from consecutive tokens when it is read.
+
+    An EOS also separates two documents of a sequence.
+
+    Args:
+        ids: Token ids of all texts.
+        begins: (rows,) index in `ids` of the first token of each sequence.
+        ends: (rows,) index in `ids` after the last token of each sequence.
+        breaks: Sorted indices in `ids` at which documents begin.
+        tokenizer: Tokenizer with BOS and EOS.
+    """
+
+    ids: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    breaks: np.ndarray
+    tokenizer: Tokenizer
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each sequence, BOS and EOS included, an array (rows,)."""
+        first, last = self._breaks_inside(self.begins, self.ends)
+        return self.ends - self.begins + (last - first) + 2
+
+    def _breaks_inside(self, begins: Any, ends: Any) -> Any:
+        """Return the index of the first break inside of each sequence, and after its last break."""
+        first = np.searchsorted(self.breaks, begins, side="right")
+        return first, np.maximum(first, np.searchsorted(self.breaks, ends))
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        begin, end = self.begins[row], self.ends[row]
+        first, last = self._breaks_inside(begin, end)
+        at = np.concatenate([[0], self.breaks[first:last] - begin, [end - begin]])
+        special = [self.tokenizer.bos_id, *[self.tokenizer.eos_id] * (len(at) - 1)]
+        return np.insert(self.ids[begin:end].astype(np.int64), at, special)
+
+
 def pack_sentences(
     sentences: Sentences, max_len: int, tokenizer: Tokenizer, *, cross_documents: bool
-) -> RaggedArray:
+) -> PackedRows:
     """Pack whole sentences into sequences from BOS to EOS (Liu et al. 2019, section 4.2).
 
     Args:
@@ -37,26 +81,23 @@ def pack_sentences(
             (FULL-SENTENCES); otherwise all are of one document (DOC-SENTENCES).
     """
     borders = sentences.pack(max_len - 2, cross_documents=cross_documents, separator_cost=1)
-    firsts = np.concatenate([[0], borders])
-    eos_id = tokenizer.eos_id
-    follows_document = np.diff(sentences.document, prepend=sentences.document[0]) != 0
-    follows_document[firsts] = False  # no separator at the beginning of a row
-    ids = np.insert(sentences.ids.ids, sentences.ids.offsets[:-1][follows_document], eos_id)
-    lengths = np.add.reduceat(sentences.ids.lengths + follows_document, firsts)
-    return RaggedArray.from_lengths(ids, lengths).wrap(tokenizer.bos_id, eos_id)
+    borders = sentences.ids.offsets[np.concatenate([[0], borders, [len(sentences)]])]
+    breaks = sentences.ids.offsets[sentences.starts]
+    return PackedRows(sentences.ids.ids, borders[:-1], borders[1:], breaks, tokenizer)
 
 
 @dataclass(eq=False)
 class MaskedRowDataset(BatchedDataset):
     """Dataset of text sequences from BOS to EOS, whose tokens are masked when a batch is made."""
 
-    rows: RaggedArray
+    rows: PackedRows
     masking: Masking
     order: LengthBucketedOrder
     block_cross_document_attention: bool = False
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
-        ids, mask = self.rows.padded(rows, self.masking.tokenizer.pad_id)  # (B, T)
+        made = RaggedArray.from_rows([self.rows[row] for row in rows.tolist()])
+        ids, mask = made.padded(np.arange(len(rows)), self.masking.tokenizer.pad_id)  # (B, T)
         block = self.block_cross_document_attention
         return masked_batch(self.masking, ids.numpy(), mask.numpy(), rows, epoch, position, block)
 
@@ -105,19 +146,19 @@ class MaskedTextData(DocumentDataModule):
         check_range("max_len", self.max_len, minimum=MIN_LEN)
         check_choice("layout", self.layout, get_args(Layout))
 
-    def encode(self, name: str, raw: TextTable, tokenizer: Tokenizer) -> BatchedDataset:
+    def encode(self, name: str, raw: Documents, tokenizer: Tokenizer) -> BatchedDataset:
         masking = Masking(self.masking, tokenizer, self.seed)
         if self.layout == "documents":
-            encoded = RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.columns[0]))
-            (kept,), _ = limit_lengths([encoded], raw, self.max_len - 2, self.too_long, name)
-            rows = kept.wrap(tokenizer.bos_id, tokenizer.eos_id)
-            max_tokens = self.batch_size * self.max_len
-            order = self.batch_order(name, rows.lengths, max_tokens=max_tokens)
-            return MaskedRowDataset(rows, masking, order)
+            return self._document_dataset(name, raw, masking)
         has_pairs = self.layout in ("segment_pairs", "sentence_pairs")
         # A pair has one more EOS and at least one token in its other segment.
         limit = self.max_len - 4 if has_pairs else self.max_len - 2
-        sentences = Sentences.from_texts(raw.columns[0], tokenizer, self.sentences, limit)
+        arrays = self.cached(
+            name,
+            ("sentences", tokenizer.to_str(), self.sentences, limit),
+            partial(sentence_arrays, raw, tokenizer, self.sentences, limit, self.num_workers),
+        )
+        sentences = Sentences(RaggedArray(arrays["ids"], arrays["offsets"]), arrays["starts"])
         if len(sentences) == 0:
             raise InputError(f"the {name} split has no sentence", file=raw.location(0))
         if has_pairs:
@@ -128,3 +169,20 @@ class MaskedTextData(DocumentDataModule):
         rows = pack_sentences(sentences, self.max_len, tokenizer, cross_documents=cross)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_size)
         return MaskedRowDataset(rows, masking, order, self.block_cross_document_attention)
+
+    def _document_dataset(self, name: str, raw: Documents, masking: Masking) -> MaskedRowDataset:
+        tokenizer = masking.tokenizer
+        arrays = self.cached(
+            name,
+            ("stream", tokenizer.to_str()),
+            partial(stream_arrays, raw, tokenizer, self.num_workers),
+        )
+        lengths = np.diff(arrays["offsets"]) - 1  # without EOS
+        limit = self.max_len - 2
+        kept = rows_within_limit(lengths, raw.location, limit, self.too_long, name)
+        begins = arrays["offsets"][kept] + 1
+        ends = begins + np.minimum(lengths[kept], limit)
+        rows = PackedRows(arrays["ids"], begins, ends, np.zeros(0, np.int64), tokenizer)
+        max_tokens = self.batch_size * self.max_len
+        order = self.batch_order(name, rows.lengths, max_tokens=max_tokens)
+        return MaskedRowDataset(rows, masking, order)

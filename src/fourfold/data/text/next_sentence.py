@@ -63,11 +63,10 @@ class SegmentPairDataset(BatchedDataset):
         else:
             borders = sentences.pack(self.max_tokens, cross_documents=False, overflow=True)
         self.chunks = np.concatenate([[0], borders, [len(sentences)]])
-        starts = np.flatnonzero(np.diff(sentences.document, prepend=-1))
-        self.documents = np.append(starts, len(sentences))
-        if len(starts) < 2:
+        self.documents = sentences.starts
+        if (n_documents := len(self.documents) - 1) < 2:
             message = "must give each split at least two documents for next-sentence prediction"
-            raise InputError(f"{message}, got {len(starts)}", option="documents")
+            raise InputError(f"{message}, got {n_documents}", option="documents")
         self.order = LengthBucketedOrder(np.ones(len(self.chunks) - 1, np.int64), **order_options)
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
@@ -97,7 +96,7 @@ class SegmentPairDataset(BatchedDataset):
         start, stop = middle, end
         if not is_next:  # as long as the replaced segment, or as fits if the chunk has one sentence
             n_tokens = offsets[end] - offsets[middle] or self.max_tokens - len(a)
-            document = int(self.sentences.document[begin])
+            document = int(np.searchsorted(self.documents, begin, side="right")) - 1
             start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
         b = flat[offsets[start] : offsets[stop]]
         # Truncate the beginning of A and the end of B, the longer segment first.

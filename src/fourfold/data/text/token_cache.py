@@ -1,0 +1,165 @@
+"""Encoding of documents into arrays for the cache, in pieces, with worker processes.
+
+Memory holds only the pieces that are encoded at the moment, never all texts or tokens.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fourfold.data.loading.array_cache import Arrays
+from fourfold.data.readers.documents import Documents, Piece
+from fourfold.data.text.packing import BREAKS, SentenceBreak, encode_sentences
+from fourfold.errors import InputError
+from fourfold.tokenization.tokenizer import Tokenizer
+
+_ITEM_CHARS = 1 << 20  # characters that are encoded together
+_CHARS_PER_PIECE = 800  # added for each piece, whose encoding also needs a fixed memory
+_SPACE = re.compile(r"(?<=\S) (?=\S)")
+_LINE = re.compile(r"(?<=\S)\n(?=\S)")
+
+
+def token_dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
+    """Return the smallest type of the token ids, uint16 or uint32."""
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
+def token_pieces(documents: Documents, *, metaspace: bool) -> Iterator[Piece]:
+    """Divide documents where no token crosses the boundary; see `split_for_workers`."""
+    return documents.pieces(_SPACE if metaspace else _LINE, drops_space=metaspace)
+
+
+class TrainingTexts:
+    """Texts on which a tokenizer is trained: documents in pieces, read anew by each iteration."""
+
+    def __init__(self, documents: Documents, *, metaspace: bool) -> None:
+        self.documents = documents
+        self.metaspace = metaspace
+
+    def __iter__(self) -> Iterator[str]:
+        return (piece.text for piece in token_pieces(self.documents, metaspace=self.metaspace))
+
+
+def stream_arrays(documents: Documents, tokenizer: Tokenizer, num_workers: int) -> Iterator[Arrays]:
+    """Encode documents, and yield consecutive parts of the arrays of a `TokenStream`."""
+    eos_id, dtype = tokenizer.eos_id, token_dtype(tokenizer)
+    zero = np.zeros(1, np.int64)
+    yield {"ids": np.array([eos_id], dtype), "offsets": zero, "bytes": zero, "words": zero}
+    pieces = token_pieces(documents, metaspace=tokenizer.is_metaspace)
+    total = np.zeros((3, 1), np.int64)
+    for ids, sizes, ends in _encoded(pieces, partial(_encode_stream, tokenizer), num_workers):
+        before = total + sizes.cumsum(1)
+        total = before[:, -1:]
+        offsets, n_bytes, n_words = before[:, ends]
+        yield {"ids": ids, "offsets": offsets, "bytes": n_bytes, "words": n_words}
+
+
+def _encode_stream(
+    tokenizer: Tokenizer, pieces: list[Piece]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ids with an EOS after each document, (3, pieces) sizes, and the mask of last pieces.
+
+    The sizes are the numbers of tokens, of UTF-8 bytes and of words.
+    """
+    ids: list[int] = []
+    sizes = []
+    for piece, encoded in zip(
+        pieces, tokenizer.encode_batch([p.text for p in pieces]), strict=True
+    ):
+        ids += [*encoded, tokenizer.eos_id] if piece.ends else encoded
+        # `metaspace` dropped the space after a piece.
+        n_bytes = len(piece.text.encode()) + (tokenizer.is_metaspace and not piece.ends)
+        sizes.append((len(encoded) + piece.ends, n_bytes, len(piece.text.split())))
+    ends = np.array([piece.ends for piece in pieces])
+    return np.array(ids, token_dtype(tokenizer)), np.array(sizes, np.int64).T, ends
+
+
+def sentence_arrays(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    sentence_break: SentenceBreak,
+    limit: int,
+    num_workers: int,
+) -> Iterator[Arrays]:
+    """Encode the sentences of documents, and yield consecutive parts of the arrays of `Sentences`.
+
+    The arguments are those of `Sentences.from_texts`.
+    """
+    dtype = token_dtype(tokenizer)
+    no_ids, none = np.zeros(0, dtype), np.zeros(0, np.int64)
+    yield {"ids": no_ids, "offsets": np.zeros(1, np.int64), "starts": none}
+    pieces = documents.pieces(BREAKS[sentence_break])
+    encode = partial(encode_sentences, tokenizer, sentence_break, limit)
+    n_tokens, n_sentences, last = 0, 0, -1
+    for ids, lengths, owners in _encoded(pieces, encode, num_workers):
+        if len(owners):
+            starts = n_sentences + np.flatnonzero(np.diff(owners, prepend=last))
+            offsets = n_tokens + lengths.cumsum()
+            yield {"ids": ids.astype(dtype), "offsets": offsets, "starts": starts}
+            n_tokens, n_sentences, last = offsets[-1], n_sentences + len(owners), owners[-1]
+    yield {"ids": no_ids, "offsets": none, "starts": np.array([n_sentences])}
+
+
+class _Encoded(Dataset[Any]):
+    """Map from a list of pieces, in place of an index, to the result of `encode`."""
+
+    def __init__(self, encode: Callable[[list[Piece]], Any]) -> None:
+        self.encode = encode
+
+    def __getitem__(self, pieces: list[Piece]) -> Any:
+        try:
+            return self.encode(pieces)
+        except InputError as error:  # torch would raise a RuntimeError in its place
+            return error
+
+
+def _encoded(
+    pieces: Iterable[Piece], encode: Callable[[list[Piece]], Any], num_workers: int
+) -> Iterator[Any]:
+    """Yield the results of `encode` for consecutive lists of pieces.
+
+    Without worker processes, the tokenizer encodes with all cores.
+    """
+    # torch's DataLoader sends lists of pieces to its workers as it sends indices: a few ahead and
+    # in order. Its own generator leaves the random numbers of the training as they are.
+    loader = DataLoader(
+        _Encoded(encode),
+        sampler=_lists(pieces),
+        batch_size=None,
+        num_workers=num_workers,
+        collate_fn=_identity,
+        worker_init_fn=_use_one_thread,
+        generator=torch.Generator(),
+    )
+    for encoded in loader:
+        if isinstance(encoded, InputError):
+            raise encoded
+        yield encoded
+
+
+def _lists(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    found: list[Piece] = []
+    n_chars = 0
+    for piece in pieces:
+        found.append(piece)
+        n_chars += len(piece.text) + _CHARS_PER_PIECE
+        if n_chars >= _ITEM_CHARS:
+            yield found
+            found, n_chars = [], 0
+    if found:
+        yield found
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _use_one_thread(worker: int) -> None:
+    # A forked process has no threads of the library, which would wait for them.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
