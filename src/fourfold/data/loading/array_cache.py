@@ -64,21 +64,23 @@ def cached_arrays(folder: Path | None, key: str, produce: Callable[[], Iterable[
         parts = list(produce())
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     path = folder / key
+    lock = FileLock(f"{path}.lock")
     try:
         with disk_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(f"{path}.lock")
             lock.acquire()
     except PermissionError as error:
         message = f"must be a folder that can be written, got {folder}: {error.strerror}"
         raise InputError(message, option="data.cache_dir") from error
-    with lock:
+    try:
         if (arrays := _open(path)) is None:
             with disk_errors(path):
                 _write(path, produce())
             arrays = _open(path)
             assert arrays is not None
-    return arrays
+        return arrays
+    finally:
+        lock.release()
 
 
 def _write(path: Path, parts: Iterable[Arrays]) -> None:

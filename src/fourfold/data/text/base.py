@@ -206,8 +206,8 @@ class DocumentDataModule(TextDataModule):
     Args:
         source: "builtin" (Python's documentation, no network), "files" (the paths in `train`, `val`
             and `test`; .jsonl, .json, .csv, .tsv and .parquet are tables) or "hub" (splits of a
-            Hugging Face dataset). If `val` or `test` is a fraction, whole documents are held out, or the end of
-            a single document.
+            Hugging Face dataset). If `val` or `test` is a fraction, whole documents are held out,
+            or the end of a single document.
         column: Column with the text in tables and Hugging Face datasets, whose rows are documents.
         documents: Part of a plain text file that is one document: "file", "line" or "paragraph".
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.

@@ -5,7 +5,7 @@ Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fourfold.data.readers.documents import Documents, DocumentUnit
 from fourfold.data.readers.truncation import rows_within_limit
 from fourfold.data.text.base import DocumentDataModule, text_data
 from fourfold.data.text.packing import TokenStream
-from fourfold.data.text.token_cache import stream_arrays
+from fourfold.data.text.token_cache import map_bin_file, stream_arrays
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -124,6 +124,9 @@ class CausalTextData(DocumentDataModule):
     or test split are the numbers of UTF-8 bytes and of whitespace-separated words in the text. The
     EOS after each document is a target and counts as a token, but not as a byte or a word.
 
+    A split may also be a file NAME.bin with the ids of a tokenizer, as nanoGPT writes them (uint16,
+    an EOS after each document). It is mapped as it is, and its bytes and words are not counted.
+
     Args:
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
         block_size: Number of tokens in a block or crop. If `batching` is "documents", the maximum
@@ -158,7 +161,23 @@ class CausalTextData(DocumentDataModule):
         check_positive("block_size", self.block_size)
         check_range("eval_context", self.eval_context, minimum=0, below=self.block_size)
 
-    def encode(self, name: str, raw: Documents, tokenizer: Tokenizer) -> BatchedDataset:
+    def read(self) -> dict[str, Any]:
+        named = {name: source for name, source in self.split_sources.items() if source is not None}
+        is_bin = [isinstance(source, str) and source.endswith(".bin") for source in named.values()]
+        if self.source != "files" or not any(is_bin):
+            return super().read()
+        if not all(is_bin):
+            message = f"must each be one .bin file if one of them is, got {list(named.values())}"
+            raise InputError(message, option="data.train, data.val and data.test")
+        if self._tokenizer_config.file is None:
+            message = "must name the tokenizer with which the .bin files were written"
+            raise InputError(message, option="data.tokenizer.file")
+        check_choice("data.batching", self.batching, ["blocks", "crops"])
+        return named
+
+    def encode(self, name: str, raw: Documents | str, tokenizer: Tokenizer) -> BatchedDataset:
+        if isinstance(raw, str):
+            return self._block_dataset(name, raw, map_bin_file(raw, tokenizer))
         arrays = self.cached(
             name,
             ("stream", tokenizer.to_str()),
@@ -167,10 +186,13 @@ class CausalTextData(DocumentDataModule):
         stream = TokenStream(*(arrays[key] for key in ("ids", "offsets", "bytes", "words")))
         if self.batching == "documents":
             return self._document_dataset(name, raw, stream, tokenizer.eos_id)
+        return self._block_dataset(name, raw.location(0), stream)
+
+    def _block_dataset(self, name: str, file: str, stream: TokenStream) -> BlockDataset:
         crops = self.batching == "crops" and name == "train"
         if crops and len(stream) < self.block_size:
             message = f"the training split has {len(stream)} tokens, fewer than"
-            raise InputError(f"{message} block_size={self.block_size}", file=raw.location(0))
+            raise InputError(f"{message} block_size={self.block_size}", file=file)
         context = 0 if name == "train" else self.eval_context
         lengths = np.ones(stream.n_blocks(self.block_size, context), np.int64)
         order = self.batch_order(name, lengths, max_rows=self.batch_size)

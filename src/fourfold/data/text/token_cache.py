@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from fourfold.data.loading.array_cache import Arrays
 from fourfold.data.readers.documents import Documents, Piece
-from fourfold.data.text.packing import BREAKS, SentenceBreak, encode_sentences
+from fourfold.data.text.packing import BREAKS, SentenceBreak, TokenStream, encode_sentences
 from fourfold.errors import InputError
+from fourfold.text_files import resolve
 from fourfold.tokenization.tokenizer import Tokenizer
 
 _ITEM_CHARS = 1 << 20  # characters that are encoded together
@@ -104,6 +105,29 @@ def sentence_arrays(
             yield {"ids": ids.astype(dtype), "offsets": offsets, "starts": starts}
             n_tokens, n_sentences, last = offsets[-1], n_sentences + len(owners), owners[-1]
     yield {"ids": no_ids, "offsets": none, "starts": np.array([n_sentences])}
+
+
+def map_bin_file(path: str, tokenizer: Tokenizer) -> TokenStream:
+    """Map a file of nanoGPT, which contains token ids as uint16 and nothing else.
+
+    Raises:
+        InputError: If the file is missing, has another size than that of at least two ids, or has
+            an id that the tokenizer does not have.
+    """
+    file = resolve(path)
+    n_bytes = file.stat().st_size
+    if not file.is_file() or n_bytes % 2 or n_bytes < 4:
+        raise InputError(f"must be a file of two or more uint16, got {n_bytes} bytes", file=path)
+    ids = np.memmap(file, np.uint16, mode="r").view(np.ndarray)
+    borders = [np.array([0, len(ids) - 1])]
+    for begin in range(0, len(ids), _ITEM_CHARS):
+        part = ids[begin : begin + _ITEM_CHARS]
+        if part.max() >= tokenizer.vocab_size:
+            message = f"the file has id {part.max()}, but the tokenizer has"
+            raise InputError(f"{message} {tokenizer.vocab_size} entries", file=path)
+        borders.append(begin + np.flatnonzero(part == tokenizer.eos_id))
+    unknown = np.zeros(0, np.int64)
+    return TokenStream(ids, np.unique(np.concatenate(borders)), unknown, unknown)
 
 
 class _Encoded(Dataset[Any]):
