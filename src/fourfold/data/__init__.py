@@ -1,11 +1,9 @@
-"""DataModules for text, streamed text and images. A class is imported when it is first accessed."""
+"""DataModules for text and images. A class is imported when it is first accessed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fourfold.data.streaming.datamodule import StreamedCausalTextData as StreamedCausalTextData
-    from fourfold.data.streaming.datamodule import StreamedMaskedTextData as StreamedMaskedTextData
     from fourfold.data.text.causal_lm import CausalTextData as CausalTextData
     from fourfold.data.text.document_classification import DocumentData as DocumentData
     from fourfold.data.text.glue import GlueData as GlueData
@@ -34,8 +32,6 @@ _MODULES = {
     "QuestionData": "text.question_answering",
     "RecallData": "text.synthetic_sequences",
     "SequenceData": "text.sequence_classification",
-    "StreamedCausalTextData": "streaming.datamodule",
-    "StreamedMaskedTextData": "streaming.datamodule",
     "SyntheticSequenceData": "text.synthetic_sequences",
     "TokenData": "text.token_classification",
     "TranslationData": "text.translation",

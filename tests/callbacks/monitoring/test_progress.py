@@ -14,7 +14,6 @@ from fourfold.callbacks.monitoring.progress import (
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
 from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
-from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,6 @@ from fourfold.data.streaming.shuffle_window import ShuffleWindowOrder
             LengthBucketedOrder(np.ones(9), max_rows=5, max_tokens=7),
             "2 devices x 3 micro-batches x 7 tokens",
         ),
-        (2, 1, ShuffleWindowOrder(np.ones(9), shuffle_chunks=2, max_rows=4), "2 devices x 4 rows"),
     ],
 )
 def test_describe_step_size(devices: int, accumulated: int, order: BatchOrder, text: str) -> None:

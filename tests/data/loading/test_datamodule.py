@@ -25,7 +25,6 @@ from fourfold.data import (
     MaskedTextData,
     QuestionData,
     SequenceData,
-    StreamedCausalTextData,
     TokenData,
     TranslationData,
 )
@@ -214,7 +213,6 @@ def test_missing_split_is_named() -> None:
         MaskedTextData,
         QuestionData,
         SequenceData,
-        StreamedCausalTextData,
         TokenData,
         TranslationData,
     ],

@@ -105,8 +105,8 @@ class ResumableDataModule(LightningDataModule):
 
     Args:
         seed: Seed of shuffling, masking and cropping, combined with the number of the epoch.
-        num_workers: Number of worker processes that prepare batches; the batches do not depend on
-            it.
+        num_workers: Number of worker processes that prepare batches, and that encode the text of
+            language models; the batches do not depend on it.
 
     Attributes:
         batch_class: Class of the batches; a task accepts only batches of its own class.

@@ -186,11 +186,12 @@ class CausalTextData(DocumentDataModule):
         stream = TokenStream(*(arrays[key] for key in ("ids", "offsets", "bytes", "words")))
         if self.batching == "documents":
             return self._document_dataset(name, raw, stream, tokenizer.eos_id)
-        return self._block_dataset(name, raw.location(0), stream)
+        return self._block_dataset(name, raw, stream)
 
-    def _block_dataset(self, name: str, file: str, stream: TokenStream) -> BlockDataset:
+    def _block_dataset(self, name: str, raw: Documents | str, stream: TokenStream) -> BlockDataset:
         crops = self.batching == "crops" and name == "train"
         if crops and len(stream) < self.block_size:
+            file = raw if isinstance(raw, str) else raw.location(0)
             message = f"the training split has {len(stream)} tokens, fewer than"
             raise InputError(f"{message} block_size={self.block_size}", file=file)
         context = 0 if name == "train" else self.eval_context
