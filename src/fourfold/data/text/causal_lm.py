@@ -110,9 +110,9 @@ class DocumentDataset(BatchedDataset):
         at = np.arange(lengths.max() + 2)  # (T+1,)
         ids = self.ids[np.minimum(self.begins[rows, None] + at, len(self.ids) - 1)]  # (B, T+1)
         ids = np.where(at <= lengths, ids, self.eos_id).astype(np.int64)
-        targets = np.where(at <= lengths + 1, ids, IGNORE_INDEX)[:, 1:]
+        targets = torch.from_numpy(np.where(at <= lengths + 1, ids, IGNORE_INDEX)[:, 1:])
         n_bytes, n_words = self.sizes[:, rows].sum(1).tolist()
-        inputs, targets = torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets)
+        inputs = torch.from_numpy(ids[:, :-1])
         return CausalBatch(inputs, targets, None, n_bytes, n_words, epoch, position)
 
 
