@@ -134,6 +134,22 @@ def test_arrays_equal_those_of_complete_documents(tmp_path, kind):
 
 
 @pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", ["char", "bpe", "byte_bpe", "wordpiece"])
+def test_text_without_single_line_ends_is_divided_before_spaces(tmp_path, kind):
+    text = "\n\n".join(f"Paragraph {i} has  12 words, and\tmore. 日本 don't" for i in range(40))
+    (tmp_path / "t.txt").write_text(text)
+    config = TokenizerConfig(kind, 300, min_frequency=1)
+    data = CausalTextData("files", train=str(tmp_path / "t.txt"), tokenizer=config)
+    tokenizer = data.tokenizer
+    pieces = list(token_cache.token_pieces(data.read()["train"], metaspace=kind == "bpe"))
+    assert max(len(piece.text) for piece in pieces) < 60
+    assert (" " if kind == "bpe" else "").join(piece.text for piece in pieces) == text
+    expected = [tokenizer.eos_id, *tokenizer.encode(text), tokenizer.eos_id]
+    assert data.split("train").stream.ids.tolist() == expected
+    assert data.split("train").stream.bytes_before.tolist() == [0, len(text.encode())]
+
+
+@pytest.mark.usefixtures("small_pieces")
 def test_workers_write_the_same_arrays_and_leave_random_numbers(tmp_path):
     file = write_text(tmp_path / "t.txt", 0, 2000)
     streams = []

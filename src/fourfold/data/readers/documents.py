@@ -148,10 +148,11 @@ class Documents:
         """Return the location of the document `row`, such as "a.jsonl:7", for error messages."""
         return next(islice(self.located(), row, None))[0]
 
-    def pieces(self, boundary: re.Pattern[str], *, drops_space: bool = False) -> Iterator[Piece]:
-        """Divide the documents at matches of `boundary` into pieces of about 65,000 characters.
+    def pieces(self, *boundaries: re.Pattern[str], drops_space: bool = False) -> Iterator[Piece]:
+        """Divide the documents at matches of `boundaries` into pieces of over 65,000 characters.
 
-        A match belongs to the piece before it; with `drops_space`, it is in neither piece.
+        A boundary is used where the text that was read has no match of those before it. A match
+        belongs to the piece before it; with `drops_space`, it is in neither piece.
         """
         for number, (_, blocks) in enumerate(self.located()):
             text, begins = "", True
@@ -161,8 +162,9 @@ class Documents:
                     # A search inside of white space could find another boundary than a division
                     # of the complete text.
                     start = _NON_SPACE.search(text, _PIECE_CHARS)
-                    match = start and boundary.search(text, start.end())
-                    if not match or match.end() == len(text):
+                    found = (x.search(text, start.end()) for x in boundaries if start)
+                    match = next((x for x in found if x and x.end() < len(text)), None)
+                    if not match:
                         break
                     piece = text[: match.start() if drops_space else match.end()]
                     yield Piece(piece, number, begins, False)

@@ -24,6 +24,7 @@ _ITEM_CHARS = 1 << 20  # characters that are encoded together
 _CHARS_PER_PIECE = 800  # added for each piece, whose encoding also needs a fixed memory
 _SPACE = re.compile(r"(?<=\S) (?=\S)")
 _LINE = re.compile(r"(?<=\S)\n(?=\S)")
+_BEFORE_SPACE = re.compile(r"(?<=\S)(?= \S)")  # for texts of long lines and empty lines
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
@@ -33,7 +34,8 @@ def token_dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
 
 def token_pieces(documents: Documents, *, metaspace: bool) -> Iterator[Piece]:
     """Divide documents where no token crosses the boundary; see `split_for_workers`."""
-    return documents.pieces(_SPACE if metaspace else _LINE, drops_space=metaspace)
+    boundaries = (_SPACE,) if metaspace else (_LINE, _BEFORE_SPACE)
+    return documents.pieces(*boundaries, drops_space=metaspace)
 
 
 class TrainingTexts:
