@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fourfold.core.attention import Attention
-from fourfold.core.block import Block, Stack, norm_from_config
+from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.validation import check_positive
@@ -155,8 +155,7 @@ class Model(nn.Module):
         if isinstance(mode, int):
             check_positive("activation_checkpointing", mode)
         for stack in stacks:
-            for i, block in enumerate(stack.blocks):
-                assert isinstance(block, Block)
+            for i, block in enumerate[Any](stack.blocks):
                 if isinstance(mode, int):
                     block.recompute = "block" if i % mode == 0 else "none"
                 else:
