@@ -18,7 +18,15 @@ from fourfold.finetuning.config import TuningConfig
 from fourfold.optim import MuonAdamW, OptimizerConfig
 from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
 from tests.fixtures.processes import together
-from tests.fixtures.tiny_tasks import DOWNSTREAM, FAMILIES, JOINED, causal, sentence_pairs, train
+from tests.fixtures.tiny_tasks import (
+    DOWNSTREAM,
+    FAMILIES,
+    JOINED,
+    causal,
+    image_and_text,
+    sentence_pairs,
+    train,
+)
 
 
 def with_low_rank(texts: Path, **options: Any) -> Any:
@@ -27,11 +35,12 @@ def with_low_rank(texts: Path, **options: Any) -> Any:
     return task, data
 
 
-# Tied embeddings, decoders with a memory, heads of all kinds, frozen weights.
+# Tied embeddings, decoders with a memory, heads of all kinds, frozen weights, a scalar.
 QUICK = {
     "translation": FAMILIES["translation"],
     "sentence_pairs": sentence_pairs,
     "low_rank": with_low_rank,
+    "image_and_text": image_and_text,
 }
 SLOW = {**FAMILIES, **JOINED, **DOWNSTREAM}
 del SLOW["translation"]
@@ -59,6 +68,8 @@ def same_step(families: dict[str, Any], texts: Path, folder: Path, **options: An
             )
 
 
+# torch marks the differentiable all-gather of the contrastive loss as deprecated.
+@pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.all_gather:FutureWarning")
 def test_sharded_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None:
     same_step(QUICK, texts, tmp_path, gradient_clip_val=0.01)
 

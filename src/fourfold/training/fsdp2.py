@@ -67,16 +67,28 @@ class FSDP2(ModelParallelStrategy):
                 of_first_rank = tensor.to(self.root_device)
                 dist.broadcast(of_first_rank, 0)
                 tensor.copy_(of_first_rank)
-        mesh = self.device_mesh["data_parallel"]
+        # Scalars, such as the temperature of CLIP, are replicated: a shard would be empty.
+        scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
+        options: Any = {"mesh": self.device_mesh["data_parallel"], "ignored_params": scalars}
         for block in [module for module in model.modules() if isinstance(module, Block)]:
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, **options)
         model.run_step = lambda step, *arguments: step(*arguments)  # type: ignore[assignment]
-        fully_shard(model, mesh=mesh)
+        fully_shard(model, **options)
         register_fsdp_forward_method(model, "run_step")
 
     @property
     def _task(self) -> Any:
         return self.lightning_module
+
+    def post_backward(self, closure_loss: Any) -> None:
+        """Average the gradients of scalars over the ranks, as FSDP2 does with those of shards.
+
+        An average of earlier micro-batches is equal on all ranks, so that it does not change.
+        """
+        for parameter in self._task.model.parameters():
+            if not parameter.ndim and parameter.grad is not None:
+                parameter.grad.copy_(self.reduce(parameter.grad, reduce_op="mean"))
+        super().post_backward(closure_loss)
 
     # Steps run as a forward method of the model.
 
