@@ -1,15 +1,17 @@
 """FSDP2: sharded weights make the same steps as replicated ones."""
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import cosine_similarity
 
 from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
@@ -17,11 +19,13 @@ from fourfold.errors import InputError
 from fourfold.finetuning.config import TuningConfig
 from fourfold.optim import MuonAdamW, OptimizerConfig
 from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
+from fourfold.training.sharded_init import ShardedInit
 from tests.fixtures.processes import together
 from tests.fixtures.tiny_tasks import (
     DOWNSTREAM,
     FAMILIES,
     JOINED,
+    TASKS,
     causal,
     image_and_text,
     sentence_pairs,
@@ -77,6 +81,79 @@ def test_sharded_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_sharded_weights_make_the_same_step_in_every_family(texts: Path, tmp_path: Path) -> None:
     same_step(SLOW, texts, tmp_path)
+
+
+class EndOfTraining(Exception):
+    """Raised to end a training before its first step."""
+
+
+class KeepInitialWeights(Callback):
+    """Callback that stores the weights when training starts, and ends the training."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        state = trainer.strategy.lightning_module_state_dict()
+        self.weights = {name: tensor.clone() for name, tensor in state.items()}
+        raise EndOfTraining
+
+
+def initial_weights(make: Any, texts: Path, folder: Path, **options: Any) -> dict[str, Any]:
+    keep = KeepInitialWeights()
+    with suppress(EndOfTraining):
+        train(*make(texts), folder, [keep], precision="32-true", **options)
+    return keep.weights
+
+
+def same_initial_weights(families: dict[str, Any], texts: Path, folder: Path) -> None:
+    def built(rank: int) -> None:
+        mine = folder / f"rank{rank}"
+        mine.mkdir()
+        found = {
+            family: initial_weights(make, texts, mine, devices=2, strategy="fsdp2")
+            for family, make in families.items()
+        }
+        torch.save(found, folder / f"initial{rank}.pt")
+
+    ended = together(2, built, folder, timeout=250)
+    assert [end.code for end in ended] == [0, 0], ended[1].out[-3000:]
+    found = torch.load(folder / "initial0.pt")
+    for family, make in families.items():
+        expected = initial_weights(make, texts, folder)
+        assert found[family].keys() == expected.keys()
+        for name, weight in expected.items():
+            assert torch.equal(found[family][name], weight), f"{family} {name}"
+
+
+def test_initial_weights_are_those_of_one_device(texts: Path, tmp_path: Path) -> None:
+    quick = ("masked LM", "causal LM", "masked images")
+    families = {name: TASKS[name] for name in quick}
+    same_initial_weights({**families, "low rank": with_low_rank}, texts, tmp_path)
+
+
+@pytest.mark.slow
+def test_initial_weights_are_those_of_one_device_in_every_family(
+    texts: Path, tmp_path: Path
+) -> None:
+    same_initial_weights(TASKS, texts, tmp_path)
+
+
+def test_a_rank_holds_only_its_shard_of_a_new_model(tmp_path: Path) -> None:
+    """A fill needs memory for one weight at a time, and a change of a part of a weight is lost."""
+
+    def build(rank: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2,))
+        with ShardedInit(mesh, torch.device("cpu")):
+            layer = nn.Linear(5, 3)
+            nn.init.trunc_normal_(layer.weight)
+            with pytest.raises(InputError, match="part of a weight"):
+                layer.weight.data[0].zero_()
+        assert isinstance(layer.weight, DTensor)
+        local = layer.weight.to_local()
+        assert local.shape == ((2, 5), (1, 5))[rank]
+        assert local.untyped_storage().nbytes() == 4 * local.numel()
+
+    ended = together(2, build, tmp_path)
+    assert [end.code for end in ended] == [0, 0], ended[0].out
 
 
 def test_muon_updates_sharded_matrices(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ until their gradients are computed.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from lightning.pytorch.strategies import (
 )
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fourfold.core.block import Block
 from fourfold.errors import InputError
 from fourfold.lightning_internals import set_data_parallel_size
+from fourfold.training.sharded_init import ShardedInit
 
 
 class FSDP2(ModelParallelStrategy):
@@ -60,13 +63,43 @@ class FSDP2(ModelParallelStrategy):
         set_data_parallel_size(self, self.num_nodes * self.num_processes)
         super().setup_environment()
 
+    def sharded_init(self) -> ShardedInit:
+        """Return the mode in which a model is built from shards, with equal weights on all ranks.
+
+        The random generators of all ranks get the state of those of the first rank.
+        """
+        device = self.root_device
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index])
+        states = self.broadcast([generator.get_state() for generator in generators])
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        return ShardedInit(self.device_mesh["data_parallel"], device)
+
     def shard(self, model: nn.Module) -> None:
-        """Copy the weights of the first process to all others, and shard them in place."""
+        """Shard the weights in place, unless they are shards already, and replicate all others.
+
+        Complete weights are those of the first process, which are copied to all others.
+        """
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        shards = {name: x for name, x in weights.items() if isinstance(x, DTensor)}
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                of_first_rank = tensor.to(self.root_device)
-                dist.broadcast(of_first_rank, 0)
-                tensor.copy_(of_first_rank)
+                if not isinstance(tensor, DTensor):
+                    of_first_rank = tensor.to(self.root_device)
+                    dist.broadcast(of_first_rank, 0)
+                    tensor.copy_(of_first_rank)
+        # FSDP2 would take a shard for a complete weight, and gets a weight without values instead.
+        metas = {
+            x: nn.Parameter(
+                torch.empty(x.shape, dtype=x.dtype, device="meta"), requires_grad=x.requires_grad
+            )
+            for x in shards.values()
+        }
+        for name, shard in shards.items():
+            module, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(module), own_name, metas[shard])
         # Scalars, such as the temperature of CLIP, are replicated: a shard would be empty.
         scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
         options: Any = {"mesh": self.device_mesh["data_parallel"], "ignored_params": scalars}
@@ -74,6 +107,7 @@ class FSDP2(ModelParallelStrategy):
             fully_shard(block, **options)
         model.run_step = lambda step, *arguments: step(*arguments)  # type: ignore[assignment]
         fully_shard(model, **options)
+        model.load_state_dict(shards, strict=False, assign=True)
         register_fsdp_forward_method(model, "run_step")
 
     @property
@@ -189,6 +223,12 @@ def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> di
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="Weights sharded over devices (FSDP2)")
+
+
+def init_for_strategy(trainer: Trainer) -> AbstractContextManager[Any]:
+    """Return a context in which a new model has shards as weights if the strategy is FSDP2."""
+    strategy = trainer.strategy
+    return strategy.sharded_init() if isinstance(strategy, FSDP2) else nullcontext()
 
 
 def prepare_for_strategy(model: nn.Module, trainer: Trainer) -> None:
