@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -81,6 +81,86 @@ def test_sharded_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_sharded_weights_make_the_same_step_in_every_family(texts: Path, tmp_path: Path) -> None:
     same_step(SLOW, texts, tmp_path)
+
+
+StrategyRegistry.register("fsdp2_gathered", FSDP2, reshard_after_forward=False)
+StrategyRegistry.register("fsdp2_late_sync", FSDP2, sync_each_micro_batch=False)
+STRATEGIES = ("ddp", "fsdp2", "fsdp2_gathered", "fsdp2_late_sync")
+
+
+class ObserveSharding(Callback):
+    """Callback that stores when weights are gathered, their dtypes, and when gradients arrive."""
+
+    def __init__(self) -> None:
+        self.gathered: dict[str, torch.dtype] = {}
+        self.has_gradient: list[bool] = []
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        weights = pl_module.model.stack.blocks.named_parameters()
+        self.gathered = {n: w.dtype for n, w in weights if not isinstance(w, DTensor)}
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        weights = pl_module.model.stack.blocks.parameters()
+        self.has_gradient.append(all(weight.grad is not None for weight in weights))
+
+
+def steps_of_strategies(
+    make: Any, texts: Path, folder: Path, *, micro_batches: int, recompute: Any, **options: Any
+) -> dict[str, Any]:
+    """Return the weights and observations of a step on two ranks, by strategy."""
+
+    def halves(rank: int) -> None:
+        rows = -(-len(make(texts)[1].split("train")) // (2 * micro_batches))
+        for strategy in STRATEGIES:
+            task, data = make(texts, max_rows=rows)
+            task.activation_checkpointing = recompute
+            seen = ObserveSharding()
+            mine = folder / f"{strategy}{rank}"
+            mine.mkdir()
+            several = {"accumulate_grad_batches": micro_batches, "devices": 2, **options}
+            weights = train(task, data, mine, [seen], strategy=strategy, **several)
+            torch.save((weights, seen.gathered, seen.has_gradient), folder / f"{strategy}{rank}.pt")
+
+    ended = together(2, halves, folder, timeout=250)
+    assert [end.code for end in ended] == [0, 0], ended[1].out[-3000:]
+    return {strategy: torch.load(folder / f"{strategy}0.pt") for strategy in STRATEGIES}
+
+
+@pytest.mark.parametrize("recompute", ["block", "attention"])
+def test_options_do_not_change_the_step(recompute: str, texts: Path, tmp_path: Path) -> None:
+    shape: Any = {"micro_batches": 2, "recompute": recompute, "gradient_clip_val": 0.01}
+    found = steps_of_strategies(causal, texts, tmp_path, **shape)
+    whole = train(*causal(texts, max_rows=2000), tmp_path, gradient_clip_val=0.01)
+    for strategy, (weights, _, _) in found.items():
+        for name, weight in whole.items():
+            torch.testing.assert_close(
+                weights[name], weight, rtol=1e-12, atol=1e-12, msg=f"{strategy} {name}"
+            )
+    gathered = {strategy: bool(names) for strategy, (_, names, _) in found.items()}
+    assert gathered == {
+        "ddp": True,
+        "fsdp2": False,
+        "fsdp2_gathered": True,
+        "fsdp2_late_sync": False,
+    }
+    assert found["fsdp2"][2] == [True, True]
+    assert found["fsdp2_late_sync"][2] == [False, True]
+
+
+def test_mixed_precision_is_that_of_ddp(texts: Path, tmp_path: Path) -> None:
+    """The linear layers of blocks are gathered in bf16, and norms in fp32, as under autocast."""
+    shape: Any = {"micro_batches": 2, "recompute": "block", "precision": "bf16-mixed"}
+    found = steps_of_strategies(causal, texts, tmp_path, **shape)
+    expected = found["ddp"][0]
+    for strategy, (weights, _, _) in found.items():
+        for name, weight in expected.items():
+            assert weights[name].dtype == torch.float32
+            torch.testing.assert_close(
+                weights[name], weight, rtol=1e-6, atol=1e-7, msg=f"{strategy} {name}"
+            )
+    dtypes = found["fsdp2_gathered"][1]
+    assert dtypes["0.attn.q.weight"] == torch.bfloat16
+    assert dtypes["0.attn_norm.weight"] == torch.float32
 
 
 class EndOfTraining(Exception):

@@ -7,8 +7,9 @@ method of the model. The weights outside of the blocks stay gathered from the be
 until their gradients are computed.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,17 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fourfold.core.block import Block
+from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.errors import InputError
 from fourfold.lightning_internals import set_data_parallel_size
 from fourfold.training.sharded_init import ShardedInit
@@ -41,11 +48,22 @@ class FSDP2(ModelParallelStrategy):
     generate texts of different lengths, so they could not gather the weights of a block together.
 
     Args:
+        reshard_after_forward: False keeps the weights of all blocks gathered between the forward
+            and the backward pass, which saves communication and costs memory.
+        sync_each_micro_batch: False adds up the complete gradients of the micro-batches of an
+            optimizer step on each device, and communicates them once.
         **options: Further options of Lightning's ModelParallelStrategy.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        reshard_after_forward: bool = True,
+        sync_each_micro_batch: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **options)
+        self.reshard_after_forward = reshard_after_forward
+        self.sync_each_micro_batch = sync_each_micro_batch
 
     def setup_environment(self) -> None:
         """Initialize the process group.
@@ -103,16 +121,50 @@ class FSDP2(ModelParallelStrategy):
         # Scalars, such as the temperature of CLIP, are replicated: a shard would be empty.
         scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
         options: Any = {"mesh": self.device_mesh["data_parallel"], "ignored_params": scalars}
+        policy = self._precision_policy()
+        in_fp32 = replace(policy, param_dtype=None)
+        options["reshard_after_forward"] = self.reshard_after_forward
         for block in [module for module in model.modules() if isinstance(module, Block)]:
-            fully_shard(block, **options)
+            norms: list[nn.Module] = [
+                m for m in block.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)
+            ]
+            if policy.param_dtype is not None and norms:  # with weights in fp32, as under autocast
+                fully_shard(norms, **options, mp_policy=in_fp32)
+            fully_shard(block, **options, mp_policy=policy)
         model.run_step = lambda step, *arguments: step(*arguments)  # type: ignore[assignment]
-        fully_shard(model, **options)
+        del options["reshard_after_forward"]  # the weights outside of the blocks stay gathered
+        fully_shard(model, **options, mp_policy=in_fp32)
         model.load_state_dict(shards, strict=False, assign=True)
         register_fsdp_forward_method(model, "run_step")
+
+    def _precision_policy(self) -> MixedPrecisionPolicy:
+        """Return the policy of the blocks for the Trainer's precision.
+
+        Under mixed precision, weights are gathered in 16 bits, as autocast would convert them.
+        """
+        precision = PRECISIONS[canonical_precision(self.precision_plugin.precision)]
+        if precision.weights == precision.compute:
+            is_half = precision.weights in ("float16", "bfloat16")
+            return MixedPrecisionPolicy(reduce_dtype=torch.float32 if is_half else None)
+        return MixedPrecisionPolicy(
+            param_dtype=getattr(torch, precision.compute),
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,  # the residual stream stays in fp32
+        )
 
     @property
     def _task(self) -> Any:
         return self.lightning_module
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Context of the micro-batches before the last one of an optimizer step."""
+        model = self._task.model
+        model.set_requires_gradient_sync(self.sync_each_micro_batch)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
 
     def post_backward(self, closure_loss: Any) -> None:
         """Average the gradients of scalars over the ranks, as FSDP2 does with those of shards.
@@ -147,7 +199,8 @@ class FSDP2(ModelParallelStrategy):
             for module in self._task.model.modules():
                 if isinstance(module, FSDPModule):
                     if module is not self._task.model:  # never resharded after its forward
-                        module.set_reshard_after_forward(not gather, recurse=False)
+                        reshard = self.reshard_after_forward and not gather
+                        module.set_reshard_after_forward(reshard, recurse=False)
                     (module.unshard if gather else module.reshard)()
 
     def on_validation_start(self) -> None:
