@@ -46,14 +46,15 @@ def attend_masked(
     if is_hiding := not is_short and allowed is not None:
         # cuDNN does not return 0 for a query that may attend to no key. Such a query attends to all
         # keys instead, so that its softmax is defined, and its result is replaced.
-        is_hidden = ~allowed.any(-1, keepdim=True)  # type: ignore[union-attr]
+        is_hidden = ~allowed.any(-1, keepdim=True)
         mask = mask | is_hidden if mask.dtype == torch.bool else mask.masked_fill(is_hidden, 0.0)
     with sdpa_kernel(short_kernels) if is_short else nullcontext():
         n_shared = q.shape[1] // k.shape[1]
         if n_shared > 1 and not _takes_groups(q, k, v, mask, dropout_p):
             k, v, n_shared = k.repeat_interleave(n_shared, 1), v.repeat_interleave(n_shared, 1), 1
-        options = {"scale": scale, "enable_gqa": n_shared > 1}
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
+        y = F.scaled_dot_product_attention(
+            q, k, v, mask, dropout_p, scale=scale, enable_gqa=n_shared > 1
+        )
     return y.masked_fill(is_hidden, 0.0) if is_hiding else y
 
 
@@ -82,7 +83,7 @@ def block_mask(
     make = _fast(create_block_mask, "cuda" in sizes[-1])
     # Inference tensors do not count their changes.
     if torch.compiler.is_compiling() or any(x.is_inference() for x in known):
-        return make(allowed, *sizes)  # type: ignore[no-any-return]
+        return make(allowed, *sizes)
     key = key, sizes, [x._version for x in known]
     for earlier, same, found in list(_BLOCK_MASKS):
         if earlier == key and all(a is b for a, b in zip(same, tensors, strict=True)):
@@ -101,7 +102,7 @@ def attend_by_blocks(
     assert not unsupported, "a BlockMask has causality and window; bias and dropout need dense=True"
     is_grouped = k.shape[1] < q.shape[1]
     flex = _fast(flex_attention, q.is_cuda)
-    return flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=is_grouped)  # type: ignore[no-any-return]
+    return flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=is_grouped)
 
 
 @lru_cache
