@@ -64,20 +64,24 @@ def training_flops(task: Any, batch: Any) -> float | None:
         return None
     with on_meta():
         model = task.model_class(task.config)  # unlike that of the task, not compiled or sharded
-    rows, options = len(batch[0]), {}
+    inputs = [getattr(batch, name) for name in ("images", "src", "ids") if hasattr(batch, name)]
+    if not inputs:
+        return None
+    options = {}
     if hasattr(batch, "src"):
         options = {"length": batch.tgt.shape[1] - 1, "source": batch.src.shape[1]}
     elif hasattr(batch, "ids"):
         options = {"length": batch.ids.shape[1]}
     masking = getattr(task.datamodule, "masking", None)  # the head reads the masked tokens alone
     share = getattr(masking, "mlm_probability", 1.0)
-    return TRAINING_TO_FORWARD * rows * forward_flops(model, **options, head_fraction=share).total
+    flops = forward_flops(model, **options, head_fraction=share)
+    return TRAINING_TO_FORWARD * len(inputs[0]) * flops.total
 
 
 def flops_share(trainer: Trainer, task: Any, batch: Any) -> float:
     """Return the MFU of a rate of one unit (token or image) per second; 0 if it is unknown."""
     device = trainer.strategy.root_device
-    if device.type != "cuda":
+    if device.type != "cuda" or not hasattr(task, "model_class"):  # not a task of fourfold
         return 0.0
     peak = peak_flops(torch.cuda.get_device_name(device), str(trainer.precision))
     flops = None if peak is None else training_flops(task, batch)
