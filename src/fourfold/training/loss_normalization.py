@@ -79,12 +79,14 @@ class LossNormalizer:
         self.nonfinite = ~total.detach().isfinite()
         self._loss_dtype = total.dtype
         sums = stack_float64(total, count, self.nonfinite, self.stop_requested)
-        self._sums = sums if self._sums is None else self._sums + sums
+        if self._sums is not None and trainer.accumulate_grad_batches > 1:
+            sums = self._sums + sums
         if not is_accumulating(trainer):
-            self._sums = trainer.strategy.reduce(self._sums, reduce_op="sum")
-            self._on_host = HostCopy(self._sums)
+            sums = trainer.strategy.reduce(sums, reduce_op="sum")
+            self._on_host = HostCopy(sums)
+        self._sums = sums
         if trainer.accumulate_grad_batches == 1:
-            return total * trainer.world_size / self._sums[1].clamp(min=1).to(total.dtype)
+            return total * trainer.world_size / sums[1].clamp(min=1).to(total.dtype)
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
     def finalize_gradients(
