@@ -45,8 +45,16 @@ def time_fetches(trainer: Trainer, before: Callable[[], None], after: Callable[[
     """
     loop: Any = trainer.fit_loop.epoch_loop
     start, stop = type(loop)._on_before_fetch, type(loop)._on_after_fetch
-    loop._on_before_fetch = lambda: (before(), start(loop))
-    loop._on_after_fetch = lambda: (stop(loop), after())
+
+    def on_before_fetch() -> None:
+        before()
+        start(loop)
+
+    def on_after_fetch() -> None:
+        stop(loop)
+        after()
+
+    loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
 
 
 def will_validate(trainer: Trainer) -> bool:

@@ -39,7 +39,7 @@ class HostCopy:
         """Wait for the copy, and return its numbers."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._copy.tolist()  # type: ignore[no-any-return]
+        return self._copy.tolist()
 
 
 class LossNormalizer:
