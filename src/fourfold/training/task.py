@@ -38,7 +38,7 @@ from fourfold.checkpoints.schema import (
     init_annotations,
 )
 from fourfold.core.config import ModelConfig
-from fourfold.core.validation import check_kinds
+from fourfold.core.validation import check_kinds, check_positive
 from fourfold.errors import InputError, errors_in
 from fourfold.families import members
 from fourfold.finetuning.config import TuningConfig
@@ -130,6 +130,8 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     def __post_init__(self) -> None:
         super().__init__()
+        if isinstance(self.activation_checkpointing, int):
+            check_positive("activation_checkpointing", self.activation_checkpointing)
         self.model = None  # type: ignore[assignment]
         self.allowed_classes: tuple[type[Any] | str, ...] = ()
         self.resumes = False
