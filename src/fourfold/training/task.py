@@ -38,12 +38,12 @@ from fourfold.checkpoints.schema import (
     init_annotations,
 )
 from fourfold.core.config import ModelConfig
-from fourfold.core.validation import check_kinds, check_positive
+from fourfold.core.validation import check_kinds
 from fourfold.errors import InputError, errors_in
 from fourfold.families import members
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
-from fourfold.layers.base_model import ActivationCheckpointing, Model
+from fourfold.layers.base_model import ActivationCheckpointing, Model, check_checkpointing
 from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
@@ -130,8 +130,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     def __post_init__(self) -> None:
         super().__init__()
-        if isinstance(self.activation_checkpointing, int):
-            check_positive("activation_checkpointing", self.activation_checkpointing)
+        check_checkpointing(self.activation_checkpointing)
         self.model = None  # type: ignore[assignment]
         self.allowed_classes: tuple[type[Any] | str, ...] = ()
         self.resumes = False
