@@ -41,10 +41,10 @@ class StepMetrics(Callback):
     - `train/mfu` on a GPU with a known peak, see `utilization`. The FLOPs of a token are those of
       the first batch of the training.
 
-    The throughput is that of all
-    ranks: the tokens or images of this rank are multiplied by the number of ranks. The time of
-    validations is not counted. The time is read from the clock of the CPU without waiting for the
-    GPU, since the work in the GPU's queue is small compared with the work between two readings.
+    The throughput is that of all ranks: the tokens or images of this rank are multiplied by the
+    number of ranks. The time of validations is not counted. The time is read from the clock of the
+    CPU without waiting for the GPU, since the work in the GPU's queue is small compared with the
+    work between two readings.
 
     The LightningModule must have an attribute `unit` ("tokens" or "images") and a method
     `n_units(batch)` that counts them, as every task has.
