@@ -42,7 +42,8 @@ from scripts.tools.kill_cases import Case, cases, damage_some, write_files  # no
 TIMEOUT = 300.0  # seconds of one training
 SIGNALS = {name: getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT")}
 MOMENTS = ("start", "training", "epoch end", "validation", "resume")
-TIMED_SUFFIX = "per_second"  # of columns of metrics.csv that depend on the speed
+# Ends of the columns of metrics.csv that depend on the speed or on the device.
+TIMED = ("per_second", "data_wait", "mfu", "peak_memory_gib")
 
 
 class Kill(NamedTuple):
@@ -278,7 +279,7 @@ def rows(run: Path, first: int = 0) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="") as file:
         content = [row for row in csv.DictReader(file) if int(row["step"]) > first]
     return [
-        {name: value for name, value in row.items() if value and not name.endswith(TIMED_SUFFIX)}
+        {name: value for name, value in row.items() if value and not name.endswith(TIMED)}
         for row in content
     ]
 

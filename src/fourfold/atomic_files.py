@@ -11,11 +11,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 
 from fourfold.errors import DiskError
 
 # Errors of a full disk, of a quota or another limit, and of a failing disk.
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+# Packages that write files on behalf of other packages.
+WRITERS = {*sys.stdlib_module_names, "fsspec", "tensorboard", "torch"}
 
 
 @contextmanager
@@ -96,10 +99,18 @@ def disk_errors(file: Path) -> Iterator[None]:
 
 
 def disk_error(error: OSError) -> DiskError | None:
-    """Convert an OSError of a full or failing disk to a DiskError; None for another cause."""
+    """Convert an OSError of a full or failing disk to a DiskError.
+
+    The result is None for an error with another cause, and for an error that was raised by code
+    outside of fourfold and Lightning, such as the user's own code.
+    """
     if isinstance(error, DiskError):
         return error
-    if error.errno not in DISK_ERRORS:
+    frames = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    packages = [name.partition(".")[0] for name in frames]
+    while packages and packages[-1] in WRITERS:
+        packages.pop()
+    if error.errno not in DISK_ERRORS or packages[-1:] not in (["fourfold"], ["lightning"]):
         return None
     if isinstance(error.__context__, DiskError):  # a logger is closed after the error
         return error.__context__

@@ -315,7 +315,9 @@ def test_encoder_decoder_is_initialized_from_two_models(
         found = task.model.get_parameter(f"{side}.blocks.0.ff.up.weight")
         expected = source["stack.blocks.0.ff.up.weight"]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-    with pytest.raises(InputError, match=r"init_from must have the keys .*, got 'middle'"):
+    with pytest.raises(
+        InputError, match=r"init_from must be one of model, encoder, decoder, got 'middle'"
+    ):
         initialize_from(task.model, {"middle": str(pretrained)}, None, "bicubic")
 
 

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import fourfold
 from fourfold.cli import main
+from scripts.tools.kill_test import TIMED
 
 RUNS = Path(__file__).resolve().parents[1] / "fixtures/run_0_2_0"
 # Equal bit by bit where they were recorded; on another processor sums are rounded differently.
@@ -40,7 +41,7 @@ def expected(name: str, prefix: str) -> dict[str, Tensor]:
 def rows(file: str) -> list[dict[str, str]]:
     with Path(file).open() as lines:
         found = list(csv.DictReader(lines))
-    return [{k: v for k, v in row.items() if not k.endswith("per_second")} for row in found]
+    return [{k: v for k, v in row.items() if not k.endswith(TIMED)} for row in found]
 
 
 def test_it_resumes_and_ends_as_it_did(name: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from lightning import Callback
 from PIL import Image
 
 from fourfold.checkpoints.files import read_file
+from fourfold.errors import DiskError
 from scripts.tools.kill_test import difference
 from tests.fixtures.failing_disk import FailingDisk
 from tests.fixtures.fake_network import use_fake_network
@@ -308,13 +309,12 @@ class FullDisk(Callback):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_full_disk_of_the_users_own_file_is_one_line(
+def test_error_of_the_users_own_file_keeps_its_traceback(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:
-    result = fit(run, configs, here / "r", f"--trainer.callbacks+={__name__}.FullDisk")
-    assert result.code != 0
-    assert "No space left on device" in result.err
-    assert result.err.count("\n") == 1
+    with pytest.raises(OSError, match="No space left") as raised:
+        fit(run, configs, here / "r", f"--trainer.callbacks+={__name__}.FullDisk")
+    assert not isinstance(raised.value, DiskError)
 
 
 def test_full_standard_output_stops_a_training(

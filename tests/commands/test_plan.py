@@ -41,6 +41,17 @@ def test_gpt2_small(plan) -> None:
     assert float(said["FLOPs, training, 600,000 steps"]) == pytest.approx(step * 6e5, rel=1e-3)
 
 
+def test_activation_checkpointing_is_counted(plan) -> None:
+    """With "block", GPT-2 small stores the inputs of twelve blocks, and one block completely."""
+    stored = {}
+    for mode in ("none", "block", "attention"):
+        said = plan("gpt2/small", f"--model.activation_checkpointing={mode}")
+        stored[mode] = float(said["activations"].removesuffix(" GiB"))
+        assert said["activations"].endswith("GiB")
+    assert stored["block"] < stored["none"] / 4
+    assert stored["block"] < stored["attention"] < stored["none"]
+
+
 def test_the_costs_of_vaswani_big(plan) -> None:
     """6 N tokens gives 9.6e18; counting attention and matrices alone comes close."""
     said = plan("vaswani2017/big")

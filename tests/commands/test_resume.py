@@ -15,7 +15,7 @@ import torch
 
 from fourfold.callbacks.checkpointing.run_checkpoints import RunCheckpoints
 from scripts.tools.kill_cases import damage
-from scripts.tools.kill_test import difference
+from scripts.tools.kill_test import TIMED, difference
 
 Run = Callable[..., Any]
 
@@ -122,7 +122,7 @@ def content(file: Path) -> dict[str, Any]:
 
 def rows(run: Path) -> list[dict[str, str]]:
     found = list(csv.DictReader((run / "metrics.csv").open()))
-    return [{k: v for k, v in row.items() if not k.endswith("per_second")} for row in found]
+    return [{k: v for k, v in row.items() if not k.endswith(TIMED)} for row in found]
 
 
 @pytest.mark.parametrize(("variant", "batch"), KILLS)

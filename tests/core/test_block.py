@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fourfold.core.block import Block, DropPath, Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import LoweredMask, Mask
+from fourfold.errors import InputError
 from tests.fixtures.tiny_models import assert_same, backend
 
 
@@ -134,7 +135,14 @@ def test_dropout_is_off_in_evaluation(dropout: str) -> None:
     assert torch.equal(stack(x), stack(x))
 
 
-def test_attention_dropout_lowers_a_dense_mask() -> None:
+def test_flex_refuses_attention_dropout() -> None:
     stack, x = Stack(config(attn_dropout=0.5)).double().train(), states(2, 4)
-    with backend("flex"):
-        stack(x, Mask(window=2))
+    for mask in (Mask(), Mask(window=2)):
+        stack.train()
+        with backend("flex"), pytest.raises(InputError, match="attention_backend must not be flex"):
+            stack(x, mask)
+        stack.eval()
+        with backend("flex"):
+            y = stack(x, mask)
+        with backend("naive"):
+            assert_same(y, stack(x, mask))

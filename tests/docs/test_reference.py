@@ -35,7 +35,8 @@ BY_MODULE = [
     "tokenization",
 ]
 # Checks of arguments, which fourfold itself uses.
-WITHOUT_ENTRY = {"fourfold.core.validation"}
+# Helpers of the core and of the throughput callback.
+WITHOUT_ENTRY = {"fourfold.core.validation", "fourfold.callbacks.monitoring.utilization"}
 
 # Readers and writers of files, which docs/python.md shows.
 FILES = {"fourfold.load", "fourfold.save"}

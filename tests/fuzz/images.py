@@ -133,7 +133,7 @@ def training(draw: Draw, world: "World") -> Case:
     if way < 2:
         source, files = archives(draw)
     else:
-        source, files = ()
+        files = draw(class_folders())
     options = [f"--data.source={source}"]
     if draw(st.booleans()):
         options.append("--data.transform.size=8")

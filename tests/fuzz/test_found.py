@@ -54,23 +54,23 @@ CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
     ),
     ("model", "init_args", "optimizer"): (
         "x",
-        'c.yaml:93: model.optimizer: Parser key "optimizer": Unable to load config "x"',
+        'c.yaml:94: model.optimizer: Parser key "optimizer": Unable to load config "x"',
     ),
     ("data", "init_args", "tokenizer"): (1, "c.yaml:29: data.tokenizer must be a mapping, got 1"),
     ("data", "init_args", "hub"): ("", "c.yaml:18: data.hub: Given value:; Expected a path but"),
     ("checkpoint",): ([], "c.yaml:6: checkpoint must be a mapping, got a list"),
-    ("trainer",): (7, "c.yaml:131: trainer must be a mapping, got 7"),
+    ("trainer",): (7, "c.yaml:132: trainer must be a mapping, got 7"),
     ("trainer", "accelerator"): (
         [1],
-        "c.yaml:132: trainer.accelerator: Given value: [1]; ",
+        "c.yaml:133: trainer.accelerator: Given value: [1]; ",
     ),
     ("trainer", "deterministic"): (
         2.5,
-        "c.yaml:140: trainer.deterministic: Given value: 2.5; ",
+        "c.yaml:141: trainer.deterministic: Given value: 2.5; ",
     ),
     ("trainer", "enable_progress_bar"): (
         "y" * 3000,
-        "c.yaml:145: trainer.enable_progress_bar: Given value: yyy",
+        "c.yaml:146: trainer.enable_progress_bar: Given value: yyy",
     ),
     ("model", "init_args", "config", "n_heads"): (5, "d_model must be divisible by n_heads (5)"),
     ("model", "init_args", "config", "d_ff"): (-1, "d_ff must be at least 1, got -1"),

@@ -16,9 +16,13 @@ from tests.fixtures.tiny_models import CONFIGS, VARIANTS, build
 
 MODES = ("block", "attention", 1, 2)
 RANDOM = {"dropout": 0.3, "drop_path": 0.3}
-CASES = {name: (name, {}) for name in CONFIGS} | {
-    name: ("causal", VARIANTS[name]) for name in ("window", "gemma2", "cohere")
-}
+CASES = (
+    {name: (name, {}) for name in CONFIGS}
+    | {
+        "positions": ("vit", {"positions": "learned", "positions_at": "layers"}),
+    }
+    | {name: ("causal", VARIANTS[name]) for name in ("window", "gemma2", "cohere")}
+)
 
 
 def gradients(model: Any, mode: Any) -> tuple[dict[str, Tensor], int]:

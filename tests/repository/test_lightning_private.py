@@ -93,7 +93,9 @@ def test_no_private_attribute_of_lightning_objects(root: Path) -> None:
     trees = {file: ast.parse(file.read_text()) for file in package_files(root)}
     own_names = set().union(*map(private_names, trees.values()))
     uses = {
-        str(file.relative_to(root)): foreign_uses(tree, own_names) for file, tree in trees.items()
+        str(file.relative_to(root)): foreign_uses(tree, own_names)
+        for file, tree in trees.items()
+        if "kernels" not in file.parts  # they hold tensors only, whose `_version` has such a name
     }
     assert not {file: found for file, found in uses.items() if found}
 

@@ -25,10 +25,9 @@ from tests.fixtures.fake_cuda import CUDA, FakeCuda, FakeCudaStrategy
 from tests.fixtures.tiny_tasks import TASKS
 
 # Sums of the loss, the targets, the nonfinite losses and the requests to stop.
-FINALIZE = "LossNormalizer.finalize_gradients"
 SUMS = [1.0, 8.0, 0.0, 0.0]
 ANSWERS = {
-    FINALIZE: SUMS,
+    "HostCopy.__init__": SUMS,
     "GenerationInputs._check_lengths": [5],
     "GenerationInputs.limit": [19],
     "search": [3, 0, 0, 0, 3],  # tokens to generate, no sequence has ended at any token, tokens
@@ -58,13 +57,16 @@ class CountWaits(Callback):
     def __init__(self, gpu: FakeCuda) -> None:
         self.gpu = gpu
         self.steps: list[list[str]] = []
+        self.events: list[str] = []  # of the last step
         self.in_validation: list[str] = []
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.gpu.waits.clear()
+        self.gpu.events.clear()
 
     def end_step(self, *_: Any) -> None:
         self.steps.append(list(self.gpu.waits))
+        self.events = list(self.gpu.events)
 
     def on_validation_batch_start(self, *_: Any) -> None:
         self.gpu.waits.clear()
@@ -92,8 +94,16 @@ def run(task: Task[Any, Any], data: Any, folder: Path) -> CountWaits:
     gpu = FakeCuda(ANSWERS)
     waits = CountWaits(gpu)  # the first callback, so that it also counts the waits of the others
     task.on_train_batch_end = waits.end_step
+    strategy = FakeCudaStrategy()
+    backward = strategy.backward
+
+    def recorded_backward(loss: Tensor, *rest: Any) -> None:
+        gpu.events.append("backward pass")
+        backward(loss, *rest)
+
+    strategy.backward = recorded_backward
     trainer = Trainer(
-        strategy=FakeCudaStrategy(),
+        strategy=strategy,
         max_epochs=1,
         gradient_clip_val=1.0,
         log_every_n_steps=100,
@@ -131,11 +141,14 @@ GENERATES = ("translation", "text to text", "joined", "captions", "recurrent cap
 
 # Tensors without values cannot be packed, as recurrent encoders require.
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "recurrent"])
-def test_a_training_step_waits_once_for_the_gpu(name: str, texts: Path, tmp_path: Path) -> None:
-    """The only wait is that for the sums of the loss, whose four numbers the host reads."""
+def test_a_training_step_waits_for_its_forward_pass_only(
+    name: str, texts: Path, tmp_path: Path
+) -> None:
+    """The host waits for the sums of the loss, which were copied before the backward pass."""
     options = {"encoder": "block"} if name == "documents" else {}
     waits = run(*TASKS[name](texts, **options), tmp_path)
-    assert waits.in_step == [FINALIZE] * len(SUMS)
+    assert waits.in_step == []
+    assert waits.events == ["record", "backward pass", "synchronize"]
     if name not in GENERATES:
         assert set(waits.in_validation) == WAITS_OF_METRICS.get(name, set())
 
@@ -151,7 +164,7 @@ def test_a_wait_in_the_loss_is_found(
         return loss * bool(loss > -1), count
 
     monkeypatch.setattr(task, "step", waiting_step)
-    assert run(task, data, tmp_path).in_step == ["Task.training_step", *[FINALIZE] * len(SUMS)]
+    assert run(task, data, tmp_path).in_step == ["Task.training_step"]
 
 
 def test_a_tensor_on_the_wrong_device_is_found(

@@ -27,7 +27,7 @@ from fourfold.core.masks import LoweredMask, Mask, causal_mask
 from fourfold.core.rotary import Rotation, rotate
 from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_attention import attend_by_products, window_is_faster
-from fourfold.kernels.cuda_attention import attend_by_blocks, attend_masked
+from fourfold.kernels.cuda_attention import attend_by_blocks, attend_masked, refuse_dropout
 
 # Largest number of queries for which the H / K heads that share keys are passed to the kernel as
 # H / K times as many queries of one head, so that it reads each key once. On one core of an Intel
@@ -43,7 +43,8 @@ def attention_backend(name: str) -> Iterator[None]:
 
     auto is the fastest kernel for the device and the arguments, naive matrix products and softmax,
     sdpa `F.scaled_dot_product_attention`, and flex FlexAttention with a BlockMask in place of a
-    dense mask (sdpa if no mask is needed, or with bias or dropout).
+    dense mask (sdpa if no mask is needed, or with a bias). FlexAttention has no dropout of the
+    weights: with dropout, flex raises InputError, and auto uses a dense mask.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
@@ -242,10 +243,8 @@ def _attend_fused(
     if bias is not None:
         bias = bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    if q.is_cuda and mask is not None:  # torch's kernels for masks do not support grouped heads
-        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-        if not torch.compiler.is_exporting():
-            return attend_masked(q, k, v, mask, allowed, dropout_p, scale)
+    if q.is_cuda and mask is not None and not torch.compiler.is_exporting():
+        return attend_masked(q, k, v, mask, allowed, dropout_p, scale)
     options = {"is_causal": causal, "scale": scale, "enable_gqa": k.shape[1] < q.shape[1]}
     return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
 
@@ -256,11 +255,12 @@ def _attend_fused(
 _BLOCKS = (lambda q, k_len, dropout_p, mask, window: isinstance(mask, BlockMask), attend_by_blocks)
 _PRODUCTS = (products_are_faster, attend_by_products)
 _FUSED = (lambda *arguments: True, _attend_fused)
+_DROPOUT = (lambda q, k_len, dropout_p, *_: dropout_p > 0.0, refuse_dropout)
 BACKENDS: dict[str, tuple[tuple[Callable[..., bool], Callable[..., Tensor]], ...]] = {
     "auto": (_BLOCKS, _PRODUCTS, _FUSED),
     "naive": (),
     "sdpa": (_BLOCKS, _FUSED),
-    "flex": (_BLOCKS, _FUSED),
+    "flex": (_DROPOUT, _BLOCKS, _FUSED),
 }
 
 

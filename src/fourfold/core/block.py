@@ -13,6 +13,7 @@ residual connection. A memory is the output of an encoder. Shapes: B batch, T to
 tokens, H heads, Tk keys, D model width.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -87,11 +88,11 @@ class DropPath(nn.Module):
         return x * (drawn < self.keep_prob) / self.keep_prob
 
 
-def _call(layer: nn.Module, recompute: bool, *inputs: Any, **options: Any) -> Tensor:
-    """Call a layer; with `recompute`, it runs again for the gradients, from its stored inputs."""
+def _maybe_checkpointed(layer: nn.Module, recompute: bool) -> Callable[..., Tensor]:
+    """Return the layer; with `recompute`, it runs again for the gradients, from its inputs."""
     if recompute and torch.is_grad_enabled():
-        return checkpoint(layer, *inputs, use_reentrant=False, **options)
-    return layer(*inputs, **options)
+        return partial(checkpoint, layer, use_reentrant=False)
+    return layer
 
 
 class Block(nn.Module):
@@ -171,8 +172,8 @@ class Block(nn.Module):
         norm = getattr(self, f"{name}_norm")
         has_norm_first = self.norm_placement in ("pre", "sandwich")
         recompute = self.recompute == "attention" and name != "ff"
-        given = norm(x) if has_norm_first else x
-        y = _call(getattr(self, name), recompute, given, *inputs, **options)
+        layer = _maybe_checkpointed(getattr(self, name), recompute)
+        y = layer(norm(x) if has_norm_first else x, *inputs, **options)
         if self.norm_placement == "inside":
             y = norm(y)
         elif self.norm_placement == "sandwich":
@@ -259,8 +260,8 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             layer = cache.layer(i) if cache is not None else None
             lowered, turns = kinds[self.windows[i]]
-            recompute = block.recompute == "block"
-            x = _call(block, recompute, x, lowered, cache=layer, rotation=turns, **options)
+            run = _maybe_checkpointed(block, block.recompute == "block")
+            x = run(x, lowered, cache=layer, rotation=turns, **options)
         return self.norm(x)
 
     def _rotation(

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
 
 from fourfold.core.kv_cache import KVCache
 from fourfold.errors import InputError
+from fourfold.kernels.cuda_attention import block_mask
 
 
 class LoweredMask(NamedTuple):
@@ -124,8 +124,10 @@ class Mask:
         by_row = keys if keys is not None else documents
         n_batch = None if by_row is None else by_row.shape[0]
         if flex and q_len and k_len and n_batch != 0:
-            block_mask = create_block_mask(allowed, n_batch, None, q_len, k_len, str(device))
-            return LoweredMask(block_mask)
+            key = causal, window, n_global
+            tensors = keys, documents, self.query_documents
+            sizes = n_batch, None, q_len, k_len, str(device)
+            return LoweredMask(block_mask(allowed, key, tensors, *sizes))
         # All four dimensions, so that the predicate computes the whole mask by broadcasting.
         b = torch.arange(1 if n_batch is None else n_batch, device=device)[:, None, None, None]
         q = torch.arange(q_len, device=device)[None, None, :, None]

@@ -233,8 +233,13 @@ def check_range(
     in_range = value <= maximum and value < below and (minimum is None or value >= minimum)
     in_range = in_range and abs(value) <= sys.float_info.max  # an int may be larger
     if not in_range or (above is not None and not value > above):
-        low = f"at least {minimum:g}" if minimum is not None else f"above {above or 0.0:g}"
-        high = f" and at most {maximum:.12g}" if maximum < math.inf else ""
-        high = f" and below {below:g}" if below < math.inf else high
-        high = high or " and finite" * (not abs(value) <= sys.float_info.max)
-        raise InputError(f"must be {low}{high}, got {quote(value)}", option=name)
+        bounds = {
+            "at least": minimum,
+            "above": above,
+            "at most": maximum if maximum < math.inf else None,
+            "below": below if below < math.inf else None,
+        }
+        said = [f"{word} {bound:.12g}" for word, bound in bounds.items() if bound is not None]
+        if not abs(value) <= sys.float_info.max and maximum == below == math.inf:
+            said.append("finite")
+        raise InputError(f"must be {' and '.join(said)}, got {quote(value)}", option=name)

@@ -167,6 +167,18 @@ class StaticCache(KVCache):
         self.keys = self.filled
         self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
 
+    def load(self, cache: KVCache) -> None:
+        """Replace the content by that of another cache after the first step, in the same memory."""
+        self.position.fill_(cache.length - 1)
+        self.filled.zero_()
+        self.filled[:, : cache.length] = True if cache.keys is None else cache.keys
+        for layer, other in zip(self.layers, cache.layers, strict=True):
+            assert layer.buffers is not None
+            assert other.buffers is not None
+            for new, old in zip(layer.buffers, other.buffers, strict=True):
+                new.zero_()
+                new[:, :, : other.length] = old[:, :, : other.length]
+
     def advance(self, ids: Tensor, keys: Tensor | None, documents: Tensor | None) -> None:
         """Unmask the next position in all rows. The arguments are ignored."""
         self.position += 1

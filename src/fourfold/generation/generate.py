@@ -81,12 +81,14 @@ def generate(
         draws = uniform_per_prompt(inputs.row_keys, inputs.real, most, seed, copies)
     with decoding_mode(model) as inputs.model:
         step, start = inputs.start(inputs.model.new_cache() if use_cache else None)
-        step = _fastest(step, start, most)
+        step = _fastest(step, start, most, model)
         new = sample(step, start, limit, sampler, draws, inputs.eos_ids, inputs.pad_id, on_tokens)
+        if hasattr(step, "keep"):
+            step.keep()
     return torch.cat([start, new], dim=1)
 
 
-def _fastest(step: Step, start: Tensor, new_tokens: int) -> Step:
+def _fastest(step: Step, start: Tensor, new_tokens: int, model: nn.Module) -> Step:
     """Return the decoding step as a CUDA graph, if this saves time, or the step itself."""
     if not isinstance(step, CausalStep) or not step.has_keys:
         return step
@@ -94,4 +96,4 @@ def _fastest(step: Step, start: Tensor, new_tokens: int) -> Step:
 
     if not cuda_graph.is_worth_capturing(start.device, new_tokens):
         return step
-    return cuda_graph.GraphStep(step, start.shape[1] + new_tokens)
+    return cuda_graph.GraphStep(step, start.shape[1] + new_tokens, model)

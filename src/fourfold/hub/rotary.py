@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from fourfold.core.config import LENGTH, ROPE_SCALING, TransformerConfig
+from fourfold.core.validation import check_type
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json
 
@@ -61,6 +62,7 @@ def _attention_factor(factor: Any, scales: dict[str, Any]) -> float | None:
     """
     if not all(scales.values()):
         return None
+    check_type("factor", factor, float)
     growth = 0.1 * math.log(max(factor, 1.0))
     factors = [scale * growth + 1.0 for scale in scales.values()]
     return factors[0] / factors[1]

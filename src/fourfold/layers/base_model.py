@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fourfold.core.attention import Attention
-from fourfold.core.block import Block, Stack, norm_from_config
+from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.validation import check_positive
@@ -152,11 +152,9 @@ class Model(nn.Module):
         if mode != "none" and not stacks:
             message = f"must be none for a {type(self).__name__}, which has no transformer blocks"
             raise InputError(f"{message}, got {mode}", option="activation_checkpointing")
-        if isinstance(mode, int):
-            check_positive("activation_checkpointing", mode)
+        check_checkpointing(mode)
         for stack in stacks:
-            for i, block in enumerate(stack.blocks):
-                assert isinstance(block, Block)
+            for i, block in enumerate[Any](stack.blocks):
                 if isinstance(mode, int):
                     block.recompute = "block" if i % mode == 0 else "none"
                 else:
@@ -227,6 +225,12 @@ class Model(nn.Module):
             options: Any = {"dtype": torch.long, "device": self.device}
             inputs += [torch.zeros(batch, n, **options) for n in lengths]
         return tuple(inputs)
+
+
+def check_checkpointing(mode: ActivationCheckpointing) -> None:
+    """Raise InputError if the mode of activation checkpointing is a number below 1."""
+    if isinstance(mode, int):
+        check_positive("activation_checkpointing", mode)
 
 
 def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedding:

@@ -6,14 +6,14 @@ Shapes: B batch, T tokens (prefix tokens and N patches), D model width, H heads.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import init
 
-from fourfold.core.block import Stack
+from fourfold.core.block import Block, Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.core.masks import Mask
 from fourfold.core.rotary import Rotation
@@ -142,13 +142,22 @@ class BlockWithPositions(nn.Module):
 
     positions: PositionTable
 
-    def __init__(self, block: nn.Module, positions: PositionTable, is_owner: bool) -> None:
+    def __init__(self, block: Block, positions: PositionTable, is_owner: bool) -> None:
         super().__init__()
         self.block = block
         if is_owner:
             self.positions = positions
         else:
             object.__setattr__(self, "positions", positions)
+
+    @property
+    def recompute(self) -> str:
+        """Attribute of the block."""
+        return self.block.recompute
+
+    @recompute.setter
+    def recompute(self, mode: str) -> None:
+        self.block.recompute = mode
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Run the block on x (B, T, D) plus the positions, with all other arguments."""
@@ -174,7 +183,7 @@ class PositionedStack(Stack):
             self.bias = RelativePositionBias(config.n_heads, length)
             return
         blocks: list[BlockWithPositions] = []
-        for block in self.blocks:
+        for block in cast(list[Block], self.blocks):
             is_owner = not shared or not blocks
             table = blocks[0].positions if blocks else None
             if is_owner:

@@ -7,7 +7,9 @@ method of the model. The weights outside of the blocks stay gathered from the be
 until their gradients are computed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +23,20 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fourfold.core.block import Block
+from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.errors import InputError
 from fourfold.lightning_internals import set_data_parallel_size
+from fourfold.training.sharded_init import ShardedInit
 
 
 class FSDP2(ModelParallelStrategy):
@@ -38,11 +48,22 @@ class FSDP2(ModelParallelStrategy):
     generate texts of different lengths, so they could not gather the weights of a block together.
 
     Args:
+        reshard_after_forward: False keeps the weights of all blocks gathered between the forward
+            and the backward pass, which saves communication and costs memory.
+        sync_each_micro_batch: False adds up the complete gradients of the micro-batches of an
+            optimizer step on each device, and communicates them once.
         **options: Further options of Lightning's ModelParallelStrategy.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        reshard_after_forward: bool = True,
+        sync_each_micro_batch: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **options)
+        self.reshard_after_forward = reshard_after_forward
+        self.sync_each_micro_batch = sync_each_micro_batch
 
     def setup_environment(self) -> None:
         """Initialize the process group.
@@ -60,23 +81,100 @@ class FSDP2(ModelParallelStrategy):
         set_data_parallel_size(self, self.num_nodes * self.num_processes)
         super().setup_environment()
 
+    def sharded_init(self) -> ShardedInit:
+        """Return the mode in which a model is built from shards, with equal weights on all ranks.
+
+        The random generators of all ranks get the state of those of the first rank.
+        """
+        device = self.root_device
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index])
+        states = self.broadcast([generator.get_state() for generator in generators])
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        return ShardedInit(self.device_mesh["data_parallel"], device)
+
     def shard(self, model: nn.Module) -> None:
-        """Copy the weights of the first process to all others, and shard them in place."""
+        """Shard the weights in place, unless they are shards already, and replicate all others.
+
+        Complete weights are those of the first process, which are copied to all others.
+        """
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        shards = {name: x for name, x in weights.items() if isinstance(x, DTensor)}
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                of_first_rank = tensor.to(self.root_device)
-                dist.broadcast(of_first_rank, 0)
-                tensor.copy_(of_first_rank)
-        mesh = self.device_mesh["data_parallel"]
+                if not isinstance(tensor, DTensor):
+                    of_first_rank = tensor.to(self.root_device)
+                    dist.broadcast(of_first_rank, 0)
+                    tensor.copy_(of_first_rank)
+        # FSDP2 would take a shard for a complete weight, and gets a weight without values instead.
+        metas = {
+            x: nn.Parameter(
+                torch.empty(x.shape, dtype=x.dtype, device="meta"), requires_grad=x.requires_grad
+            )
+            for x in shards.values()
+        }
+        for name, shard in shards.items():
+            module, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(module), own_name, metas[shard])
+        # Scalars, such as the temperature of CLIP, are replicated: a shard would be empty.
+        scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
+        options: Any = {"mesh": self.device_mesh["data_parallel"], "ignored_params": scalars}
+        policy = self._precision_policy()
+        in_fp32 = replace(policy, param_dtype=None)
+        options["reshard_after_forward"] = self.reshard_after_forward
         for block in [module for module in model.modules() if isinstance(module, Block)]:
-            fully_shard(block, mesh=mesh)
+            norms: list[nn.Module] = [
+                m for m in block.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)
+            ]
+            if policy.param_dtype is not None and norms:  # with weights in fp32, as under autocast
+                fully_shard(norms, **options, mp_policy=in_fp32)
+            fully_shard(block, **options, mp_policy=policy)
         model.run_step = lambda step, *arguments: step(*arguments)  # type: ignore[assignment]
-        fully_shard(model, mesh=mesh)
+        del options["reshard_after_forward"]  # the weights outside of the blocks stay gathered
+        fully_shard(model, **options, mp_policy=in_fp32)
+        model.load_state_dict(shards, strict=False, assign=True)
         register_fsdp_forward_method(model, "run_step")
+
+    def _precision_policy(self) -> MixedPrecisionPolicy:
+        """Return the policy of the blocks for the Trainer's precision.
+
+        Under mixed precision, weights are gathered in 16 bits, as autocast would convert them.
+        """
+        precision = PRECISIONS[canonical_precision(self.precision_plugin.precision)]
+        if precision.weights == precision.compute:
+            is_half = precision.weights in ("float16", "bfloat16")
+            return MixedPrecisionPolicy(reduce_dtype=torch.float32 if is_half else None)
+        return MixedPrecisionPolicy(
+            param_dtype=getattr(torch, precision.compute),
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,  # the residual stream stays in fp32
+        )
 
     @property
     def _task(self) -> Any:
         return self.lightning_module
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Context of the micro-batches before the last one of an optimizer step."""
+        model = self._task.model
+        model.set_requires_gradient_sync(self.sync_each_micro_batch)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+
+    def post_backward(self, closure_loss: Any) -> None:
+        """Average the gradients of scalars over the ranks, as FSDP2 does with those of shards.
+
+        An average of earlier micro-batches is equal on all ranks, so that it does not change.
+        """
+        for parameter in self._task.model.parameters():
+            if not parameter.ndim and parameter.grad is not None:
+                parameter.grad.copy_(self.reduce(parameter.grad, reduce_op="mean"))
+        super().post_backward(closure_loss)
 
     # Steps run as a forward method of the model.
 
@@ -101,7 +199,8 @@ class FSDP2(ModelParallelStrategy):
             for module in self._task.model.modules():
                 if isinstance(module, FSDPModule):
                     if module is not self._task.model:  # never resharded after its forward
-                        module.set_reshard_after_forward(not gather, recurse=False)
+                        reshard = self.reshard_after_forward and not gather
+                        module.set_reshard_after_forward(reshard, recurse=False)
                     (module.unshard if gather else module.reshard)()
 
     def on_validation_start(self) -> None:
@@ -177,6 +276,12 @@ def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> di
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="Weights sharded over devices (FSDP2)")
+
+
+def init_for_strategy(trainer: Trainer) -> AbstractContextManager[Any]:
+    """Return a context in which a new model has shards as weights if the strategy is FSDP2."""
+    strategy = trainer.strategy
+    return strategy.sharded_init() if isinstance(strategy, FSDP2) else nullcontext()
 
 
 def prepare_for_strategy(model: nn.Module, trainer: Trainer) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fourfold.errors import InputError, TrainingStopped
+from fourfold.lightning_internals import is_accumulating
 from fourfold.metrics.base import stack_float64
 
 # With gradient accumulation, losses are divided by this number until the number of targets is
@@ -21,11 +22,32 @@ from fourfold.metrics.base import stack_float64
 REFERENCE_COUNT = 1024.0
 
 
+class HostCopy:
+    """Copy of a tensor in the memory of the host, for which the host waits only when it reads it.
+
+    The wait ends with the work that was queued on the GPU before the copy was requested. Work that
+    was queued later, such as a backward pass, continues, so the GPU does not become idle.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._copy = x.to("cpu", non_blocking=x.is_cuda)  # pinned memory, if it is a copy
+        self._copied = torch.cuda.Event() if x.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def tolist(self) -> list[float]:
+        """Wait for the copy, and return its numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._copy.tolist()
+
+
 class LossNormalizer:
     """Normalizer of loss and gradients by the number of targets of an optimizer step.
 
     In each optimizer step, a single all-reduce sums four numbers over the processes: the loss, the
-    number of targets, the number of nonfinite losses, and the number of requests to stop.
+    number of targets, the number of nonfinite losses, and the number of requests to stop. The host
+    reads them after the backward pass is queued, but waits for the last forward pass only.
 
     Attributes:
         mean: Mean loss of the targets of the last optimizer step, over all its micro-batches and
@@ -36,6 +58,7 @@ class LossNormalizer:
     """
 
     mean: Tensor
+    _on_host: HostCopy  # of the sums over the processes
 
     def __init__(self) -> None:
         self.nonfinite = torch.zeros((), dtype=torch.bool)
@@ -56,10 +79,14 @@ class LossNormalizer:
         self.nonfinite = ~total.detach().isfinite()
         self._loss_dtype = total.dtype
         sums = stack_float64(total, count, self.nonfinite, self.stop_requested)
+        if self._sums is not None and trainer.accumulate_grad_batches > 1:
+            sums = self._sums + sums
+        if not is_accumulating(trainer):
+            sums = trainer.strategy.reduce(sums, reduce_op="sum")
+            self._on_host = HostCopy(sums)
+        self._sums = sums
         if trainer.accumulate_grad_batches == 1:
-            self._sums = trainer.strategy.reduce(sums, reduce_op="sum")
-            return total * trainer.world_size / self._sums[1].clamp(min=1).to(total.dtype)
-        self._sums = sums if self._sums is None else self._sums + sums
+            return total * trainer.world_size / sums[1].clamp(min=1).to(total.dtype)
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
     def finalize_gradients(
@@ -76,13 +103,10 @@ class LossNormalizer:
             TrainingStopped: A loss of the step is not finite, in this or another process.
         """
         assert self._sums is not None  # `scale_loss` was called
-        is_accumulated = trainer.accumulate_grad_batches > 1
         sums = self._sums
         self._sums = None
-        if is_accumulated:
-            sums = trainer.strategy.reduce(sums, reduce_op="sum")
         self.mean = (sums[0] / sums[1].clamp(min=1)).to(self._loss_dtype)
-        _, count, nonfinite, stop = sums.tolist()
+        _, count, nonfinite, stop = self._on_host.tolist()
         self.stop_requested_anywhere = stop > 0
         if nonfinite:
             learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
@@ -95,7 +119,7 @@ class LossNormalizer:
             raise InputError(
                 "gives no target in the first step: all its labels are ignored", option="--data"
             )
-        if is_accumulated:
+        if trainer.accumulate_grad_batches > 1:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / max(1, count))
 

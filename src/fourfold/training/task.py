@@ -10,6 +10,7 @@ targets in all micro-batches and processes of an optimizer step.
 import inspect
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,14 +43,14 @@ from fourfold.errors import InputError, errors_in
 from fourfold.families import members
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
-from fourfold.layers.base_model import ActivationCheckpointing, Model
+from fourfold.layers.base_model import ActivationCheckpointing, Model, check_checkpointing
 from fourfold.lightning_internals import attached_trainer, is_logged
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.training.equal_tables import artifacts_of, check_equal_tables
 from fourfold.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
-from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
+from fourfold.training.fsdp2 import FSDP2, init_for_strategy, prepare_for_strategy
 from fourfold.training.loading import load_task
 from fourfold.training.loss_normalization import (
     LossNormalizer,
@@ -129,6 +130,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
 
     def __post_init__(self) -> None:
         super().__init__()
+        check_checkpointing(self.activation_checkpointing)
         self.model = None  # type: ignore[assignment]
         self.allowed_classes: tuple[type[Any] | str, ...] = ()
         self.resumes = False
@@ -210,22 +212,30 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         if trainer is not None:
             self._complete_config()
             self._check_row_lengths()
-        self.model = build_model(self.model_class, self.config)
-        if trainer is not None and self.init_from and not self.resumes and not trainer.ckpt_path:
-            from fourfold.checkpoints.init_from import initialize_from  # imports several families
-
-            # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
-            tokenizer = artifacts_of(self.datamodule).get("tokenizer")
-            interpolation = self.tuning.pos_embed_interpolation
-            report = initialize_from(
-                self.model, self.init_from, tokenizer, interpolation, self.allowed_classes
-            )
-            if trainer.is_global_zero:
-                print(report, flush=True)
-        apply_finetuning(self.model, self.tuning)
+        source = self.init_from
+        if trainer is None or self.resumes or trainer.ckpt_path:
+            source = None
+        # The weights at `init_from` are complete, and a recurrent layer changes parts of weights.
+        is_complete = trainer is None or source or self.model_class.is_recurrent
+        with nullcontext() if is_complete else init_for_strategy(trainer):
+            self.model = build_model(self.model_class, self.config)
+            if source:
+                self._initialize_from(source)
+            apply_finetuning(self.model, self.tuning)
         self.model.set_activation_checkpointing(self.activation_checkpointing)
         if trainer is not None:
             prepare_for_strategy(self.model, trainer)
+
+    def _initialize_from(self, source: str | dict[str, str]) -> None:
+        """Load the weights of a model, and print which tensors were loaded."""
+        from fourfold.checkpoints.init_from import initialize_from  # imports several families
+
+        # Not from `self.artifacts`: an averaging callback builds the model before `setup`.
+        tokenizer = artifacts_of(self.datamodule).get("tokenizer")
+        interpolation = self.tuning.pos_embed_interpolation
+        report = initialize_from(self.model, source, tokenizer, interpolation, self.allowed_classes)
+        if self.trainer.is_global_zero:
+            print(report, flush=True)
 
     def _complete_config(self) -> None:
         """Complete the sizes of the config that `inferred_from_data` names, from the data.

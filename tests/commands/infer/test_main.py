@@ -302,7 +302,7 @@ def test_wrong_options(options: list[str], said: str, ask: Ask) -> None:
             ["--length-penalty=nan"],
             "length_penalty must be finite, got nan",
         ),
-        (["--num-beams=2", "--n-best=4"], "n_best must lie between 1 and num_beams = 2, got 4"),
+        (["--num-beams=2", "--n-best=4"], "n_best must be at least 1 and at most 2, got 4"),
         (
             ["--length-penalty-type=google"],
             "--length-penalty-type: invalid choice: 'google' (choose from",

@@ -623,9 +623,16 @@ def test_float32_matmul_precision(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
-    for more in ([], ["--float32_matmul_precision=high"]):
-        assert run("fit", "--config", configs["mt"], "--trainer.max_steps=1", *more).code == 0
-    assert asked == ["highest", "high"]
+    call = ["fit", "--config", configs["mt"], "--run_dir=r", "--trainer.max_steps=1"]
+    assert "TF32" not in run(*call).out
+    assert run("validate", "--run_dir=r", "--float32_matmul_precision=medium").code == 0
+    monkeypatch.setattr("fourfold.commands.train.auto_precision.device_kind", lambda _: "cuda")
+    result = run(*call, "--trainer.max_steps=2")
+    assert "float32_matmul_precision auto: high (TF32)" in result.out
+    call[-2] = "--run_dir=full"
+    assert "TF32" not in run(*call, "--float32_matmul_precision=highest").out
+    assert "TF32" not in run(*call, "--trainer.max_steps=2").out  # as config.yaml records
+    assert asked == ["highest", "medium", "high", "highest", "highest"]
 
 
 def test_rows_of_metrics_csv_count_steps_as_the_console(

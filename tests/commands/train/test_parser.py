@@ -113,7 +113,7 @@ def test_invalid_config_is_reported_with_file_and_line(
 UNLIMITED = tuple(
     f"model.{name}"
     for name in (
-        *("doubly_stochastic", "entropy_weight", "reward_weight"),
+        *("config.forget_bias", "doubly_stochastic", "entropy_weight", "reward_weight"),
         *("teacher_weight", "temperature", "z_loss", "discriminator_weight"),
     )
 )

@@ -309,6 +309,7 @@ def test_flickr_captions_without_lists_are_divided_by_a_seed(folder: Path) -> No
     ("defect", "message"),
     [
         ("image", r"captions\.txt:\d+: there is no image images/04\.png in"),
+        ("caption", r"captions\.txt: the image images/99\.png has no caption"),
         ("listed", r"trainImages\.txt:2: the image 99\.png has no caption in .*captions\.txt"),
         ("empty", r"captions\.txt:3: the image 02\.png has an empty caption"),
         ("format", r"captions\.txt:2: the lines must be IMAGE#NUMBER, a tab and a caption, or CSV"),
@@ -325,6 +326,8 @@ def test_images_and_captions_must_belong_together(folder: Path, defect: str, mes
     lines, files = table.read_text().split("\n"), {}
     if defect == "image":
         (folder / "images" / "04.png").unlink()
+    elif defect == "caption":
+        Image.new("RGB", (8, 8)).save(folder / "images" / "99.png")
     elif defect in ("listed", "split"):
         files = {"trian" if defect == "split" else "train": "trainImages.txt"}
         (folder / "trainImages.txt").write_text("00.png\n99.png\n")

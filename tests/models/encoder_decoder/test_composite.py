@@ -271,14 +271,14 @@ def test_encoder_and_decoder_have_separate_lengths_and_vocabularies() -> None:
         beam_search(model, torch.full((1, 25), 3), 2)
     with pytest.raises(InputError, match="src must be at least 0 and at most 39, got 40"):
         beam_search(model, torch.tensor([[3, 40]]), 2)
-    with pytest.raises(InputError, match="bos_id must be a token id from 0 to 28, got 39"):
+    with pytest.raises(InputError, match="bos_id must be at least 0 and below 29, got 39"):
         beam_search(model, src, 2, bos_id=39)
 
 
 @pytest.mark.parametrize(
     ("src", "options", "message"),
     [
-        (torch.ones(1, 5, dtype=torch.long), {}, "src must be float images .* got int64"),
+        (torch.ones(1, 5, dtype=torch.long), {}, "src must be float images .* got torch.int64"),
         (
             torch.ones(1, 2, 12, 12),
             {"src_mask": torch.ones(1, 5).bool()},
@@ -294,7 +294,7 @@ def test_encoder_and_decoder_have_separate_lengths_and_vocabularies() -> None:
 def test_invalid_sources_raise(src: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         beam_search(CompositeEncoderDecoder(IMAGES), src, 2, bos_id=1, eos_id=2, **options)
-    with pytest.raises(InputError, match="src must be a tensor of int64 token ids"):
+    with pytest.raises(InputError, match="src must be int64 token ids"):
         beam_search(CompositeEncoderDecoder(TEXTS), torch.ones(1, 2, 12, 12), 2)
 
 

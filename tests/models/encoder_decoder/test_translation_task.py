@@ -133,7 +133,7 @@ def test_captioning_is_initialized_from_a_vit_of_another_resolution(
             "masked",
             "activation of the source must be that of the model, gelu_tanh, got gelu",
         ),
-        ("middle", "causal", "init_from must have the keys .*, got 'middle'"),
+        ("middle", "causal", "init_from must be one of model, encoder, decoder, got 'middle'"),
     ],
 )
 def test_incompatible_sources_are_rejected(

@@ -220,6 +220,7 @@ def test_attention_learns_to_copy(kind: str) -> None:
     [
         ({"mix_outputs": True, "input_feeding": True}, {}, "mix_outputs must be false unless the"),
         ({"mix_outputs": True, "attn_weights": "local_p"}, {}, "attn_weights must be softmax or"),
+        ({"mix_outputs": True}, {"label_smoothing": 0.1}, "label_smoothing must be 0 for mix_"),
     ],
 )
 def test_options_without_a_meaning_are_rejected(

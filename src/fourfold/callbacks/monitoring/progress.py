@@ -13,13 +13,16 @@ from lightning import Callback, LightningModule, Trainer
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 
+# Metrics of `StepMetrics.usage` in a line of progress.
+USAGE = {"mfu": "MFU {:.1%}", "peak_memory_gib": "peak {:.1f} GiB", "data_wait": "data wait {:.0%}"}
+
 
 class Progress(Callback):
     """Callback that prints the start and end of training, lines of progress and validation metrics.
 
-    A line of progress has the step, epoch, loss, learning rate, throughput and remaining time. On a
-    terminal, no lines of progress are printed, since Lightning shows a progress bar. Only the first
-    rank prints, and the output is flushed after each line.
+    A line of progress has the step, epoch, loss, learning rate, throughput, `USAGE` and remaining
+    time. On a terminal, no lines of progress are printed, since Lightning shows a progress bar.
+    Only the first rank prints, and the output is flushed after each line.
 
     Args:
         seconds: Seconds between two lines of progress.
@@ -90,6 +93,8 @@ class Progress(Callback):
         parts.append(f"lr {self._lr:.2e}")
         earlier, self._reading = self._reading, self.step_metrics.read()
         parts.append(f"{pl_module.unit}/s {self._reading.rate_since(earlier):,.0f}")
+        usage = self.step_metrics.usage(trainer, earlier, self._reading)
+        parts += [form.format(usage[name]) for name, form in USAGE.items() if name in usage]
         self.print(*parts, f"left {self._time_left(trainer.global_step)}")
 
     def _time_left(self, step: int) -> str:

@@ -57,6 +57,24 @@ def set_precision(
         _print(warning, sys.stderr)
 
 
+def set_matmul_precision(config: Any, recorded: Mapping[str, Any]) -> None:
+    """Set the precision of fp32 matrix products; print it if "auto" means TF32.
+
+    A resumed training keeps the value that its config.yaml records, unless another one is given.
+    `config` is changed in place; the other arguments are those of `set_precision`.
+    """
+    option = "float32_matmul_precision"
+    if config[option] == AUTO:
+        config[option] = recorded.get(option, AUTO)
+    chosen = config[option]
+    if chosen == AUTO:
+        on_gpu = device_kind(config["trainer"]["accelerator"]) == "cuda"
+        chosen = "high" if on_gpu else "highest"
+        if on_gpu:
+            _print(f"{option} {AUTO}: high (TF32); {option} highest is fp32", sys.stdout)
+    torch.set_float32_matmul_precision(chosen)
+
+
 @rank_zero_only
 def _print(text: str, stream: Any) -> None:
     print(text, file=stream, flush=True)

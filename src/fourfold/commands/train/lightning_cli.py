@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -27,7 +26,7 @@ from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.metrics_report import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
-from fourfold.commands.train.auto_precision import set_precision
+from fourfold.commands.train.auto_precision import set_matmul_precision, set_precision
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
@@ -160,7 +159,6 @@ class FourfoldCLI(LightningCLI):
         """
         config = self.options
         check_options(config)
-        torch.set_float32_matmul_precision(config["float32_matmul_precision"])
         self.run_directory = RunDirectory.from_config(config)
         config["run_dir"] = str(self.run_directory.path)
         arguments = config["data"].get("init_args", {})
@@ -183,6 +181,7 @@ class FourfoldCLI(LightningCLI):
         origin = RunDirectory(self.checkpoint.absolute().parents[1]) if self.checkpoint else None
         recorded = origin.recorded_config() if origin and trains else {}
         set_precision(config, self.arguments, recorded, trains=trains)
+        set_matmul_precision(config, recorded)
         self.first_step = 0  # of this process
         if recorded:
             _check_unchanged(yaml.safe_load(self.dump()), recorded)

@@ -39,8 +39,9 @@ class RunOptions:
         average_every_n_steps: Optimizer steps between snapshots; default: one snapshot per epoch.
         ema_decay: Decay of an exponential moving average of the weights; default: no average.
         compile: Compile each block with torch.compile; the first step is slow.
-        float32_matmul_precision: Precision of fp32 matrix products on a GPU, an argument of
-            torch.set_float32_matmul_precision; "high" uses TF32.
+        float32_matmul_precision: Precision of fp32 matrix products, an argument of
+            torch.set_float32_matmul_precision; "high" uses TF32 on a GPU. "auto" means "high" on a
+            GPU and "highest" on a CPU.
         auto_precision: The trainer.precision that "auto" chose, which `fit` writes to config.yaml.
             If the two still agree, validate, test and predict choose again for their device.
         wandb: Mode of Weights & Biases (W&B); "auto" means online if there is an API key.
@@ -65,7 +66,7 @@ class RunOptions:
     average_every_n_steps: int | None = None
     ema_decay: float | None = None
     compile: bool = False
-    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    float32_matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     auto_precision: str | None = None
     wandb: Literal["off", "offline", "online", "auto"] = "off"
     wandb_project: str = "fourfold"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -115,6 +116,14 @@ class _Source:
         open_store = ZipStore if self.is_zip else FileStore
         return open_store(paths, np.zeros(len(paths)), None, str(self.root))
 
+    def image_names(self) -> list[str]:
+        """Return the sorted names of the image files in the folder of images."""
+        from torchvision.datasets.folder import IMG_EXTENSIONS
+
+        folder: Any = self.top / self.folder if self.folder else self.top
+        found = folder.iterdir() if folder.is_dir() else []
+        return sorted(f.name for f in found if f.name.lower().endswith(IMG_EXTENSIONS))
+
 
 def _captioned(opened: _Source, records: list[Record], path: str) -> CaptionedImages:
     names, texts, lines = zip(*records, strict=True)
@@ -175,7 +184,12 @@ def _read_flickr(
                 message = f"the image {name} has no caption in {path}"
                 raise InputError(message, file=f"{source}/{file}", line=number)
         splits[SPLITS[split]] = [records[name] for name in names]
-    return splits or _hold_out(list(records.values()), layout, opened)
+    if splits:
+        return splits
+    for name in opened.image_names():  # a caption file may be cut off
+        if name not in records:
+            raise InputError(f"the image {opened.path(name)} has no caption", file=path)
+    return _hold_out(list(records.values()), layout, opened)
 
 
 def _hold_out(

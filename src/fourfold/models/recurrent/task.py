@@ -13,6 +13,7 @@ from torch import Tensor
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CaptionBatch, DocumentBatch, PairBatch
 from fourfold.data.loading.counter_rng import uniform
+from fourfold.errors import InputError
 from fourfold.loggers.media import Media
 from fourfold.losses import IGNORE_INDEX, token_scores, upcast_fp32
 from fourfold.metrics import Mean, Perplexity
@@ -59,7 +60,7 @@ class RecurrentTranslation(HardAttention, Translation):
         optimizer: Options of the optimizer; the default is Adam. The papers use SGD with a loss
             that is summed over the tokens of a sentence, or Adadelta.
         schedule: Options of the schedule; the default is a constant learning rate.
-        label_smoothing: Probability mass taken from the target; ignored with `mix_outputs`.
+        label_smoothing: Probability mass taken from the target. Must be 0 with `mix_outputs`.
         scheduled_sampling: Probability that an input token of the decoder is replaced in training
             by the most likely token of the model (Bengio et al. 2015). The replacement needs a
             second, sequential pass of the decoder.
@@ -82,6 +83,9 @@ class RecurrentTranslation(HardAttention, Translation):
 
     def __post_init__(self) -> None:
         check_range("scheduled_sampling", self.scheduled_sampling, minimum=0.0, maximum=1.0)
+        if self.config.mix_outputs and self.label_smoothing:
+            message = f"must be 0 for mix_outputs, got {self.label_smoothing:g}"
+            raise InputError(message, option="label_smoothing")
         super().__post_init__()
         self.free_running = Perplexity()
         if (self.config.context, self.config.attn_weights) == ("attention", "hard_sample"):
