@@ -60,7 +60,6 @@ class Tokenizer:
         prepended_id: `bos_id` if the post-processor of `backend` puts that token before each text
             (BART), otherwise None.
         special_ids: Sorted ids of all special tokens.
-        is_metaspace: True if "▁" encodes a space and precedes every text.
 
     Raises:
         InputError: If the vocabulary has no padding, begin, end or unknown token.
@@ -107,7 +106,7 @@ class Tokenizer:
         pre_tokenizer = json.dumps(description["pre_tokenizer"])
         is_bert = "BertPreTokenizer" in pre_tokenizer  # the kinds wordpiece and word have it
         self._is_wordpiece = description["model"]["type"] == "WordPiece" or is_bert
-        self.is_metaspace = "Metaspace" in pre_tokenizer
+        self._is_metaspace = "Metaspace" in pre_tokenizer
         self._is_byte_level = "ByteLevel" in pre_tokenizer
 
     def _first_id(self, names: Sequence[str], special: Collection[int]) -> int | None:
@@ -214,7 +213,7 @@ class Tokenizer:
             The token ids (N,) int32 of all texts, one text after another, and the number of tokens
             of each text, (n_texts,) int64.
         """
-        chunked = [list(split_for_workers(text, metaspace=self.is_metaspace)) for text in texts]
+        chunked = [list(split_for_workers(text, metaspace=self._is_metaspace)) for text in texts]
         chunks = list(chain.from_iterable(chunked))
         first_chunks = np.cumsum([0, *map(len, chunked)])[:-1]  # index of each text's first chunk
         ids = [np.zeros(0, np.int32)]

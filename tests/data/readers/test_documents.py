@@ -1,6 +1,7 @@
 """TextSource: documents in plain text and tables, hold-out, blank rows, invalid options."""
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,25 @@ def test_documents_are_files_lines_or_paragraphs(
     tmp_path: Path, unit: str, documents: list[str]
 ) -> None:
     assert read(tmp_path, documents=unit)["train"] == documents
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph"])
+def test_random_texts_are_divided_as_a_whole(
+    tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fourfold.text_files._BLOCK_CHARS", 3)
+    rng = random.Random(0)
+    for _ in range(300):
+        text = "".join(rng.choices(["a", "bc", " ", "\n", "\r", "\n\n", "\u2028"], k=30)) + "x"
+        text += "".join(rng.choices(" \n", k=rng.randint(0, 4)))
+        (tmp_path / "t.txt").write_text(text, newline="")
+        sources = {"train": str(tmp_path / "t.txt"), "val": None, "test": None}
+        source = TextSource("files", sources, documents=unit)
+        found = list(source.read()["train"])
+        parts = re.split(
+            r"\n" if unit == "line" else r"\n(?:[^\S\n]*\n)+", text.replace("\r\n", "\n")
+        )
+        assert found == [part.strip("\n") for part in parts if part.strip()]
 
 
 @pytest.mark.parametrize("unit", ["file", "line", "paragraph"])

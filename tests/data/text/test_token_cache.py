@@ -4,11 +4,14 @@ import functools
 import json
 import operator
 import random
+import string
 from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
 
 from fourfold.data import CausalTextData, MaskedTextData
 from fourfold.data.loading.array_cache import cached_arrays
@@ -16,7 +19,8 @@ from fourfold.data.readers.documents import HubConfig
 from fourfold.data.text import token_cache
 from fourfold.data.text.packing import Sentences
 from fourfold.errors import InputError
-from fourfold.tokenization.training import TokenizerConfig
+from fourfold.tokenization.tokenizer import Tokenizer
+from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
 WORDS = [
     "the",
@@ -48,7 +52,8 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr("fourfold.data.readers.documents._PIECE_CHARS", 10)
     monkeypatch.setattr("fourfold.text_files._BLOCK_CHARS", 7)
     monkeypatch.setattr("fourfold.data.text.packing._PACKED_TOGETHER", 5)
-    monkeypatch.setattr(token_cache, "_ITEM_CHARS", 100)
+    monkeypatch.setattr(token_cache, "_CONTEXT", 25)
+    monkeypatch.setattr(token_cache, "_ITEM_CHARS", 300)
     monkeypatch.setattr(token_cache, "_CHARS_PER_PIECE", 1)
 
 
@@ -80,22 +85,29 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "options"), OPTIONS)
-@pytest.mark.parametrize("kind", ["char", "bpe", "byte_bpe", "wordpiece"])
-@pytest.mark.parametrize("documents", ["file", "paragraph"])
-def test_batches_equal_those_without_cache(tmp_path, request, cls, options, kind, documents):
+@pytest.mark.parametrize(
+    ("number", "kind", "documents"),
+    [
+        *((i, ("char", "bpe", "byte_bpe", "wordpiece")[i % 4], "file") for i in range(8)),
+        *((i, ("byte_bpe", "char", "wordpiece", "bpe")[i % 4], "paragraph") for i in range(8)),
+        (2, "bpe", "line"),
+        (5, "byte_bpe", "line"),
+    ],
+)
+def test_batches_equal_those_without_cache(tmp_path, request, number, kind, documents):
+    cls, options = OPTIONS[number]
+    if options.get("too_long") == "drop" and documents == "file":
+        options = options | {"too_long": "truncate"}  # all documents are too long
     files = [write_text(tmp_path / f"{i}.txt", i) for i in range(5)]
     made = {
         "train": files[:3],
         "val": files[3:] if documents == "file" else 0.3,
-        "test": 0.3 if documents == "paragraph" else files[1:3],
+        "test": files[1:3] if documents == "file" else 0.3,
         "tokenizer": TokenizerConfig(kind, 300, min_frequency=1),
         "documents": documents,
         "batch_size": 3,
         "too_long": "truncate",
     } | options
-    if options.get("too_long") == "drop" and documents == "file":
-        pytest.skip("all documents are too long")
     expected = batches(in_memory(cls("files", **made)))
     request.getfixturevalue("small_pieces")
     folder = str(tmp_path / "cache")
@@ -103,14 +115,52 @@ def test_batches_equal_those_without_cache(tmp_path, request, cls, options, kind
     assert batches(cls("files", **made, cache_dir=folder)) == expected  # from the files
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe", "byte_bpe", "wordpiece", "word"])
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+
+
+def like_llama_2(backend):
+    """Put a "▁" before each text, and let tokens cross from one word to the next."""
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    backend.normalizer = normalizers.Sequence(steps)
+
+
+def like_longformer(backend):
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+def like_llama_3(backend):
+    pattern = r" ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+|\p{N}"
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+
+
 @pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(
+    "kind", ["char", "bpe", "byte_bpe", "wordpiece", like_llama_2, like_longformer, like_llama_3]
+)
 def test_arrays_equal_those_of_complete_documents(tmp_path, kind):
     files = [write_text(tmp_path / f"{i}.txt", i) for i in range(4)]
-    made = {"train": files, "tokenizer": TokenizerConfig(kind, 300, min_frequency=1)}
-    data = CausalTextData("files", **made)
+    if isinstance(kind, str):
+        config = TokenizerConfig(kind, 300, min_frequency=1)
+    else:
+        backend = Backend(models.BPE(unk_token="<unk>"))
+        kind(backend)
+        trainer = trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train(files, trainer)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        config = TokenizerConfig(file=str(tmp_path / "tokenizer.json"))
+    data = CausalTextData("files", train=files, tokenizer=config, cache_dir=str(tmp_path / "cache"))
     texts = list(data.read()["train"])
     tokenizer = data.tokenizer
+    pieces = list(data.read()["train"].pieces(token_cache.token_cut(tokenizer)))
+    assert len(pieces) > 100
+    assert "".join(piece.text + piece.gap for piece in pieces) == "".join(texts)
     stream = data.split("train").stream
     encoded = [[*tokenizer.encode(text), tokenizer.eos_id] for text in texts]
     assert stream.ids.tolist() == [tokenizer.eos_id, *functools.reduce(operator.iadd, encoded, [])]
@@ -119,34 +169,41 @@ def test_arrays_equal_those_of_complete_documents(tmp_path, kind):
     assert stream.words_before.tolist() == [0, *accumulate(len(t.split()) for t in texts)]
     for sep in ("line", "punctuation"):
         expected = Sentences.from_texts(texts, tokenizer, sep, 9)
-        (arrays,) = [
-            cached_arrays(
-                None,
-                "",
-                lambda sep=sep: token_cache.sentence_arrays(
-                    data.read()["train"], tokenizer, sep, 9, 0
-                ),
-            )
-        ]
+        parts = token_cache.sentence_arrays(data.read()["train"], tokenizer, sep, 9, 0)
+        arrays = cached_arrays(None, "", lambda parts=parts: parts)
         assert arrays["ids"].tolist() == expected.ids.ids.tolist()
         assert arrays["offsets"].tolist() == expected.ids.offsets.tolist()
         assert arrays["starts"].tolist() == expected.starts.tolist()
 
 
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("kind", ["char", "bpe", "byte_bpe", "wordpiece"])
-def test_text_without_single_line_ends_is_divided_before_spaces(tmp_path, kind):
-    text = "\n\n".join(f"Paragraph {i} has  12 words, and\tmore. 日本 don't" for i in range(40))
-    (tmp_path / "t.txt").write_text(text)
-    config = TokenizerConfig(kind, 300, min_frequency=1)
-    data = CausalTextData("files", train=str(tmp_path / "t.txt"), tokenizer=config)
-    tokenizer = data.tokenizer
-    pieces = list(token_cache.token_pieces(data.read()["train"], metaspace=kind == "bpe"))
-    assert max(len(piece.text) for piece in pieces) < 60
-    assert (" " if kind == "bpe" else "").join(piece.text for piece in pieces) == text
-    expected = [tokenizer.eos_id, *tokenizer.encode(text), tokenizer.eos_id]
-    assert data.split("train").stream.ids.tolist() == expected
-    assert data.split("train").stream.bytes_before.tolist() == [0, len(text.encode())]
+FORMS = {
+    "paragraphs": "\n\n".join(f"Paragraph {i} has 12 words. And more 日本" for i in range(2000)),
+    "one line": "Words that have neither a line end nor a full stop " * 2000,
+    "no space": "\n\n".join(["日本語のテキスト。"] * 10_000),
+    "short lines": "A line.\n" * 10_000,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("cls", [CausalTextData, MaskedTextData])
+@pytest.mark.parametrize("documents", ["file", "paragraph", "line"])
+def test_no_piece_is_long(tmp_path, monkeypatch, form, cls, documents):
+    monkeypatch.setattr("fourfold.data.readers.documents._PIECE_CHARS", 500)
+    monkeypatch.setattr("fourfold.text_files._BLOCK_CHARS", 200)
+    monkeypatch.setattr(token_cache, "_SENTENCE_CHARS", 1000)
+    (tmp_path / "t.txt").write_text(FORMS[form])
+    longest = []
+    encode_batch = Tokenizer.encode_batch
+
+    def examined(self, texts):
+        longest.append(max(map(len, texts)))
+        return encode_batch(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", examined)
+    config = TokenizerConfig("byte_bpe", 300)
+    options = {"documents": documents, "cache_dir": str(tmp_path / "cache")}
+    cls("files", train=str(tmp_path / "t.txt"), tokenizer=config, **options).setup()
+    assert 0 < max(longest) < 2500
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -232,9 +289,9 @@ def test_rows_of_tables_and_datasets_are_documents(tmp_path, form):
 
 @pytest.fixture
 def tokenizer_file(tmp_path):
-    data = CausalTextData(tokenizer=TokenizerConfig("char", 60))
-    data.tokenizer.save(tmp_path / "tokenizer.json")
-    return str(tmp_path / "tokenizer.json"), data.tokenizer
+    tokenizer = train_tokenizer(TokenizerConfig("char", 60), [*TEXTS, string.printable], mask=False)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    return str(tmp_path / "tokenizer.json"), tokenizer
 
 
 def test_bin_files_are_mapped_as_they_are(tmp_path, tokenizer_file):

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, compress, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -109,24 +110,29 @@ def _without_leaks(split: str, documents: list[str], seen: set[str]) -> TextTabl
 
 DocumentUnit = Literal["file", "line", "paragraph"]
 Document = tuple[str, Iterable[str]]  # location, and the text in one or several blocks
+# Function from a text and a position to begin and end of the next place that divides the text.
+Cut = Callable[[str, int], tuple[int, int] | None]
 _PIECE_CHARS = 1 << 16
 _NON_SPACE = re.compile(r"\S")
+_LINE_PART = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 class Piece(NamedTuple):
-    """Part of a document, which ends where no token crosses the boundary to the next piece.
+    """Part of a document, which can be encoded separately.
 
     Args:
-        text: Text, without a space at its end that belongs to the next token.
+        text: Text of the part.
         document: Index of the document in its split.
         begins: True for the first piece of a document.
         ends: True for the last piece of a document.
+        gap: Text between this piece and the next, which belongs to neither.
     """
 
     text: str
     document: int
     begins: bool
     ends: bool
+    gap: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,8 @@ class Documents:
     An iteration yields the text of each document.
 
     Args:
-        located: Function that yields the location and the text of each document.
+        located: Function that yields the location and the text of each document. The blocks of a
+            text must be read before the next document.
     """
 
     located: Callable[[], Iterable[Document]]
@@ -148,28 +155,25 @@ class Documents:
         """Return the location of the document `row`, such as "a.jsonl:7", for error messages."""
         return next(islice(self.located(), row, None))[0]
 
-    def pieces(self, *boundaries: re.Pattern[str], drops_space: bool = False) -> Iterator[Piece]:
-        """Divide the documents at matches of `boundaries` into pieces of over 65,000 characters.
-
-        A boundary is used where the text that was read has no match of those before it. A match
-        belongs to the piece before it; with `drops_space`, it is in neither piece.
-        """
+    def pieces(self, cut: Cut) -> Iterator[Piece]:
+        """Divide the documents by `cut` into pieces of over 65,000 characters."""
         for number, (_, blocks) in enumerate(self.located()):
-            text, begins = "", True
+            text, at = "", 0
+            begins = True
             for block in blocks:
+                if at:
+                    text, at = text[at:], 0
                 text += block
-                while len(text) > 2 * _PIECE_CHARS:
-                    # A search inside of white space could find another boundary than a division
-                    # of the complete text.
-                    start = _NON_SPACE.search(text, _PIECE_CHARS)
-                    found = (x.search(text, start.end()) for x in boundaries if start)
-                    match = next((x for x in found if x and x.end() < len(text)), None)
-                    if not match:
+                while len(text) - at > 2 * _PIECE_CHARS:
+                    # White space is divided as in the complete text only if its begin and its end
+                    # are known.
+                    start = _NON_SPACE.search(text, at + _PIECE_CHARS)
+                    found = cut(text, start.end()) if start else None
+                    if not found or not _NON_SPACE.search(text, found[1]):
                         break
-                    piece = text[: match.start() if drops_space else match.end()]
-                    yield Piece(piece, number, begins, False)
-                    text, begins = text[match.end() :], False
-            yield Piece(text, number, begins, True)
+                    yield Piece(text[at : found[0]], number, begins, False, text[slice(*found)])
+                    at, begins = found[1], False
+            yield Piece(text[at:], number, begins, True)
 
 
 @dataclass(frozen=True)
@@ -268,12 +272,10 @@ class TextSource:
         elif self.documents == "file":
             yield f"{name}, document 1", iterate_text(name)
         else:
-            is_line = self.documents == "line"
-            lines = iterate_text(name, lines=True)
-            parts = (text for text in (lines if is_line else _paragraphs(lines)) if text.strip())
-            unit = "non-empty line" if is_line else "paragraph"
-            for number, text in enumerate(parts, 1):
-                yield f"{name}, {unit} {number}", (text.strip("\n"),)
+            unit = "non-empty line" if self.documents == "line" else "paragraph"
+            parts = _divide_text(iterate_text(name), by_line=self.documents == "line")
+            for number, found in groupby(parts, itemgetter(0)):
+                yield f"{name}, {unit} {number}", (text for _, text in found)
 
 
 @cache
@@ -299,17 +301,32 @@ def _read_parquet(name: str, column: str) -> Iterator[Document]:
             yield location, (get_column(record, column, location),)
 
 
-def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to paragraphs, between which there are blank lines."""
-    kept: list[str] = []
-    for number, line in enumerate(lines):
-        # A blank line at the beginning or end of the text separates nothing.
-        if number and line.endswith("\n") and not line.strip():
-            yield "".join(kept)
-            kept = []
-        else:
-            kept.append(line)
-    yield "".join(kept)
+def _divide_text(blocks: Iterable[str], *, by_line: bool) -> Iterator[tuple[int, str]]:
+    """Divide a text into lines or paragraphs, and yield the number of each and a part of its text.
+
+    Blank lines separate paragraphs. Line ends at the ends of a line or paragraph are left out.
+    """
+    number, begun = 1, False
+    # White space at the beginning of the line, and between the line and the text before it.
+    line = before = ""
+    in_text, is_first = False, True
+    for part in chain.from_iterable(map(_LINE_PART.findall, blocks)):
+        line += part
+        ends = part.endswith("\n")
+        is_blank = not in_text and line.isspace()
+        if not is_blank:
+            yield number, before + line.removesuffix("\n")
+            before, begun = "", True
+        # A blank line at the beginning or at the end of the text separates nothing.
+        if ends and (by_line or (is_blank and not is_first)):
+            number, begun, before = number + begun, False, ""
+        elif ends:
+            before = line.lstrip("\n") if is_blank else "\n"
+        if ends or not is_blank:
+            line, in_text = "", not ends
+        is_first = is_first and not ends
+    if begun and line and not by_line:
+        yield number, before + line
 
 
 def _divide(documents: Documents, fraction: float, name: str) -> tuple[Documents, Documents]:
@@ -319,30 +336,26 @@ def _divide(documents: Documents, fraction: float, name: str) -> tuple[Documents
     """
 
     @cache
-    def length_of_single() -> int | None:
-        first, *others = islice(documents.located(), 2)
-        return None if others else sum(map(len, first[1]))
+    def examine() -> tuple[np.ndarray, int]:
+        """Return a bool for each document, True if it is held out, and the length of the first."""
+        texts = (blocks for _, blocks in documents.located())
+        held_out = np.fromiter((unit_hash(name, text) < fraction for text in texts), bool)
+        return held_out, sum(map(len, next(iter(documents.located()))[1]))
 
-    def part(is_held_out: bool) -> Iterator[Document]:
-        if (length := length_of_single()) is not None:
-            ((location, blocks),) = documents.located()
-            border = length - round(length * fraction)
-            if not 0 < border < length:
-                message = f"the document is too short to hold out {fraction:g} of it as {name}"
-                raise InputError(message, file=location)
-            span = (border, length) if is_held_out else (0, border)
-            yield location, _characters(blocks, *span)
-            return
-        n_rows = n_kept = 0
-        for location, blocks in documents.located():
-            text = "".join(blocks)
-            n_rows += 1
-            if (unit_hash(name + text) < fraction) == is_held_out:
-                n_kept += 1
-                yield location, (text,)
-        if not n_kept:
-            message = f"{n_rows} rows have too few different texts to hold out {fraction:g} of them"
-            raise InputError(f"{message} as {name}", file=documents.location(0))
+    def part(is_held_out: bool) -> Iterable[Document]:
+        held_out, length = examine()
+        if len(held_out) > 1 and is_held_out in held_out:
+            return compress(documents.located(), held_out == is_held_out)
+        ((location, blocks), *_) = islice(documents.located(), 1)
+        if len(held_out) > 1:
+            message = f"{len(held_out)} rows have too few different texts to hold out {fraction:g}"
+            raise InputError(f"{message} of them as {name}", file=location)
+        border = length - round(length * fraction)
+        if not 0 < border < length:
+            message = f"the document is too short to hold out {fraction:g} of it as {name}"
+            raise InputError(message, file=location)
+        span = (border, length) if is_held_out else (0, border)
+        return [(location, _characters(blocks, *span))]
 
     return Documents(partial(part, False)), Documents(partial(part, True))
 
@@ -356,9 +369,9 @@ def _characters(blocks: Iterable[str], begin: int, end: int) -> Iterator[str]:
 
 def _sample(documents: Documents, n_rows: int) -> Iterator[Document]:
     """Yield a random sample of the documents, in their order."""
-    n_documents = sum(1 for _ in documents.located())
-    chosen = set(stratified_subset(np.zeros(n_documents), n_rows, 0).tolist())
-    return (document for i, document in enumerate(documents.located()) if i in chosen)
+    chosen = np.zeros(sum(1 for _ in documents.located()), bool)
+    chosen[stratified_subset(np.zeros(len(chosen)), n_rows, 0)] = True
+    return compress(documents.located(), chosen)
 
 
 def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -7,7 +7,7 @@ each of the training examples that remain.
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
@@ -134,7 +134,12 @@ def hold_out(
     return table.select(np.flatnonzero(~leaks)), table.select(np.flatnonzero(held_out))
 
 
-def unit_hash(text: str) -> float:
-    """Return a hash of a text as a number in [0, 1), which is uniformly distributed over texts."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+def unit_hash(text: str, more: Iterable[str] = ()) -> float:
+    """Return a hash of a text as a number in [0, 1), which is uniformly distributed over texts.
+
+    The text may continue in the blocks `more`.
+    """
+    hashed = hashlib.blake2b(text.encode(), digest_size=8)
+    for block in more:
+        hashed.update(block.encode())
+    return int.from_bytes(hashed.digest(), "big") / 2**64

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fourfold.data.loading.array_cache import Arrays
-from fourfold.data.readers.documents import Documents, Piece
+from fourfold.data.readers.documents import Cut, Documents, Piece
 from fourfold.data.text.packing import BREAKS, SentenceBreak, TokenStream, encode_sentences
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
@@ -22,9 +23,12 @@ from fourfold.tokenization.tokenizer import Tokenizer
 
 _ITEM_CHARS = 1 << 20  # characters that are encoded together
 _CHARS_PER_PIECE = 800  # added for each piece, whose encoding also needs a fixed memory
-_SPACE = re.compile(r"(?<=\S) (?=\S)")
-_LINE = re.compile(r"(?<=\S)\n(?=\S)")
-_BEFORE_SPACE = re.compile(r"(?<=\S)(?= \S)")  # for texts of long lines and empty lines
+_CONTEXT = 200  # characters before and after a boundary that are encoded to examine it
+_BOUNDARIES = 50  # that are examined before more text is read
+_SENTENCE_CHARS = 1 << 18  # a sentence with more characters may be divided
+_GAP = re.compile(r"(?<=\S)\s+(?=\S)")
+_METASPACE = re.compile(r"(?<=\S) ")  # no tokenizer of the kinds bpe and unigram sees this space
+_BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
@@ -32,10 +36,35 @@ def token_dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-def token_pieces(documents: Documents, *, metaspace: bool) -> Iterator[Piece]:
-    """Divide documents where no token crosses the boundary; see `split_for_workers`."""
-    boundaries = (_SPACE,) if metaspace else (_LINE, _BEFORE_SPACE)
-    return documents.pieces(*boundaries, drops_space=metaspace)
+def token_cut(tokenizer: Tokenizer) -> Cut:
+    """Return a function that finds white space where a text can be divided for the tokenizer.
+
+    The ids of the parts together are then those of the text: those of the characters on both sides
+    are compared. The white space belongs to the part before or after, or one character to neither.
+    """
+
+    def cut(text: str, start: int) -> tuple[int, int] | None:
+        for match in islice(_GAP.finditer(text, start, len(text) - _CONTEXT), _BOUNDARIES):
+            first, last = match.span()
+            for begin, end in ((last, last), (first, first), (first, first + 1)):
+                left, right = text[max(0, begin - _CONTEXT) : begin], text[end : end + _CONTEXT]
+                whole = tokenizer.encode(left + text[begin:end] + right)
+                if whole == tokenizer.encode(left) + tokenizer.encode(right):
+                    return begin, end
+        return None
+
+    return cut
+
+
+def _sentence_cut(tokenizer: Tokenizer, sentence_break: SentenceBreak) -> Cut:
+    """Return a function that finds a boundary of sentences, or else of tokens in a long text."""
+
+    def cut(text: str, start: int) -> tuple[int, int] | None:
+        match = BREAKS[sentence_break].search(text, start)
+        is_long = len(text) - start > _SENTENCE_CHARS
+        return match.span() if match else token_cut(tokenizer)(text, start) if is_long else None
+
+    return cut
 
 
 class TrainingTexts:
@@ -43,10 +72,14 @@ class TrainingTexts:
 
     def __init__(self, documents: Documents, *, metaspace: bool) -> None:
         self.documents = documents
-        self.metaspace = metaspace
+        self.boundary = _METASPACE if metaspace else _BEFORE_SPACE
 
     def __iter__(self) -> Iterator[str]:
-        return (piece.text for piece in token_pieces(self.documents, metaspace=self.metaspace))
+        return (piece.text for piece in self.documents.pieces(self._cut))
+
+    def _cut(self, text: str, start: int) -> tuple[int, int] | None:
+        match = self.boundary.search(text, start)
+        return match and match.span()
 
 
 def stream_arrays(documents: Documents, tokenizer: Tokenizer, num_workers: int) -> Iterator[Arrays]:
@@ -54,7 +87,7 @@ def stream_arrays(documents: Documents, tokenizer: Tokenizer, num_workers: int) 
     eos_id, dtype = tokenizer.eos_id, token_dtype(tokenizer)
     zero = np.zeros(1, np.int64)
     yield {"ids": np.array([eos_id], dtype), "offsets": zero, "bytes": zero, "words": zero}
-    pieces = token_pieces(documents, metaspace=tokenizer.is_metaspace)
+    pieces = documents.pieces(token_cut(tokenizer))
     total = np.zeros((3, 1), np.int64)
     for ids, sizes, ends in _encoded(pieces, partial(_encode_stream, tokenizer), num_workers):
         before = total + sizes.cumsum(1)
@@ -76,8 +109,7 @@ def _encode_stream(
         pieces, tokenizer.encode_batch([p.text for p in pieces]), strict=True
     ):
         ids += [*encoded, tokenizer.eos_id] if piece.ends else encoded
-        # `metaspace` dropped the space after a piece.
-        n_bytes = len(piece.text.encode()) + (tokenizer.is_metaspace and not piece.ends)
+        n_bytes = len((piece.text + piece.gap).encode())
         sizes.append((len(encoded) + piece.ends, n_bytes, len(piece.text.split())))
     ends = np.array([piece.ends for piece in pieces])
     return np.array(ids, token_dtype(tokenizer)), np.array(sizes, np.int64).T, ends
@@ -97,7 +129,7 @@ def sentence_arrays(
     dtype = token_dtype(tokenizer)
     no_ids, none = np.zeros(0, dtype), np.zeros(0, np.int64)
     yield {"ids": no_ids, "offsets": np.zeros(1, np.int64), "starts": none}
-    pieces = documents.pieces(BREAKS[sentence_break])
+    pieces = documents.pieces(_sentence_cut(tokenizer, sentence_break))
     encode = partial(encode_sentences, tokenizer, sentence_break, limit)
     n_tokens, n_sentences, last = 0, 0, -1
     for ids, lengths, owners in _encoded(pieces, encode, num_workers):
