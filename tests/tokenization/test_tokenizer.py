@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers, processors
 
 import fourfold.tokenization.tokenizer as module
 from fourfold.errors import InputError
-from fourfold.tokenization.tokenizer import Tokenizer, split_for_workers
+from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import Kind, TokenizerConfig, train_tokenizer
 
 TEXTS = [
@@ -95,17 +95,6 @@ def test_corpus_is_encoded_like_a_batch(kind: Kind) -> None:
     assert encode_corpus(tokenizer, texts) == tokenizer.encode_batch(texts)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@given(st.text(LETTERS + "\n ", max_size=300))
-@settings(max_examples=30, deadline=None)
-def test_splitting_long_texts_does_not_change_their_ids(kind: Kind, text: str) -> None:
-    tokenizer = trained(kind)
-    expected = tokenizer.encode(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHUNK_CHARS", 5)
-        assert encode_corpus(tokenizer, [text, text]) == [expected, expected]
-
-
 def test_batches_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BATCH_CHARS", 30)
     tokenizer = trained("bpe")
@@ -121,25 +110,6 @@ def test_batches_of_a_corpus_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert encode_corpus(tokenizer, texts) == [tokenizer.encode(text) for text in texts]
     assert len(batch_chars) > 5
     assert all(n <= 30 or n in map(len, texts) for n in batch_chars)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "word"])
-def test_training_on_a_split_text_gives_the_same_tokenizer(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "\n".join(" ".join(TEXTS) for _ in range(3))
-    expected = train_tokenizer(TokenizerConfig(kind, 300), [text], mask=False).to_str()
-    monkeypatch.setattr(module, "_CHUNK_CHARS", 20)
-    assert train_tokenizer(TokenizerConfig(kind, 300), [text], mask=False).to_str() == expected
-
-
-@pytest.mark.parametrize("metaspace", [True, False])
-def test_long_texts_are_split(monkeypatch: pytest.MonkeyPatch, metaspace: bool) -> None:
-    monkeypatch.setattr(module, "_CHUNK_CHARS", 5)
-    text = "one two\nthree four\nfive six\nseven"
-    chunks = list(split_for_workers(text, metaspace=metaspace))
-    assert len(chunks) > 1
-    assert (" " if metaspace else "").join(chunks) == text
 
 
 def test_special_tokens_are_omitted_from_decoded_text() -> None:

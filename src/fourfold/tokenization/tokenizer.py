@@ -6,7 +6,6 @@ has to name the special tokens.
 """
 
 import json
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -35,8 +34,7 @@ ROLES = {
 # A space belongs to the word after the space.
 _LINE_BREAKS = "Ċĉč\n\t\r"
 _SPACES = "▁Ġ " + _LINE_BREAKS
-_CHUNK_CHARS = 1 << 20
-_BATCH_CHARS = 16 * _CHUNK_CHARS  # characters that all cores encode together
+_BATCH_CHARS = 1 << 24  # characters that all cores encode together
 # Added to the number of characters of a text, because each encoding also needs a fixed memory.
 _CHARS_PER_TEXT = 800
 
@@ -106,7 +104,6 @@ class Tokenizer:
         pre_tokenizer = json.dumps(description["pre_tokenizer"])
         is_bert = "BertPreTokenizer" in pre_tokenizer  # the kinds wordpiece and word have it
         self._is_wordpiece = description["model"]["type"] == "WordPiece" or is_bert
-        self._is_metaspace = "Metaspace" in pre_tokenizer
         self._is_byte_level = "ByteLevel" in pre_tokenizer
 
     def _first_id(self, names: Sequence[str], special: Collection[int]) -> int | None:
@@ -206,25 +203,18 @@ class Tokenizer:
     def encode_corpus(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode a corpus without special tokens, with all CPU cores.
 
-        Long texts are split where no token can cross the boundary, so the ids are those of the
-        complete text.
-
         Returns:
             The token ids (N,) int32 of all texts, one text after another, and the number of tokens
             of each text, (n_texts,) int64.
         """
-        chunked = [list(split_for_workers(text, metaspace=self._is_metaspace)) for text in texts]
-        chunks = list(chain.from_iterable(chunked))
-        first_chunks = np.cumsum([0, *map(len, chunked)])[:-1]  # index of each text's first chunk
         ids = [np.zeros(0, np.int32)]
         counts: list[int] = []
-        n_chars = np.cumsum([len(chunk) + _CHARS_PER_TEXT for chunk in chunks])
-        for _, batch in groupby(range(len(chunks)), lambda i: n_chars[i] // _BATCH_CHARS):
-            encoded = self.encode_batch([chunks[i] for i in batch])
+        n_chars = np.cumsum([len(text) + _CHARS_PER_TEXT for text in texts])
+        for _, batch in groupby(range(len(texts)), lambda i: n_chars[i] // _BATCH_CHARS):
+            encoded = self.encode_batch([texts[i] for i in batch])
             counts += map(len, encoded)
             ids.append(np.fromiter(chain.from_iterable(encoded), np.int32))
-        lengths = np.add.reduceat(np.array(counts, np.int64), first_chunks)
-        return np.concatenate(ids), lengths
+        return np.concatenate(ids), np.array(counts, np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -303,28 +293,3 @@ def _library_errors(problem: str, file: str) -> Iterator[None]:
             raise
         text = " ".join(str(error).split())[:200]
         raise InputError(f"{problem}: {text}", file=file) from error
-
-
-def split_for_workers(text: str, *, metaspace: bool = False) -> Iterator[str]:
-    r"""Split a text into chunks of about a million characters, which can be encoded in parallel.
-
-    A text is split only where no token crosses the boundary, so the tokens of all chunks together
-    are the tokens of the text. A chunk is longer if the text has no such place. With `metaspace`,
-    for a tokenizer that encodes spaces as "▁" and puts a "▁" before every text, a chunk ends before
-    a space, which is dropped; otherwise it ends after a line break.
-
-    Example:
-        >>> text = "a line\n" * 500_000
-        >>> chunks = list(split_for_workers(text))
-        >>> [len(chunk) for chunk in chunks], "".join(chunks) == text
-        ([1048579, 1048579, 1402842], True)
-    """
-    boundary = re.compile(r"(?<=\S) (?=\S)" if metaspace else r"(?<=\S)\n(?=\S)")
-    begin = 0
-    while len(text) - begin > 2 * _CHUNK_CHARS:
-        match = boundary.search(text, begin + _CHUNK_CHARS)
-        if match is None:
-            break
-        yield text[begin : match.start() if metaspace else match.end()]
-        begin = match.end()
-    yield text[begin:]

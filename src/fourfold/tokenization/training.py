@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from fourfold.core.validation import MAX_SIZE, MAX_VOCABULARY, check_positive, check_range
 from fourfold.errors import InputError
-from fourfold.tokenization.tokenizer import ROLES, Tokenizer, split_for_workers
+from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 
 log = logging.getLogger(__name__)
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]
@@ -77,7 +77,8 @@ def train_tokenizer(
 
     Args:
         config: Kind and size of the tokenizer.
-        texts: Training texts, which may be iterated several times.
+        texts: Training texts, which may be iterated several times. The library needs a hundred
+            bytes of memory for each byte of a single text.
         mask: Add a mask token (masked language models); not used if `special` is given.
         special: Names of the special tokens in the order of their ids; None selects `<pad>`, `<s>`,
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
@@ -99,9 +100,6 @@ def train_tokenizer(
     # The library allocates the vocabulary at once, and aborts the process if it cannot.
     check_positive("tokenizer.vocab_size", config.vocab_size, MAX_VOCABULARY)
     check_range("tokenizer.min_frequency", config.min_frequency, minimum=0, maximum=MAX_SIZE)
-    # The library needs a hundred bytes for each byte of a single text.
-    if config.kind in ("bpe", "byte_bpe", "wordpiece", "word"):
-        texts = _Chunks(texts, metaspace=config.kind == "bpe")
     backend = _TRAINERS[config.kind](config, texts, special)
     size = backend.get_vocab_size()
     if size < config.vocab_size:
@@ -109,18 +107,6 @@ def train_tokenizer(
         log.warning(message, size, config.vocab_size)
     # JSON rounds unigram's scores. Parsing it here makes a checkpoint restore this same tokenizer.
     return Tokenizer.from_str(backend.to_str(), f"the {config.kind} tokenizer")
-
-
-class _Chunks:
-    """Texts divided by `split_for_workers`, anew in each iteration."""
-
-    def __init__(self, texts: Iterable[str], *, metaspace: bool) -> None:
-        self.texts = texts
-        self.metaspace = metaspace
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self.texts:
-            yield from split_for_workers(text, metaspace=self.metaspace)
 
 
 def _use_metaspace(backend: Backend) -> None:

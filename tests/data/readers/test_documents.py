@@ -11,7 +11,6 @@ import pytest
 from fourfold.data.readers.documents import (
     TextSource,
     _without_leaks,
-    count_bytes_and_words,
     read_python_docs,
 )
 from fourfold.data.readers.text_table import TextTable
@@ -184,15 +183,3 @@ def test_blank_table_rows_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureF
     rows = "".join(json.dumps({"text": text}) + "\n" for text in ("a b", "", " \n", "c"))
     assert read(tmp_path, rows, "t.jsonl")["train"] == ["a b", "c"]
     assert "t.jsonl:1: dropped 2 of 4 rows with an empty text" in caplog.text
-
-
-def test_bytes_and_words_are_counted() -> None:
-    assert count_bytes_and_words(["für dich", ""]) == ([9, 0], [2, 0])
-
-
-def test_words_of_a_long_text_are_counted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "one two\nthree\x1cfour  \n fünf\tsix\n" * 9
-    expected = ([len(text.encode()), 0], [len(text.split()), 0])
-    assert count_bytes_and_words([text, ""]) == expected
-    monkeypatch.setattr("fourfold.tokenization.tokenizer._CHUNK_CHARS", 7)
-    assert count_bytes_and_words([text, ""]) == expected

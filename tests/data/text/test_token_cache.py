@@ -10,12 +10,14 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from fourfold.data import CausalTextData, MaskedTextData
 from fourfold.data.loading.array_cache import cached_arrays
-from fourfold.data.readers.documents import HubConfig
+from fourfold.data.readers.documents import Documents, HubConfig
 from fourfold.data.text import token_cache
 from fourfold.data.text.packing import Sentences
 from fourfold.errors import InputError
@@ -174,6 +176,34 @@ def test_arrays_equal_those_of_complete_documents(tmp_path, kind):
         assert arrays["ids"].tolist() == expected.ids.ids.tolist()
         assert arrays["offsets"].tolist() == expected.ids.offsets.tolist()
         assert arrays["starts"].tolist() == expected.starts.tolist()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "unigram", "word", "char"])
+@given(st.text("abcdé .,\n\t日\u2028<", max_size=300))
+@settings(max_examples=30, deadline=None)
+def test_pieces_have_the_ids_of_the_text(kind, text):
+    corpus = ["a b, bad dé. 日 <a>\n\nbc  cb\tda " * 9]
+    tokenizer = train_tokenizer(TokenizerConfig(kind, 40), corpus, mask=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fourfold.data.readers.documents._PIECE_CHARS", 5)
+        patch.setattr(token_cache, "_CONTEXT", 20)
+        documents = Documents(lambda: [("x", (text[:99], text[99:]))])
+        pieces = list(documents.pieces(token_cache.token_cut(tokenizer)))
+    assert "".join(piece.text + piece.gap for piece in pieces) == text
+    ids = tokenizer.encode_batch([piece.text for piece in pieces])
+    assert functools.reduce(operator.iadd, ids, []) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "wordpiece", "word", "char"])
+def test_tokenizers_are_the_same_when_trained_on_pieces(kind, monkeypatch):
+    text = "".join(f"{WORDS[i * i % 11]}{SPACES[i % 11]}" for i in range(999))
+    config = TokenizerConfig(kind, 300, min_frequency=1)
+    expected = train_tokenizer(config, [text], mask=False).to_str()
+    monkeypatch.setattr("fourfold.data.readers.documents._PIECE_CHARS", 10)
+    documents = Documents(lambda: [("x", (text,))])
+    texts = token_cache.TrainingTexts(documents, metaspace=kind == "bpe")
+    assert len(list(texts)) > 100
+    assert train_tokenizer(config, texts, mask=False).to_str() == expected
 
 
 FORMS = {

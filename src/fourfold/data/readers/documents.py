@@ -12,7 +12,7 @@ import logging
 import re
 import sysconfig
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -37,7 +37,6 @@ from fourfold.data.readers.text_table import (
 )
 from fourfold.errors import InputError
 from fourfold.text_files import hash_file, iterate_text, resolve
-from fourfold.tokenization.tokenizer import split_for_workers
 
 log = logging.getLogger(__name__)
 # A document whose name has a hash below 0.06 is in "test", from 0.06 to 0.12 in "val".
@@ -372,9 +371,3 @@ def _sample(documents: Documents, n_rows: int) -> Iterator[Document]:
     chosen = np.zeros(sum(1 for _ in documents.located()), bool)
     chosen[stratified_subset(np.zeros(len(chosen)), n_rows, 0)] = True
     return compress(documents.located(), chosen)
-
-
-def count_bytes_and_words(texts: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the numbers of UTF-8 bytes and of whitespace-separated words of each text."""
-    n_words = [sum(len(chunk.split()) for chunk in split_for_workers(text)) for text in texts]
-    return [len(text.encode()) for text in texts], n_words
