@@ -97,10 +97,10 @@ SIZES: dict[str, dict[str, Shape]] = {
         "llama": Shape(768, 4, 12, 50304, 4, 512),
         "masked_lm": Shape(768, 4, 12, 30522, 4, 512),
     },
-    # GPT-2 124M, BERT base, ViT-B/16 and Vaswani base.
+    # GPT-2 124M with its vocabulary padded as in nanoGPT, BERT base, ViT-B/16 and Vaswani base.
     "gpu": {
-        "causal_lm": Shape(768, 12, 12, 50257, 16, 1024),
-        "llama": Shape(768, 12, 12, 50257, 16, 1024),
+        "causal_lm": Shape(768, 12, 12, 50304, 16, 1024),
+        "llama": Shape(768, 12, 12, 50304, 16, 1024),
         "masked_lm": Shape(768, 12, 12, 30522, 32, 512),
         "vit": Shape(768, 12, 12, 1000, 128, 224),
         "encoder_decoder": Shape(512, 6, 8, 37000, 480, 26),

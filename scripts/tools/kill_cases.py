@@ -103,13 +103,13 @@ def tasks(folder: Path) -> dict[str, list[str]]:
     asked = ["--data=QuestionData", *files("json"), "--data.doc_stride=10"]
     asked.append("--data.max_query_length=30")
     return recipes | {
-        "tokens": ["--model=TokenClassification", *encoder, *text, *words],
-        "questions": ["--model=QuestionAnswering", *encoder, *text, *asked],
+        "tokens": ["--model=TokenClassification", *encoder, *words, *text],
+        "questions": ["--model=QuestionAnswering", *encoder, *asked, *text],
         "causal classes": [
             "--model=CausalSequenceClassification",
             *encoder,
-            *text,
             *pairs,
+            *text,
             *columns,
         ],
     }

@@ -18,7 +18,7 @@ from fourfold.errors import DiskError
 # Errors of a full disk, of a quota or another limit, and of a failing disk.
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 # Packages that write files on behalf of other packages.
-WRITERS = {*sys.stdlib_module_names, "fsspec", "tensorboard", "torch"}
+WRITERS = {*sys.stdlib_module_names, "fsspec", "rich", "tensorboard", "torch", "tqdm", "yaml"}
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Estimated bytes against the tensors that autograd really keeps."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,13 @@ def test_with_checkpointed_attention_the_feed_forward_layers_are_stored() -> Non
         model.set_activation_checkpointing(mode)
         sizes.append(training_memory(model, B, length=T).activations)
     assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_loss_of_a_masked_lm_counts_the_masked_tokens() -> None:
+    model = MaskedLM(MaskedLMConfig(**TEXT))
+    tenth = training_memory(model, 10 * B, length=T, head_fraction=0.1)
+    assert tenth.loss == training_memory(model, B, length=T).loss
+    assert replace(tenth, loss=0) == replace(training_memory(model, 10 * B, length=T), loss=0)
 
 
 def test_dropout_masks_take_one_byte_per_element() -> None:

@@ -246,7 +246,7 @@ def test_two_processes_killed_and_resumed_are_one_run(
     # Of the one that was killed, wandb had written down nothing yet: it does so by 32 KiB.
     last = WandbFile(folders[-1])
     assert (last.run.run_id, last.exit_code) == (identity, 0)
-    assert last.history[0]["_step"] == reached
+    assert last.history[0]["_step"] == reached + 1
     assert last.summary["trainer/global_step"] == reached + 3
     assert rows_of(run / "val/samples.csv")
     assert done.stdout.count("wandb sync") == 1

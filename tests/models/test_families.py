@@ -185,7 +185,16 @@ def test_bf16_models_run(family: str) -> None:
     assert y.isfinite().all()
 
 
+@pytest.fixture
+def new_compiler() -> Iterator[None]:
+    """Forget what other tests have compiled; the compiler limits the versions of a function."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_compiler")
 @families
 def test_compiles_without_graph_breaks(family: str) -> None:
     model, given = build(family).float(), inputs(family)
@@ -196,6 +205,7 @@ def test_compiles_without_graph_breaks(family: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_compiler")
 @pytest.mark.parametrize("family", ["causal", "masked", *PAIRS])
 def test_compiles_with_masks(family: str) -> None:
     model, given = build(family), inputs(family)
@@ -207,6 +217,7 @@ def test_compiles_with_masks(family: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_compiler")
 def test_compiles_with_inductor() -> None:
     model, given = build("causal").float(), inputs("causal")
     compiled = torch.compile(model, fullgraph=True)

@@ -258,6 +258,21 @@ def test_panic_of_the_library_becomes_an_input_error() -> None:
         tokenizer.encode("a" * 40 + "b")
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_template_of_undefined_special_tokens_is_refused(nested: bool) -> None:
+    """Otherwise, the library panics at the first text, and prints a backtrace."""
+    tree = json.loads(trained("bpe").to_str())
+    template = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <eos> $B", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    part = json.loads(template.__getstate__())
+    tree["post_processor"] = {"type": "Sequence", "processors": [part]} if nested else part
+    assert Tokenizer.from_str(json.dumps(tree)).backend.encode("a").ids[0] == 1
+    del part["special_tokens"]["<eos>"]
+    with pytest.raises(InputError, match="post-processor must define"):
+        Tokenizer.from_str(json.dumps(tree), "x.json")
+
+
 def test_ids_of_a_vocabulary_with_gaps_are_below_its_size() -> None:
     text = train_tokenizer(TokenizerConfig("char"), ["ab"], mask=False).to_str()
     description = json.loads(text)

@@ -74,6 +74,7 @@ def training_memory(
     precision: str = "32-true",
     optimizer: str = "adamw",
     replicated: bool = False,
+    head_fraction: float = 1.0,
 ) -> Memory:
     """Estimate the memory of a training step on one device.
 
@@ -85,6 +86,7 @@ def training_memory(
         precision: Lightning's name of the precision, such as bf16-mixed.
         optimizer: Name of the optimizer, a key of `OPTIMIZER_STATES`.
         replicated: Also count the copy of the gradients that DDP holds.
+        head_fraction: Fraction of the tokens whose logits are computed, as in `forward_flops`.
 
     Example:
         >>> from fourfold.models import create
@@ -103,7 +105,7 @@ def training_memory(
         gradients=n_trained * weight.itemsize * (2 if replicated else 1),
         optimizer=n_states * weight.itemsize,
         activations=round(rows * by_row),
-        loss=_loss_bytes(model, rows, length, compute.itemsize, weight != compute),
+        loss=_loss_bytes(model, rows, length, head_fraction, compute.itemsize, weight != compute),
     )
 
 
@@ -243,7 +245,14 @@ class _Kernel(torch.autograd.Function):
         return y
 
 
-def _loss_bytes(model: Model, rows: float, length: int | None, compute: int, is_mixed: bool) -> int:
+def _loss_bytes(
+    model: Model,
+    rows: float,
+    length: int | None,
+    head_fraction: float,
+    compute: int,
+    is_mixed: bool,
+) -> int:
     """Estimate the bytes that the loss stores.
 
     The cross-entropy of tokens stores a slice of the logits, two fp32 buffers of its size, the
@@ -256,7 +265,7 @@ def _loss_bytes(model: Model, rows: float, length: int | None, compute: int, is_
     if not isinstance(head, VocabularyHead):
         return 0
     vocab_size, width = head.weight.shape
-    tokens = round(rows * (length or model.config.max_len))
+    tokens = round(rows * (length or model.config.max_len) * head_fraction)
     slice_ = (compute + 2 * 4) * min(DEVICE_FACTOR * MAX_SLICE_LOGITS, tokens * vocab_size)
     return slice_ + tokens * width * compute + (4 + compute * is_mixed) * vocab_size * width
 

@@ -131,6 +131,7 @@ def micro_batch_memory(recipe: Recipe, length: int | None, batch: int, devices: 
         precision=recipe.precision,
         optimizer=recipe.task.optimizer.name,
         replicated=devices > 1,
+        head_fraction=_head_fraction(recipe),
     )
 
 
@@ -142,9 +143,7 @@ def _compute_lines(recipe: Recipe, length: int | None) -> list[str]:
     lines = _table(title, flops, lambda count: f"{count / 1e9:,.3f} G")
     if length and not model.accepts_images:
         lines.append(_line("FLOPs, forward, per token", f"{flops.total / length / 1e6:,.2f} M"))
-    # The head of a masked LM reads the masked tokens alone.
-    head_fraction = float(recipe.arguments.get("masking", {}).get("mlm_probability", 1.0))
-    trained = forward_flops(model, length, head_fraction=head_fraction)
+    trained = forward_flops(model, length, head_fraction=_head_fraction(recipe))
     n_rows = recipe.global_batch / (length if recipe.counts_tokens and length else 1)
     step = TRAINING_TO_FORWARD * trained.total * n_rows
     lines.append(_line("FLOPs, training, one step", f"{step:.3e}"))
@@ -152,6 +151,11 @@ def _compute_lines(recipe: Recipe, length: int | None) -> list[str]:
         return [*lines, "FLOPs of the whole run: unknown, its steps depend on data not available"]
     total = f"{step * recipe.steps:.3e}"
     return [*lines, _line(f"FLOPs, training, {recipe.steps:,} steps", total)]
+
+
+def _head_fraction(recipe: Recipe) -> float:
+    """Return the fraction of tokens that the head reads: of a masked LM, the masked ones."""
+    return float(recipe.arguments.get("masking", {}).get("mlm_probability", 1.0))
 
 
 def _row_description(model: Model, length: int | None) -> str:

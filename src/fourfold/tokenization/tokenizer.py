@@ -265,6 +265,8 @@ class Tokenizer:
         """
         with _library_errors("this is not a tokenizer of the `tokenizers` library", name):
             backend = tokenizers.Tokenizer.from_str(text)
+        if backend.post_processor is not None:
+            _check_templates(json.loads(backend.post_processor.__getstate__()), name)
         return cls(backend, name)
 
     def save(self, path: str | Path) -> None:
@@ -272,6 +274,17 @@ class Tokenizer:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.backend.to_str(pretty=True))
+
+
+def _check_templates(processor: dict[str, Any], file: str) -> None:
+    """Refuse a template with a special token that it does not define; the library would panic."""
+    for part in processor.get("processors", [processor]):
+        if part["type"] == "TemplateProcessing":
+            pieces = part["single"] + part["pair"]
+            used = {piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece}
+            if missing := sorted(used - part["special_tokens"].keys()):
+                message = f"its post-processor must define the special token {missing[0]!r}"
+                raise InputError(message, file=file)
 
 
 def _without_space(text: str, begin: int, end: int) -> tuple[int, int]:
