@@ -92,7 +92,9 @@ def fuzz(kind: str, n: int, world: World, folder: Path) -> Counter[str]:
     said = (f"{counts[how]:>4} {how}" for how in ("works", "rejected", "stopped", "foreign"))
     print(f"\n{kind:<12} seed {SEED}: {', '.join(said)}, {len(faults):>3} with a fault")
     print(f"{'':<12} at most {costs[0]:.1f} s (limit {limits[0]:.1f}), {costs[1] >> 20:.0f} MiB")
-    assert not faults, f"{len(faults)} faults\n\n" + "\n\n".join(faults)
+    found = f"{len(faults)} faults\n\n" + "\n\n".join(faults)
+    # File names may hold bytes that are not UTF-8, which a process of xdist cannot send.
+    assert not faults, found.encode(errors="backslashreplace").decode()
     return counts
 
 
