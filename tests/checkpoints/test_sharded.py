@@ -38,8 +38,8 @@ def content(step: int = 1) -> dict[str, Any]:
     }
 
 
-def save(path: Path, step: int = 1, **options: Any) -> None:
-    Save(content(step), path, **options).wait()
+def save(path: Path, step: int = 1, asynchronous: bool = False) -> None:
+    Save(content(step), path, None, lambda: None, asynchronous).wait()
 
 
 @pytest.fixture
@@ -53,9 +53,7 @@ def test_what_is_read_is_what_was_saved(asynchronous: bool, tmp_path: Path) -> N
     done: list[bool] = []
     path = tmp_path / "deep" / "last.ckpt"
     given = content()
-    saving = Save(
-        given, path, asynchronous=asynchronous, then=lambda: done.append(is_checkpoint(path))
-    )
+    saving = Save(given, path, None, lambda: done.append(is_checkpoint(path)), asynchronous)
     expected = content()
     given["state_dict"]["model.a"] += 1  # training goes on
     given["callbacks"]["best"][1] = "y"
@@ -90,8 +88,9 @@ def test_a_new_checkpoint_replaces_a_directory_or_a_file(tmp_path: Path) -> None
 
 
 def test_two_tensors_of_one_name_are_rejected(tmp_path: Path) -> None:
+    twice = {"a": {"b": torch.ones(1)}, "a/b": torch.ones(1)}
     with pytest.raises(InputError, match="a/b must be the name of one tensor"):
-        Save({"a": {"b": torch.ones(1)}, "a/b": torch.ones(1)}, tmp_path / "last.ckpt")
+        Save(twice, tmp_path / "last.ckpt", None, lambda: None, False)
 
 
 def test_a_part_of_the_tensors_can_be_read_later(saved: Path) -> None:

@@ -28,14 +28,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 from torch.distributed.checkpoint.storage import WriteResult
 
 from fourfold.atomic_files import disk_errors, remove, replace, sync
@@ -59,21 +53,15 @@ class Save:
         content: The checkpoint. Its containers are dicts, lists and tuples.
         path: The directory, which is replaced when the new one is complete.
         group: Process group of gloo; None if this process alone has the whole checkpoint.
-        asynchronous: Copy the tensors to the CPU, and write them in another thread.
         then: Function that the first rank calls when the directory is in its place.
+        asynchronous: Copy the tensors to the CPU, and write them in another thread.
 
     Raises:
         DiskError: The disk is full or fails. An earlier directory of that name is kept.
     """
 
     def __init__(
-        self,
-        content: Mapping[str, Any],
-        path: Path,
-        group: Any = None,
-        *,
-        asynchronous: bool = False,
-        then: Callable[[], None] = lambda: None,
+        self, content: Any, path: Path, group: Any, then: Callable[[], None], asynchronous: bool
     ) -> None:
         tensors: dict[str, Tensor] = {}
         index = _map_tensors(content, partial(_to_meta, tensors))
@@ -129,12 +117,12 @@ def read(path: Path, *, meta: bool = False) -> Any:
         tensor.place = path, name
     read = {name: x for name, x in metas.items() if not (meta and name.split("/")[0] in SHARDED)}
     tensors = {name: torch.zeros(x.shape, dtype=x.dtype) for name, x in read.items()}
-    read_tensors(read, tensors)
+    tensors = read_tensors(read, tensors)
     return _map_tensors(content, lambda name, x: tensors.get(name, x))
 
 
-def read_tensors(stored: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
-    """Read tensors of a sharded checkpoint into existing tensors.
+def read_tensors(stored: Mapping[str, Any], targets: dict[str, Any]) -> dict[str, Any]:
+    """Read tensors of a sharded checkpoint into existing tensors, and return these.
 
     Of a DTensor, only the parts on this rank are read, whatever the number of ranks that saved it.
 
@@ -145,11 +133,11 @@ def read_tensors(stored: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
     Raises:
         InputError: The names or shapes differ, or the checkpoint lacks a part of a tensor.
     """
-    if not stored:
-        return
-    path = next(iter(stored.values())).place[0]
+    path = next((x.place[0] for x in stored.values()), Path())
     if stored.keys() != targets.keys():
         raise InputError("the tensors do not match the model's config", file=path)
+    if not stored:
+        return targets
     index = load_archive(path / INDEX, mmap=False)
     found, places, tensors = dict[str, Any](), {}, {}
     for key, target in targets.items():
@@ -159,21 +147,22 @@ def read_tensors(stored: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
             inside = all(a + b <= n for a, b, n in zip(offsets, sizes, target.shape, strict=True))
             if shard not in index["files"] or not inside:
                 raise InputError(f"must have the shape {tuple(target.shape)}", option=name)
-            chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-            places[MetadataIndex(name, chunk.offsets)] = SimpleNamespace(
+            chunk = dcp_metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            places[dcp_metadata.MetadataIndex(name, chunk.offsets)] = SimpleNamespace(
                 relative_path=shard, offset=start, length=length, transform_descriptors=None
             )
             chunks.append(chunk)
         if not chunks or sum(math.prod(chunk.sizes) for chunk in chunks) != target.numel():
             raise InputError("must be complete", option=name)
-        properties = TensorProperties(dtype=target.dtype)
-        found[name] = TensorStorageMetadata(properties, target.shape, chunks)
+        properties = dcp_metadata.TensorProperties(dtype=target.dtype)
+        found[name] = dcp_metadata.TensorStorageMetadata(properties, target.shape, chunks)
         tensors[name] = target
     reader: Any = dcp.FileSystemReader(path)
-    metadata = Metadata(found, storage_data=places)
+    metadata = dcp_metadata.Metadata(found, storage_data=places)
     reader.read_metadata = lambda: metadata  # DCP would read its pickle
     with _causes():
         dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return targets
 
 
 class _Writer(dcp.FileSystemWriter):
@@ -197,7 +186,7 @@ class _Writer(dcp.FileSystemWriter):
             results = super().write_data(plan, planner).wait()
             for name in {result.storage_data.relative_path for result in results}:
                 digest = _digest(Path(self.path) / name)
-                results.append(WriteResult(MetadataIndex(name), 0, digest))
+                results.append(WriteResult(dcp_metadata.MetadataIndex(name), 0, digest))
         future: Any = torch.futures.Future()
         future.set_result(results)
         return future
@@ -211,7 +200,7 @@ class _Writer(dcp.FileSystemWriter):
             name: [
                 [list(chunk.offsets), list(chunk.sizes), x.relative_path, x.offset, x.length]
                 for chunk in stored.chunks
-                for x in [places[MetadataIndex(name, chunk.offsets)]]
+                for x in [places[dcp_metadata.MetadataIndex(name, chunk.offsets)]]
             ]
             for name, stored in metadata.state_dict_metadata.items()
         }

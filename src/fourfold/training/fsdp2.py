@@ -64,7 +64,7 @@ class FSDP2(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **options)
         self.reshard_after_forward = reshard_after_forward
         self.sync_each_micro_batch = sync_each_micro_batch
-        self._state_dicts_are_full = True
+        self.full_state_dicts = True  # False: with the shards of this rank (DTensors) as values
 
     def setup_environment(self) -> None:
         """Initialize the process group.
@@ -215,15 +215,6 @@ class FSDP2(ModelParallelStrategy):
 
     # Checkpoints: a single file with complete state dicts, or a directory of shards.
 
-    @contextmanager
-    def sharded_state_dicts(self) -> Iterator[None]:
-        """Context in which state dicts have the shards of this rank (DTensors) as values."""
-        self._state_dicts_are_full = False
-        try:
-            yield
-        finally:
-            self._state_dicts_are_full = True
-
     @property
     def lightning_restore_optimizer(self) -> bool:
         """True, so that Lightning calls `load_optimizer_state_dict`."""
@@ -232,7 +223,7 @@ class FSDP2(ModelParallelStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the complete state dict on the first rank, and an empty dict on other ranks."""
         self._gather_weights(False)  # a callback may save before `on_validation_end`
-        if self._state_dicts_are_full:
+        if self.full_state_dicts:
             return super().lightning_module_state_dict()
         module, options = _state_dict_functions(full=False)
         state = module.get_model_state_dict(self._task, options=options)
@@ -259,7 +250,7 @@ class FSDP2(ModelParallelStrategy):
         another order if there are several groups.
         """
         plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
-        full = self._state_dicts_are_full
+        full = self.full_state_dicts
         module, options = _state_dict_functions(full=full, cpu_offload=full)
         state = module.get_optimizer_state_dict(self._task, plain, options=options)
         if self.global_rank != 0 and full:
@@ -299,8 +290,7 @@ def _read_shards(stored: Mapping[str, Any], own: dict[str, Any]) -> dict[str, An
     """Read the parts on this rank of tensors of a sharded checkpoint into tensors of this model."""
     from fourfold.checkpoints.sharded import read_tensors
 
-    read_tensors(stored, own)
-    return own
+    return read_tensors(stored, own)
 
 
 def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:

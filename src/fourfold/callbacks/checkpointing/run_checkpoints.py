@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.atomic_files import atomic_path, remove, replace
@@ -166,9 +167,7 @@ class RunCheckpoints(Checkpoint):
             self.save_last(trainer)
         self.wait()
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Let an asynchronous save end before the process group is destroyed."""
         with suppress(Exception):  # the error that ended the training is reported instead
             self.wait()
@@ -186,9 +185,8 @@ class RunCheckpoints(Checkpoint):
 
     def wait(self) -> None:
         """Wait until an asynchronous save is complete; DiskError if it failed."""
-        save, self._save_in_progress = self._save_in_progress, None
-        if save is not None:
-            save.wait()
+        if self._save_in_progress is not None:
+            self._save_in_progress.wait()
 
     def _save(self, trainer: Trainer, path: Path, then: Callable[[], None] = lambda: None) -> None:
         """Save a checkpoint; the first rank calls `then` when it is complete."""
@@ -202,16 +200,15 @@ class RunCheckpoints(Checkpoint):
         from fourfold.checkpoints.sharded import Save  # imports torch.distributed.checkpoint
 
         strategy: Any = trainer.strategy
-        with getattr(strategy, "sharded_state_dicts", nullcontext)():
-            content = dump_checkpoint(trainer, weights_only=False)
+        strategy.full_state_dicts = False
+        content = dump_checkpoint(trainer, weights_only=False)
+        strategy.full_state_dicts = True
         if trainer.world_size > 1 and self._group is None:
             # Of its own: an asynchronous save communicates while the training does, from the CPU.
             self._group = torch.distributed.new_group(backend="gloo")
-        group = self._group if hasattr(strategy, "sharded_state_dicts") else None
+        group = self._group if isinstance(strategy, ModelParallelStrategy) else None
         if group is not None or trainer.is_global_zero:
-            self._save_in_progress = Save(
-                content, path, group, asynchronous=self.options.async_save, then=then
-            )
+            self._save_in_progress = Save(content, path, group, then, self.options.async_save)
         strategy.barrier()
 
     # best.ckpt
