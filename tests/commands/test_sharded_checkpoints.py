@@ -157,6 +157,7 @@ def test_a_damaged_last_checkpoint_is_renamed_and_the_previous_one_resumed(
 
 
 def fit(configs: dict[str, Path], here: Path, ranks: int, run: str, *more: str) -> list[Ended]:
+    import fourfold.commands.train.lightning_cli  # noqa: F401  (before the processes are forked)
     from fourfold.cli import main
 
     given = [*map(str, options(configs, here / run)), f"--trainer.devices={ranks}"]
@@ -237,6 +238,7 @@ def kill(run: Path, delay: float, ranks: list[int]) -> Callable[[list[Any]], Non
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 60 * KILLS)
 def test_kills_during_asynchronous_saves(configs: dict[str, Path], here: Path) -> None:
+    import fourfold.commands.train.lightning_cli  # noqa: F401  (before the processes are forked)
     from fourfold.cli import main
 
     def train(ranks: int, name: str, *more: str, **processes: Any) -> list[Ended]:
