@@ -26,6 +26,7 @@ OPTIONS = (
     "--average_every_n_steps=2",
 )
 STRIDE = 20  # writes between the tested ones
+SHARDED = ["--checkpoint.format=sharded", "--checkpoint.async_save=true"]
 ALL_FILES = ["--tensorboard=true", "--log_samples=true"]
 
 
@@ -55,8 +56,10 @@ def check(result: Any, folder: Path) -> None:
     ("first", "more"),
     [
         (1, []),
+        (3, SHARDED),
         # Together, every write of a run with all default files.
         *(pytest.param(n, ALL_FILES, marks=pytest.mark.slow) for n in range(1, STRIDE + 1)),
+        *(pytest.param(n, SHARDED, marks=pytest.mark.slow) for n in (7, 11, 15, 19)),
     ],
 )
 def test_disk_that_fails_at_the_nth_write(

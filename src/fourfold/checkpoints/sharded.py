@@ -15,10 +15,11 @@ The name of a tensor is its path in the content, such as "optimizer_states/0/sta
 import copy
 import hashlib
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -32,7 +33,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from fourfold.atomic_files import disk_errors, remove, replace, sync
+from fourfold.atomic_files import disk_errors, replace, sync
 from fourfold.checkpoints.schema import INDEX, MAX_VALUES, parts
 from fourfold.core.validation import check_nesting
 from fourfold.errors import InputError
@@ -89,8 +90,7 @@ class Save:
             with disk_errors(self._writer.target), _causes():
                 yield
         except BaseException:
-            with suppress(OSError):  # another rank may remove it, too
-                remove(Path(self._writer.path))
+            shutil.rmtree(self._writer.path, ignore_errors=True)
             raise
 
 
