@@ -194,16 +194,16 @@ def interrupt(
 def last_step(run: Path) -> str:
     """Return the step of last.ckpt, with a "+" if a file was not written completely."""
     writing = "+" if list(run.glob("checkpoints/*.part")) else ""
-    exists = (run / "checkpoints/last.ckpt").is_file()
+    exists = (run / "checkpoints/last.ckpt").exists()
     return (str(step_of(run, "last")) if exists else "none") + writing
 
 
 def step_of(run: Path, name: str) -> int:
     """Return the step of a checkpoint, 0 if the checkpoint does not exist."""
-    import torch
+    from fourfold.checkpoints.files import read_file
 
     file = run / f"checkpoints/{name}.ckpt"
-    return int(torch.load(file, weights_only=True)["global_step"]) if file.is_file() else 0
+    return int(read_file(file)["global_step"]) if file.exists() else 0
 
 
 def difference(one: Path, other: Path, first: int = 0, saved_on_stop: bool = False) -> str:
@@ -217,10 +217,10 @@ def difference(one: Path, other: Path, first: int = 0, saved_on_stop: bool = Fal
         names = [[name for name in found if name != "previous.ckpt"] for found in names]
     if names[0] != names[1]:
         return f"checkpoints {names[0]} and {names[1]}"
-    import torch
+    from fourfold.checkpoints.files import read_file
 
     for name in names[0]:
-        a, b = (torch.load(run / "checkpoints" / name, weights_only=True) for run in (one, other))
+        a, b = (read_file(run / "checkpoints" / name) for run in (one, other))
         if saved_on_stop:
             for content in (a, b):
                 content.get("callbacks", {}).get("RunCheckpoints", {}).pop("saved_step", None)

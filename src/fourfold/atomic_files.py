@@ -7,6 +7,7 @@ the unchanged old file remains.
 import errno
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,11 +45,37 @@ def atomic_path(file: Path, suffix: str = "") -> Iterator[Path]:
             temporary.unlink(missing_ok=True)  # it may be a link or a FIFO
             yield temporary
             sync(temporary)
-            os.replace(temporary, file)
-            if os.name == "posix":
-                sync(file.parent)
+            replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace(temporary: Path, target: Path) -> None:
+    """Rename a file or a directory to `target`, and flush the new name to the disk.
+
+    A file replaces a file in one step. For an instant, there is no `target` if one of both is a
+    directory; its earlier content is then at NAME.old.
+    """
+    old = target.with_name(f"{target.name}.old")
+    if temporary.is_dir() or target.is_dir():
+        remove(old)
+        if target.exists():
+            target.rename(old)
+    os.replace(temporary, target)
+    if os.name == "posix":
+        sync(target.parent)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a directory, if it exists; a directory is never visible in parts."""
+    if path.is_dir() and not path.is_symlink():
+        hidden = path.with_name(f"{path.name}.removed")
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_atomically(file: Path, text: str) -> None:

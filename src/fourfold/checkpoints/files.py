@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fourfold.atomic_files import atomic_path
+from fourfold.checkpoints.schema import INDEX
 from fourfold.errors import InputError
 from fourfold.hub.directory import load_archive
 
@@ -40,6 +41,21 @@ def find_checkpoint(run: Path) -> Path:
     raise InputError(message, file=run / "checkpoints")
 
 
+def is_sharded(path: str | Path) -> bool:
+    """Return True if a path is a sharded checkpoint, which is a directory."""
+    return os.path.isfile(os.path.join(path, INDEX))
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Return True if a path is a file, or a sharded checkpoint."""
+    return os.path.isfile(path) or is_sharded(path)
+
+
+def is_run(path: str | Path) -> bool:
+    """Return True if a path is a directory that is no sharded checkpoint."""
+    return os.path.isdir(path) and not is_sharded(path)
+
+
 def write_file(content: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint with `torch.save`, completely or not at all, and flush it to the disk.
 
@@ -49,14 +65,15 @@ def write_file(content: Mapping[str, Any], path: Path) -> None:
         torch.save({**content}, file)
 
 
-def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
+def read_file(path: str | Path, *, mmap: bool = False, meta: bool = False) -> dict[str, Any]:
     """Read the dictionary that `torch.save` wrote to a file, without running code in the file.
 
     The checksums of the zip archive are verified before the file is loaded.
 
     Args:
-        path: Path of the file.
+        path: Path of the file, or of a sharded checkpoint.
         mmap: The tensors share the memory of the file, so that only those that are used are read.
+        meta: The weights and optimizer states of a sharded checkpoint stay on the meta device.
 
     Raises:
         DamagedFile: The file is truncated or corrupted, or does not hold a dictionary.
@@ -65,10 +82,15 @@ def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     path = Path(path)
     if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise InputError("there is no such checkpoint file", file=path)
-    if not path.is_file():
-        raise DamagedFile("a checkpoint must be a regular file", file=path)
+    if not is_checkpoint(path):
+        raise DamagedFile(f"must be a regular file, or a directory with {INDEX}", file=path)
     try:
-        content = load_archive(path, mmap=mmap)
+        if path.is_dir():
+            from fourfold.checkpoints import sharded  # imports torch.distributed.checkpoint
+
+            content = sharded.read(path, meta=meta)
+        else:
+            content = load_archive(path, mmap=mmap)
     except InputError as error:
         raise DamagedFile(f"the checkpoint is corrupted: {error.message}", file=path) from error
     except pickle.UnpicklingError as error:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fourfold.checkpoints import native_directory
 from fourfold.checkpoints.classes import Classes, find_model_class, is_shipped
-from fourfold.checkpoints.files import find_checkpoint, read_file
+from fourfold.checkpoints.files import find_checkpoint, is_run, read_file
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
     check_content,
@@ -46,7 +46,7 @@ def load(
     Args:
         path: One of the following:
 
-            - a checkpoint file (`.ckpt`)
+            - a checkpoint (`.ckpt`), a file or the directory of a sharded checkpoint
             - a run directory, whose best.ckpt is loaded if it exists, otherwise average.ckpt,
               otherwise last.ckpt
             - a directory written by `fourfold.save`
@@ -140,7 +140,7 @@ def read_model(
     if os.path.lexists(description):
         located, content = description, native_directory.read(located)
     elif not directory.is_model_directory(located):
-        if located.is_dir():
+        if is_run(located):
             located = find_checkpoint(located)
         is_safetensors = located.suffix == ".safetensors"
         read = directory.read_safetensors if is_safetensors else partial(read_file, mmap=True)

@@ -29,6 +29,7 @@ from fourfold.schedules import ScheduleConfig
 VERSION = 2
 # Largest number of values in one entry of a checkpoint. A value that occurs twice counts twice.
 MAX_VALUES = 10_000_000
+INDEX = "index.pt"  # file of a sharded checkpoint that has everything but the values of tensors
 WEIGHT_PREFIX = "model."  # prefix of the names of the model's weights in the state dict of a task
 # Types of the artifacts of a DataModule, by name. A checkpoint may hold a list for a tuple.
 ARTIFACTS: dict[str, Any] = {
@@ -82,13 +83,14 @@ def check_version(saved: Any, path: str | Path | None) -> None:
         raise InputError(message, file=file)
 
 
-def check_content(content: Mapping[str, Any], path: str | Path) -> None:
+def check_content(content: Mapping[str, Any], path: str | Path, *, stored: bool = True) -> None:
     """Check the format version of a checkpoint, and the types of the values in it.
 
     Args:
         content: Content of the checkpoint file, a dictionary with the keys `fourfold` and
             `state_dict`.
         path: The file, for the error message.
+        stored: False leaves out the check that the tensors are complete, for those on `meta`.
 
     Raises:
         InputError: The file is of another program or version, or a value is missing or has the
@@ -97,7 +99,7 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
     saved: Any = content.get("fourfold")
     # This check comes first, because error messages of the later checks contain values.
     for name in content.keys() - {"state_dict"}:
-        check_nesting(content[name], _parts, MAX_VALUES, path)
+        check_nesting(content[name], parts, MAX_VALUES, path)
     check_version(saved, path)
     with reading(path):
         for name, kinds in SECTIONS.items():
@@ -109,20 +111,21 @@ def check_content(content: Mapping[str, Any], path: str | Path) -> None:
         for name, tensor in content["state_dict"].items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise InputError("must be a tensor", option=f"state_dict.{quote(name)}")
-        check_stored(content["state_dict"])
+        if stored:
+            check_stored(content["state_dict"])
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def parts(value: Any) -> Iterable[Any]:
     """Return the values that a value of a checkpoint contains directly."""
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     return value if isinstance(value, list | tuple | set | frozenset) else ()
 
 
-def check_training(content: Mapping[str, Any]) -> None:
+def check_training(content: Mapping[str, Any], *, stored: bool = True) -> None:
     """Check the types of a checkpoint's loop progress (`loops`) and optimizer states.
 
-    Checkpoints of `fourfold import` have neither.
+    Checkpoints of `fourfold import` have neither. `stored` is that of `check_content`.
 
     Raises:
         InputError: A value is missing or has the wrong type.
@@ -139,7 +142,8 @@ def check_training(content: Mapping[str, Any]) -> None:
         for moments in (state.get("state") or {}).values():
             for name, value in moments.items():
                 check_type(f"optimizer_states.{name}", value, Tensor)
-            check_stored(moments)
+            if stored:
+                check_stored(moments)
 
 
 def check_init_args(task_class: type[Any], init_args: Mapping[str, Any]) -> None:

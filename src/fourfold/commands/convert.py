@@ -28,8 +28,10 @@ written in their original architecture, byte for byte. With --format timm, a ViT
 is written for timm.create_model("local-dir:DIRECTORY", pretrained=True).
 The formats torch-export and onnx are graphs that run without fourfold, with any batch
 size and length, and with the key-value cache of a decoder. They are compared with the
-model, and export.json names their inputs and outputs."""
-FORMATS = ("transformers", "timm", "torch-export", "onnx")
+model, and export.json names their inputs and outputs.
+With --format checkpoint, a checkpoint is written to the new file DIRECTORY, such as
+x.ckpt, with all states of its training: a sharded checkpoint becomes one file."""
+FORMATS = ("transformers", "timm", "torch-export", "onnx", "checkpoint")
 
 # Description and names of the two arguments.
 COMMANDS = {

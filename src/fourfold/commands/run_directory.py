@@ -69,9 +69,12 @@ class RunDirectory:
         if resume == "never" and available:
             raise self._must_be_new("with --resume never", "without it")
         if ckpt_path is not None:
+            from fourfold.checkpoints.files import is_run
+
             other = RunDirectory(ckpt_path)
-            is_run = other.path.is_dir()
-            chosen = other._newest_complete() if is_run else self.find_checkpoint(ckpt_path)
+            chosen = (
+                other._newest_complete() if is_run(ckpt_path) else self.find_checkpoint(ckpt_path)
+            )
             if available and not chosen.samefile(available):
                 raise self._must_be_new(f"with --ckpt_path {ckpt_path}", "without --ckpt_path")
             return chosen
@@ -93,11 +96,11 @@ class RunDirectory:
         """
         from fourfold.checkpoints.files import DamagedFile, read_file
 
-        yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.is_file())
+        yield from (f for f in (self.last, self.checkpoints / "previous.ckpt") if f.exists())
         for file in sorted(self.checkpoints.glob("step=*.ckpt"), reverse=True):
             callbacks: Any = {}
             with suppress(DamagedFile):
-                callbacks = read_file(file).get("callbacks", {})
+                callbacks = read_file(file, meta=True).get("callbacks", {})
             # The gradient that has been accumulated between two micro-batches is not saved.
             if not callbacks.get("RunCheckpoints", {}).get("mid_accumulation"):
                 yield file
@@ -112,7 +115,7 @@ class RunDirectory:
         damaged: list[tuple[Path, str]] = []
         for chosen in self.resume_candidates():
             try:
-                read_file(chosen)
+                read_file(chosen, meta=True)
                 break
             except DamagedFile as error:
                 damaged.append((chosen, error.message))
@@ -207,16 +210,16 @@ class RunDirectory:
         Raises:
             InputError: There is no such checkpoint.
         """
-        from fourfold.checkpoints.files import CHECKPOINT_NAMES, find_checkpoint
+        from fourfold.checkpoints import files
 
-        if which in CHECKPOINT_NAMES:
+        if which in files.CHECKPOINT_NAMES:
             file = self.checkpoints / f"{which}.ckpt"
-        elif which is None or Path(which).is_dir():
-            return find_checkpoint(Path(which or self.path))
+        elif which is None or files.is_run(which):
+            return files.find_checkpoint(Path(which or self.path))
         else:
             file = Path(which)
-        if not file.is_file():
-            names = ", ".join(CHECKPOINT_NAMES)
+        if not files.is_checkpoint(file):
+            names = ", ".join(files.CHECKPOINT_NAMES)
             message = f"must be {names} or an existing file, but {file} does not exist"
             raise InputError(message, option="--ckpt_path")
         return file

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from fourfold.checkpoints.files import is_checkpoint, read_file
 from fourfold.lightning_internals import remove_wandb_init_argument, take_wandb_run
 from fourfold.loggers.media import Media, Table
 
@@ -119,9 +119,9 @@ class UploadCheckpoints(Checkpoint):
 
         for name in ("average", "best", "last"):  # the newest version should be last.ckpt
             file = self.folder / f"{name}.ckpt"
-            if not file.is_file():
+            if not is_checkpoint(file):
                 continue
-            step = torch.load(file, map_location="meta", weights_only=True)["global_step"]
+            step = read_file(file, mmap=True, meta=True)["global_step"]
             artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": step})
-            artifact.add_file(str(file))
+            (artifact.add_dir if file.is_dir() else artifact.add_file)(str(file))
             run.log_artifact(artifact, aliases=[name, f"step-{step}"])

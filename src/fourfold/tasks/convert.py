@@ -12,9 +12,10 @@ import torch
 from fourfold.atomic_files import disk_errors
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.checkpoints.classes import Classes
-from fourfold.checkpoints.files import read_file
+from fourfold.checkpoints.files import find_checkpoint, is_run, read_file
 from fourfold.checkpoints.load import load, read_model
 from fourfold.checkpoints.save import staged_directory, write_graphs, write_transformers
+from fourfold.checkpoints.schema import check_content
 from fourfold.errors import InputError, errors_in
 from fourfold.families import import_member, members
 from fourfold.models import ViT
@@ -78,8 +79,11 @@ def export_checkpoint(
         source: Path of the checkpoint file or of the run directory.
         target: Path of the directory to write, which must be empty or not exist.
         classes: Your own classes, or their import paths, that the checkpoint may name.
-        file_format: transformers, timm, torch-export or onnx.
+        file_format: transformers, timm, torch-export or onnx. With checkpoint, `target` is a file
+            that must not exist, to which a sharded checkpoint is converted.
     """
+    if file_format == "checkpoint":
+        return _write_one_file(source, target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(
             "this exists already and is not an empty directory; name another one", file=target
@@ -95,3 +99,14 @@ def export_checkpoint(
         else:
             written = write_graphs(model, folder, file_format)
     return [f"{source}: {written[0]}", *written[1:], f"wrote {target}"]
+
+
+def _write_one_file(source: Path, target: Path) -> list[str]:
+    """Write a checkpoint to one new file, with all states of its training."""
+    if target.exists():
+        raise InputError("this file exists already; name another one", file=target)
+    path = find_checkpoint(source) if is_run(source) else source
+    content = read_file(path)
+    check_content(content, path)
+    AtomicCheckpointIO(read_file).save_checkpoint(content, target)
+    return [f"{path}: step {content.get('global_step', 0):,}", f"wrote {target}"]

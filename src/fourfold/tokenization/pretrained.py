@@ -108,9 +108,11 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
     if not file.endswith(".ckpt"):
         return _load_bert(file, config.lowercase)
     path = resolve(file)
+    path = path / "index.pt" if path.is_dir() else path  # of a sharded checkpoint
     try:
         _check_values(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = content["content"] if path.name == "index.pt" else content
         text = content["fourfold"]["data"]["tokenizer"]
     except Exception as error:  # torch raises many types for a corrupted file
         message = "this is not a checkpoint with a tokenizer, or it is corrupted"

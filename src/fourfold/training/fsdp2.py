@@ -64,6 +64,7 @@ class FSDP2(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **options)
         self.reshard_after_forward = reshard_after_forward
         self.sync_each_micro_batch = sync_each_micro_batch
+        self.full_state_dicts = True  # False: with the shards of this rank (DTensors) as values
 
     def setup_environment(self) -> None:
         """Initialize the process group.
@@ -212,7 +213,7 @@ class FSDP2(ModelParallelStrategy):
     def on_validation_end(self) -> None:
         self._gather_weights(False)
 
-    # Checkpoints in a single file.
+    # Checkpoints: a single file with complete state dicts, or a directory of shards.
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -222,15 +223,24 @@ class FSDP2(ModelParallelStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the complete state dict on the first rank, and an empty dict on other ranks."""
         self._gather_weights(False)  # a callback may save before `on_validation_end`
-        return super().lightning_module_state_dict()
+        if self.full_state_dicts:
+            return super().lightning_module_state_dict()
+        module, options = _state_dict_functions(full=False)
+        state = module.get_model_state_dict(self._task, options=options)
+        # An averaging callback then exchanges the weights in place.
+        return {name: tensor.clone() for name, tensor in state.items()}
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
-        """Read the complete checkpoint file, on every rank."""
-        return self.checkpoint_io.load_checkpoint(checkpoint_path)
+        """Read the checkpoint on every rank, of shards without the tensors that are sharded."""
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, map_location="meta")
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        module, options = _state_dict_functions()
-        module.set_model_state_dict(self._task, checkpoint["state_dict"], options=options)
+        state = checkpoint["state_dict"]
+        module, options = _state_dict_functions(full=not _are_meta(state))
+        if _are_meta(state):
+            own = module.get_model_state_dict(self._task, options=options)
+            state = _read_shards(state, own)
+        module.set_model_state_dict(self._task, state, options=options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the complete state dict of an optimizer on the first rank, and {} on the others.
@@ -240,30 +250,47 @@ class FSDP2(ModelParallelStrategy):
         another order if there are several groups.
         """
         plain = getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
-        module, options = _state_dict_functions(cpu_offload=True)
+        full = self.full_state_dicts
+        module, options = _state_dict_functions(full=full, cpu_offload=full)
         state = module.get_optimizer_state_dict(self._task, plain, options=options)
-        if self.global_rank != 0:
+        if self.global_rank != 0 and full:
             return {}
         names = [name for group in state["param_groups"] for name in group["params"]]
         return _rename_parameters(state, {name: number for number, name in enumerate(names)})
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        module, options = _state_dict_functions()
         names = {parameter: name for name, parameter in self._task.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             order = [names[p] for group in optimizer.param_groups for p in group["params"]]
             named = _rename_parameters(state, dict(enumerate(order)))
+            is_sharded = any(_are_meta(moments) for moments in named["state"].values())
+            module, options = _state_dict_functions(full=not is_sharded)
+            if is_sharded:
+                own = module.get_optimizer_state_dict(self._task, optimizer, options=options)
+                for name, moments in named["state"].items():
+                    named["state"][name] = _read_shards(moments, own["state"][name])
             module.set_optimizer_state_dict(self._task, optimizer, named, options=options)
 
 
-def _state_dict_functions(**options: Any) -> tuple[Any, Any]:
-    """Return torch's module for sharded state dicts, and options for complete state dicts.
+def _state_dict_functions(*, full: bool, **options: Any) -> tuple[Any, Any]:
+    """Return torch's module for sharded state dicts, and options for complete or sharded ones.
 
     Its import, only when FSDP2 is used, takes half a second.
     """
     from torch.distributed.checkpoint import state_dict
 
-    return state_dict, state_dict.StateDictOptions(full_state_dict=True, **options)
+    return state_dict, state_dict.StateDictOptions(full_state_dict=full, **options)
+
+
+def _are_meta(tensors: Mapping[str, Any]) -> bool:
+    return any(getattr(tensor, "is_meta", False) for tensor in tensors.values())
+
+
+def _read_shards(stored: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Read the parts on this rank of tensors of a sharded checkpoint into tensors of this model."""
+    from fourfold.checkpoints.sharded import read_tensors
+
+    return read_tensors(stored, own)
 
 
 def _rename_parameters(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import lightning
 from torch import Tensor
 
 from fourfold.checkpoints.classes import Classes, find_user_class, is_shipped, public_path
-from fourfold.checkpoints.files import find_checkpoint, read_file
+from fourfold.checkpoints.files import find_checkpoint, is_run, is_sharded, read_file
 from fourfold.checkpoints.load import check_classes, load_weights, stored_defaults
 from fourfold.checkpoints.schema import (
     WEIGHT_PREFIX,
@@ -38,8 +38,8 @@ def load_task(
     """Load a task from a checkpoint, in eval mode, with its model, tokenizer and preprocessing.
 
     Args:
-        path: A checkpoint file written by `fourfold fit` or `fourfold import`, or a run directory
-            of `fourfold fit`.
+        path: A checkpoint written by `fourfold fit` or `fourfold import`, or a run directory of
+            `fourfold fit`.
         expect: Name of a task class, or several names. The task must be an instance of one of these
             classes; None accepts every class.
         classes: Your own task classes, or their import paths, that may be imported if the
@@ -52,7 +52,7 @@ def load_task(
         InputError: There is no such checkpoint; it is corrupted; its task is not one of `expect`;
             or the task is neither part of fourfold nor in `classes`.
     """
-    path = find_checkpoint(Path(path)) if Path(path).is_dir() else path
+    path = find_checkpoint(Path(path)) if is_run(path) else path
     task = task_from_checkpoint(read_file(path), path, classes, overrides, strict)
     expected = (expect,) if isinstance(expect, str) else expect
     if expected and not {cls.__name__ for cls in type(task).__mro__}.intersection(expected):
@@ -113,8 +113,10 @@ def find_task_class(name: str, path: Path, classes: Classes = ()) -> "type[Task[
     return found
 
 
-def read_for_trainer(path: str | Path) -> dict[str, Any]:
+def read_for_trainer(path: str | Path, *, meta: bool = False) -> dict[str, Any]:
     """Read a checkpoint for Lightning's Trainer, with tensors on the CPU.
+
+    With `meta`, the weights and optimizer states of a sharded checkpoint stay on the meta device.
 
     Lightning requires its version number, which a checkpoint of `fourfold import` lacks. It also
     passes weights from a subprocess to the main process in a file that contains only weights; the
@@ -124,12 +126,13 @@ def read_for_trainer(path: str | Path) -> dict[str, Any]:
         InputError: The file does not exist, is corrupted, or was not written by this version of
             fourfold.
     """
-    content = read_file(path)
+    content = read_file(path, meta=meta)
     is_state_dict = all(isinstance(value, Tensor) for value in content.values())
     if is_state_dict and any(name.startswith(WEIGHT_PREFIX) for name in content):
         return content
-    check_content(content, path)
+    stored = not (meta and is_sharded(path))
+    check_content(content, path, stored=stored)
     with reading(path):
-        check_training(content)
+        check_training(content, stored=stored)
     content.setdefault("pytorch-lightning_version", lightning.__version__)
     return content

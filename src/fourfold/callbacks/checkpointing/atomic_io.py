@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
-from fourfold.atomic_files import disk_errors
+from fourfold.atomic_files import disk_errors, remove
 from fourfold.checkpoints.files import write_file
 
 
@@ -19,10 +19,11 @@ class AtomicCheckpointIO(CheckpointIO):
 
     Args:
         read: Function from the path of a checkpoint to its content, with tensors on the CPU.
-            It raises InputError for an incomplete file.
+            It raises InputError for an incomplete file. Its keyword argument `meta` is that of
+            `read_file`.
     """
 
-    def __init__(self, read: Callable[[str | Path], dict[str, Any]]) -> None:
+    def __init__(self, read: Callable[..., dict[str, Any]]) -> None:
         self._read = read
 
     def save_checkpoint(
@@ -41,9 +42,13 @@ class AtomicCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the content of a checkpoint file; the other arguments are ignored."""
-        return self._read(path)
+        """Return the content of a checkpoint.
+
+        With "meta" as `map_location`, the weights and optimizer states of a sharded checkpoint stay
+        on the meta device. All other arguments are ignored.
+        """
+        return self._read(path, meta=map_location == "meta")
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint file if it exists."""
-        Path(path).unlink(missing_ok=True)
+        """Delete a checkpoint file, or a sharded checkpoint, if it exists."""
+        remove(Path(path))

@@ -93,6 +93,7 @@ class StopOnSignal(Callback):
         hint = "no checkpoint is saved, since enable_checkpointing is false"
         if self.checkpoints is not None:
             self.checkpoints.save_last(trainer)
+            self.checkpoints.wait()
             hint = f"run the same command again to resume from {self.checkpoints.last}"
         if trainer.is_global_zero:
             name = signal.Signals(self.signal).name if self.signal else "a signal"

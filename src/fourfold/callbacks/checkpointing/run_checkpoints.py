@@ -10,19 +10,29 @@ file names when a run is resumed.
 import math
 import os
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fourfold.atomic_files import atomic_path
+from fourfold.atomic_files import atomic_path, remove, replace
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.checkpoints.files import is_checkpoint
 from fourfold.errors import DiskError, InputError
-from fourfold.lightning_internals import can_stop_early, is_accumulating, will_validate
+from fourfold.lightning_internals import (
+    can_stop_early,
+    dump_checkpoint,
+    is_accumulating,
+    will_validate,
+)
 from fourfold.loggers.metrics_csv import write_metrics_row
 from fourfold.metrics import lower_is_better
 
@@ -42,6 +52,11 @@ class CheckpointOptions:
         every_n_steps: Optimizer steps between saves of last.ckpt within an epoch; None saves only
             at the end of epochs.
         every_n_epochs: Epochs between saves of last.ckpt; 0 never saves at the end of an epoch.
+        format: "file" writes one file from the first rank. "sharded" writes a directory of
+            torch.distributed.checkpoint, in which each rank of fsdp2 saves its part of the weights
+            and optimizer states; with other strategies, the first rank saves everything.
+        async_save: Continue the training while a sharded checkpoint is written, from a copy of
+            the weights and optimizer states on the CPU.
     """
 
     monitor: str | None = None
@@ -49,6 +64,8 @@ class CheckpointOptions:
     save_top_k: int = 1
     every_n_steps: int | None = 1000
     every_n_epochs: int = 1
+    format: Literal["file", "sharded"] = "file"
+    async_save: bool = False
 
 
 class RunCheckpoints(Checkpoint):
@@ -74,6 +91,8 @@ class RunCheckpoints(Checkpoint):
         self.mid_accumulation = False  # the checkpoint being saved lacks an accumulated gradient
         self.stopped = False  # the checkpoint being saved is where a callback ended the run
         self.scores: dict[str, float] = {}  # file name to score
+        self._save_in_progress: Any = None
+        self._group: Any = None  # process group of sharded saves
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop at once if EarlyStopping has already ended the run that is resumed.
@@ -95,7 +114,8 @@ class RunCheckpoints(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise DiskError if the disk lacks space for last.ckpt, or at least for its weights."""
         needed = sum(parameter.nbytes for parameter in pl_module.parameters())
-        needed = self.last.stat().st_size if self.last.is_file() else needed
+        files = self.last.iterdir() if self.last.is_dir() else [self.last]
+        needed = sum(f.stat().st_size for f in files) if self.last.exists() else needed
         if not trainer.is_global_zero or not self.folder.parent.is_dir():
             return
         usage = shutil.disk_usage(self.folder.parent)
@@ -145,16 +165,51 @@ class RunCheckpoints(Checkpoint):
         """Save last.ckpt unless it was already saved after the last step."""
         if trainer.global_step != self.saved_step:
             self.save_last(trainer)
+        self.wait()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Let an asynchronous save end before the process group is destroyed."""
+        with suppress(Exception):  # the error that ended the training is reported instead
+            self.wait()
 
     def save_last(self, trainer: Trainer) -> None:
         """Write last.ckpt, and keep the earlier last.ckpt as previous.ckpt."""
+        self.wait()
         self.saved_step = trainer.global_step
         self.last_is_due = False
-        if trainer.is_global_zero and self.last.is_file():
+        if trainer.is_global_zero and is_checkpoint(self.last):
             _link(self.last, self.folder / "previous.ckpt")
         self.stopped = stops_early(trainer)
-        trainer.save_checkpoint(self.last)
+        self._save(trainer, self.last)
         self.stopped = False
+
+    def wait(self) -> None:
+        """Wait until an asynchronous save is complete; DiskError if it failed."""
+        if self._save_in_progress is not None:
+            self._save_in_progress.wait()
+
+    def _save(self, trainer: Trainer, path: Path, then: Callable[[], None] = lambda: None) -> None:
+        """Save a checkpoint; the first rank calls `then` when it is complete."""
+        if self.options.format == "file":
+            if trainer.is_global_zero and path.is_dir():  # of a run with another format
+                remove(path)
+            trainer.save_checkpoint(path)
+            if trainer.is_global_zero:
+                then()
+            return
+        from fourfold.checkpoints.sharded import Save  # imports torch.distributed.checkpoint
+
+        strategy: Any = trainer.strategy
+        strategy.full_state_dicts = False
+        content = dump_checkpoint(trainer, weights_only=False)
+        strategy.full_state_dicts = True
+        if trainer.world_size > 1 and self._group is None:
+            # Of its own: an asynchronous save communicates while the training does, from the CPU.
+            self._group = torch.distributed.new_group(backend="gloo")
+        group = self._group if isinstance(strategy, ModelParallelStrategy) else None
+        if group is not None or trainer.is_global_zero:
+            self._save_in_progress = Save(content, path, group, then, self.options.async_save)
+        strategy.barrier()
 
     # best.ckpt
 
@@ -196,14 +251,17 @@ class RunCheckpoints(Checkpoint):
         if math.isnan(scores[file]) or file not in kept:
             return
         self.scores = {name: scores[name] for name in kept}
-        self.mid_accumulation = is_accumulating(trainer)
-        trainer.save_checkpoint(self.folder / file)
-        self.mid_accumulation = False
-        if trainer.is_global_zero:
+
+        def rotate() -> None:
             for dropped in ranking[self.options.save_top_k :]:
-                (self.folder / dropped).unlink(missing_ok=True)
+                remove(self.folder / dropped)
             if kept[0] == file:
                 _link(self.folder / file, self.best)
+
+        self.wait()
+        self.mid_accumulation = is_accumulating(trainer)
+        self._save(trainer, self.folder / file, rotate)
+        self.mid_accumulation = False
 
     def _monitored(self, trainer: Trainer) -> str | None:
         monitor = self.options.monitor
@@ -233,7 +291,7 @@ class RunCheckpoints(Checkpoint):
         self.saved_step = state_dict["saved_step"]
         self.stopped = state_dict["stopped"]
         scores = state_dict["scores"]
-        self.scores = {file: s for file, s in scores.items() if (self.folder / file).is_file()}
+        self.scores = {file: s for file, s in scores.items() if is_checkpoint(self.folder / file)}
 
 
 def is_resumable(trainer: Trainer, hook: Literal["batch", "validation", "epoch"]) -> bool:
@@ -280,12 +338,22 @@ def is_last_batch_of_run(trainer: Trainer) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, or a copy if the file system has no hard links.
+    """Make `target` a hard link to `source`, or a directory of hard links to its files.
 
-    An existing `target` is replaced atomically.
+    An existing `target` is replaced. If the file system has no hard links, files are copied.
     """
-    with atomic_path(target) as part:
-        try:
-            os.link(source, part)
-        except OSError:
-            shutil.copyfile(source, part)
+    if source.is_dir():
+        part = target.with_name(f"{target.name}.shards.part")
+        remove(part)
+        shutil.copytree(source, part, copy_function=_link_file)
+        replace(part, target)
+    else:
+        with atomic_path(target) as part:
+            _link_file(source, part)
+
+
+def _link_file(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

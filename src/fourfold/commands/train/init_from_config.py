@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fourfold.checkpoints.files import find_checkpoint
+from fourfold.checkpoints.files import find_checkpoint, is_run
 from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
@@ -125,7 +125,7 @@ def _source_tokenizer(
         tokenizer.save(copy)
     elif directory.is_model_directory(source) and (files := pretrained.tokenizer_files(source)):
         return asdict(files)
-    elif source.is_dir():
+    elif is_run(source):
         saved = source / pretrained.TOKENIZER_FILE  # of a run
         source = saved if saved.is_file() else find_checkpoint(source)
     return asdict(TokenizerConfig(file=str(source)))

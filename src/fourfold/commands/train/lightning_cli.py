@@ -245,8 +245,8 @@ class FourfoldCLI(LightningCLI):
         with trainer_errors("lightning."):
             return super().instantiate_trainer(**kwargs)
 
-    def _read_checkpoint(self, path: str | Path) -> dict[str, Any]:
-        content = read_for_trainer(path)
+    def _read_checkpoint(self, path: str | Path, *, meta: bool = False) -> dict[str, Any]:
+        content = read_for_trainer(path, meta=meta)
         self.first_step = int(content.get("global_step", 0))
         is_resumable = "optimizer_states" in content and "loops" in content
         if self.command == "fit" and "state_dict" in content and not is_resumable:

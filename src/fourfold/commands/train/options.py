@@ -100,6 +100,8 @@ def check_options(config: Any) -> None:
     check_numbers(config)
     if trainer["accelerator"] == "auto" and torch.backends.mps.is_available():
         trainer["accelerator"] = "cpu"  # losses are summed in fp64, which an Apple GPU lacks
+    if config["checkpoint.async_save"] and config["checkpoint.format"] != "sharded":
+        raise InputError("needs --checkpoint.format sharded", option="--checkpoint.async_save")
     if config["ema_decay"] is not None:
         check_range("--ema_decay", config["ema_decay"], above=0, below=1)
         if config["average_last_checkpoints"]:
