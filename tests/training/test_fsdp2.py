@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -260,11 +261,20 @@ def test_muon_updates_sharded_matrices(tmp_path: Path) -> None:
     assert [end.code for end in ended] == [0, 0], ended[0].out
 
 
-def test_weight_averaging_of_sharded_weights_is_rejected() -> None:
+@pytest.mark.parametrize(
+    ("callback", "precision", "problem"),
+    [
+        (EMAWeightAveraging(), "32-true", "must not contain EMAWeightAveraging"),
+        (ExponentialMovingAverage(0.9), "bf16-true", "cannot average sharded weights in bf16-true"),
+    ],
+)
+def test_averages_that_cannot_be_sharded_are_rejected(
+    callback: Any, precision: str, problem: str
+) -> None:
     strategy = FSDP2()
-    trainer = SimpleNamespace(callbacks=[ExponentialMovingAverage(0.9)])
+    trainer = SimpleNamespace(callbacks=[callback], precision=precision)
     strategy._lightning_module = SimpleNamespace(trainer=trainer)  # type: ignore[assignment]
-    with pytest.raises(InputError, match="ema_decay cannot average sharded weights"):
+    with pytest.raises(InputError, match=problem):
         strategy.setup_environment()
 
 
