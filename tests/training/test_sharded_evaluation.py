@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fourfold.optim import OptimizerConfig
 from fourfold.tasks import CausalLanguageModeling
 from fourfold.training.fsdp2 import FSDP2
 from tests.fixtures.processes import together
-from tests.fixtures.tiny_tasks import SMALL, causal, train
+from tests.fixtures.tiny_tasks import SGD, SMALL, causal, train
 
 # Lightning allows 64-true for a name of a strategy, but not for an object.
 StrategyRegistry.register("fsdp2_kept", FSDP2, reshard_after_forward=False)
@@ -100,7 +101,7 @@ def validated(
     """Train for three epochs with validations, also one before the first step."""
     folder.mkdir(exist_ok=True)
     task, data = make(texts, max_rows=rows)
-    task.optimizer = OptimizerConfig(lr=0.01)
+    task.optimizer = options.pop("optimizer", OptimizerConfig(lr=0.01))
     seen = Observe()
     settings = {"max_epochs": 3, "limit_val_batches": 1.0, "num_sanity_val_steps": 2}
     return train(task, data, folder, [*callbacks, seen], **settings | options), seen
@@ -159,7 +160,12 @@ def test_moving_average_of_sharded_weights(texts: Path, tmp_path: Path) -> None:
         one = tmp_path / "two/saved.ckpt"
         again = averaged(texts, tmp_path / "resumed", 2, one, strategy="fsdp2")
         other = averaged(texts, tmp_path / "gathered", 2, one, strategy="fsdp2_kept")
+        # The state of this optimizer is empty.
+        plain: Any = {"strategy": "fsdp2", "optimizer": replace(SGD, lr=0.1)}
+        steps = averaged(texts, tmp_path / "plain", 2, **plain)
+        rest = averaged(texts, tmp_path / "rest", 2, tmp_path / "plain/saved.ckpt", **plain)
         if rank == 0:
+            torch.testing.assert_close(rest, steps, rtol=0, atol=0)
             torch.testing.assert_close(again, first, rtol=0, atol=0)
             torch.testing.assert_close(other, first, rtol=0, atol=0)
             torch.save(first, tmp_path / "first.pt")

@@ -277,6 +277,9 @@ class FSDP2(ModelParallelStrategy):
         module, options = _state_dict_functions()
         names = {parameter: name for name, parameter in self._task.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            if not state["state"]:
+                optimizer.load_state_dict(state)  # of SGD without momentum, where torch would fail
+                continue
             order = [names[p] for group in optimizer.param_groups for p in group["params"]]
             named = _rename_parameters(state, dict(enumerate(order)))
             module.set_optimizer_state_dict(self._task, optimizer, named, options=options)
