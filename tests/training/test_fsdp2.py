@@ -9,9 +9,11 @@ import pytest
 import torch
 from lightning import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import cosine_similarity
 
@@ -86,6 +88,7 @@ def step_on_ranks(
     if not task.model_class.is_recurrent and family != "documents":
         task.activation_checkpointing = "block"
     shape: Any = {"devices": world, "strategy": strategy, "gradient_clip_val": 0.01}
+    shape["limit_val_batches"] = len(callbacks)  # also with compiled blocks
     return train(task, data, folder, callbacks, accumulate_grad_batches=micro_batches, **shape)
 
 
@@ -264,6 +267,17 @@ def test_mixed_precision_is_that_of_ddp(texts: Path, tmp_path: Path) -> None:
     assert dtypes["0.attn_norm.weight"] == torch.float32
 
 
+def test_older_torch_gathers_all_weights_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not gather the matrices of a block in bf16 and its norms in fp32 without hooks."""
+    strategy = FSDP2()
+    strategy.precision_plugin = MixedPrecision("bf16-mixed", "cpu")
+    assert strategy._precision_policy().param_dtype == torch.bfloat16
+    monkeypatch.delattr(MixedPrecisionPolicy, "param_dtype_override_fn")
+    policy = strategy._precision_policy()
+    assert policy.param_dtype is None
+    assert policy.reduce_dtype == torch.float32
+
+
 class EndOfTraining(Exception):
     """Raised to end a training before its first step."""
 
@@ -284,18 +298,20 @@ def initial_weights(make: Any, texts: Path, folder: Path, **options: Any) -> dic
     return keep.weights
 
 
-def same_initial_weights(families: dict[str, Any], texts: Path, folder: Path) -> None:
+def same_initial_weights(
+    families: dict[str, Any], texts: Path, folder: Path, world: int = 2
+) -> None:
     def built(rank: int) -> None:
         mine = folder / f"rank{rank}"
         mine.mkdir()
         found = {
-            family: initial_weights(make, texts, mine, devices=2, strategy="fsdp2")
+            family: initial_weights(make, texts, mine, devices=world, strategy="fsdp2")
             for family, make in families.items()
         }
         torch.save(found, folder / f"initial{rank}.pt")
 
-    ended = together(2, built, folder, timeout=250)
-    assert [end.code for end in ended] == [0, 0], ended[1].out[-3000:]
+    ended = together(world, built, folder, timeout=250)
+    assert [end.code for end in ended] == [0] * world, ended[1].out[-3000:]
     found = torch.load(folder / "initial0.pt")
     for family, make in families.items():
         expected = initial_weights(make, texts, folder)
@@ -311,10 +327,11 @@ def test_initial_weights_are_those_of_one_device(texts: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
 def test_initial_weights_are_those_of_one_device_in_every_family(
-    texts: Path, tmp_path: Path
+    world: int, texts: Path, tmp_path: Path
 ) -> None:
-    same_initial_weights(TASKS, texts, tmp_path)
+    same_initial_weights(TASKS, texts, tmp_path, world)
 
 
 def test_a_rank_holds_only_its_shard_of_a_new_model(tmp_path: Path) -> None:
