@@ -194,7 +194,8 @@ def gather(x: Tensor) -> tuple[Tensor, int]:
         return x, 0
     name = "all_gather_single_autograd"  # "all_gather_tensor_autograd" before torch 2.13
     all_gather = getattr(collectives, name, None) or collectives.all_gather_tensor_autograd
-    lengths = all_gather(torch.tensor([len(x)], device=x.device), 0, dist.group.WORLD).tolist()
-    padded = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))), 0, dist.group.WORLD)
+    world: Any = dist.group.WORLD
+    lengths = all_gather(torch.tensor([len(x)], device=x.device), 0, world).tolist()
+    padded = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))), 0, world)
     parts = zip(padded.chunk(len(lengths)), lengths, strict=True)
     return torch.cat([part[:length] for part, length in parts]), sum(lengths[: dist.get_rank()])
