@@ -53,24 +53,24 @@ def check(result: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "more"),
+    ("first", "stride", "more"),
     [
-        (1, []),
-        (3, SHARDED),
+        (1, STRIDE, []),
         # Together, every write of a run with all default files.
-        *(pytest.param(n, ALL_FILES, marks=pytest.mark.slow) for n in range(1, STRIDE + 1)),
-        *(pytest.param(n, SHARDED, marks=pytest.mark.slow) for n in (7, 11, 15, 19)),
+        *(pytest.param(n, STRIDE, ALL_FILES, marks=pytest.mark.slow) for n in range(1, STRIDE + 1)),
+        *(pytest.param(n, 51, SHARDED, marks=pytest.mark.slow) for n in (3, 20, 37)),
     ],
 )
 def test_disk_that_fails_at_the_nth_write(
     first: int,
+    stride: int,
     more: list[str],
     run: Run,
     configs: dict[str, Path],
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fail_writes(run, configs["mt"], here, monkeypatch, first, STRIDE, OPTIONS, *more)
+    fail_writes(run, configs["mt"], here, monkeypatch, first, stride, OPTIONS, *more)
 
 
 def fail_writes(

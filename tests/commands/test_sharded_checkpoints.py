@@ -1,6 +1,7 @@
 """Sharded and asynchronous checkpoints: every command, resume on other numbers of ranks, kills."""
 
 import io
+import itertools
 import os
 import random
 import time
@@ -253,16 +254,21 @@ def test_kills_during_asynchronous_saves(configs: dict[str, Path], here: Path) -
     whole = read_file(here / "whole/checkpoints/last.ckpt")
     config, last = here / "whole/config.yaml", here / "whole/checkpoints/last.ckpt/index.pt"
     duration = seconds(last) - seconds(config)
-    found = []
-    for number in range(KILLS):
+    found: list[Any] = []
+    for number in itertools.count():
+        if len(found) == KILLS:
+            break
         rng, run = random.Random(number), here / f"killed{number}"
         receivers = rng.choice(([0, 1], [0], [1]))
         delay = rng.uniform(0, duration)
         ended = train(2, run.name, meanwhile=kill(run, delay, receivers))
+        if all(end.code == 0 for end in ended):  # the training was faster than the first one
+            duration *= 0.9
+            continue
         unfinished = [x.name for x in run.glob("checkpoints/*") if not x.name.endswith(".ckpt")]
         # What has the name of a checkpoint is complete, and one of the last two has its name.
         steps = {x.stem: read_file(x)["global_step"] for x in run.glob("checkpoints/*.ckpt")}
-        ranks = 2 - number % 2
+        ranks = 2 - len(found) % 2
         resumed = train(ranks, run.name, f"--trainer.accumulate_grad_batches={3 - ranks}")
         assert [end.code for end in resumed] == [0] * ranks, (number, resumed[0].out[-3000:])
         again = read_file(run / "checkpoints/last.ckpt")
@@ -275,4 +281,3 @@ def test_kills_during_asynchronous_saves(configs: dict[str, Path], here: Path) -
         found.append((receivers, round(delay, 2), [end.code for end in ended], ranks, steps))
         print(number, *found[-1], unfinished, flush=True)
         assert not [x.name for x in run.glob("checkpoints/*") if not x.name.endswith(".ckpt")]
-    assert any(-9 in codes for _, _, codes, _, _ in found)
