@@ -1,10 +1,11 @@
 """Private attributes of Lightning behave as `fourfold.lightning_internals` expects."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,16 +20,18 @@ from lightning.pytorch.strategies import (
 )
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from fourfold.lightning_internals import (
     EpochProgressBar,
     attached_trainer,
+    average_tensors,
     can_stop_early,
     clear_restart_flags,
     divide_evaluation_exactly,
     dump_checkpoint,
     is_accumulating,
+    is_last_evaluation_batch,
     is_logged,
     log_completed_steps,
     log_step_metrics,
@@ -182,6 +185,37 @@ def test_can_stop_early(tmp_path: Path) -> None:
     assert results == [False, False, True, True]
 
 
+class Without(IterableDataset[Tensor]):
+    """Dataset without a length."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.ones(self.rows, 1))
+
+
+@pytest.mark.parametrize("limit", [1.0, 3, 8])
+def test_is_last_evaluation_batch(tmp_path: Path, limit: float) -> None:
+    class Evaluated(Model):
+        def test_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+            results.append(is_last_evaluation_batch(self.trainer))
+
+        def predict_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+            results.append(is_last_evaluation_batch(self.trainer))
+
+    results: list[bool] = []
+    loaders = [DataLoader(Without(4)), DataLoader(torch.ones(2, 1)), DataLoader(Without(3))]  # type: ignore[arg-type]
+    trainer = make_trainer(tmp_path, limit_test_batches=limit, limit_predict_batches=limit)
+    for run in (trainer.test, trainer.predict):
+        results.clear()
+        run(Evaluated(), loaders)
+        # Lightning does not know the end of a dataset without a length before the limit.
+        assert (
+            results == {1.0: [False] * 8 + [True], 3: [False] * 7 + [True], 8: [False] * 9}[limit]
+        )
+
+
 @pytest.mark.parametrize("clear", [False, True])
 def test_clear_restart_flags(tmp_path: Path, clear: bool) -> None:
     """With `max_steps`, Lightning skips the epoch after a checkpoint of an epoch's end."""
@@ -274,6 +308,22 @@ def test_set_average_device(tmp_path: Path) -> None:
     set_average_device(chosen, meta)
     chosen.setup(make_trainer(tmp_path), model, "fit")
     assert vars(chosen)["_average_model"].module.weight.device == torch.device("cpu")
+
+
+def test_average_tensors() -> None:
+    """Lightning averages the copies after an optimizer step."""
+    model = Model()
+    model.register_buffer("count", torch.zeros(1))
+    callback = EMAWeightAveraging(decay=0.5, use_buffers=False)
+    average = average_tensors(callback, model)
+    trainer: Any = SimpleNamespace(global_step=0)
+    for weight in (2.0, 4.0):
+        nn.init.constant_(model.weight, weight)
+        nn.init.constant_(model.count, weight)
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, model, None, None, 0)
+    assert [x.item() for x in average.module.parameters()] == [3]
+    assert [x.item() for x in average.module.buffers()] == [4]
 
 
 def test_set_data_parallel_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

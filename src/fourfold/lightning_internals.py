@@ -17,7 +17,8 @@ from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import device
+from torch import device, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 # Modules and the state of the training loop.
@@ -62,6 +63,15 @@ def will_validate(trainer: Trainer) -> bool:
     loop = trainer.fit_loop.epoch_loop
     fetcher: Any = trainer.fit_loop._data_fetcher  # not None as long as training runs
     return not loop._skip_next_val and loop._should_check_val_fx(fetcher)
+
+
+def is_last_evaluation_batch(trainer: Trainer) -> bool:
+    """Return True in the step of the last batch of this rank in a validation, test or prediction.
+
+    False in all steps if a dataset without a length ends before the limit of batches.
+    """
+    loop: Any = trainer._active_loop
+    return bool(loop.batch_progress.is_last_batch)
 
 
 def can_stop_early(trainer: Trainer) -> bool:
@@ -226,6 +236,19 @@ def set_average_device(callback: Any, target: device) -> None:
     Lightning's default is the device of the model during `setup`, which is the CPU.
     """
     callback._device = callback._device or target
+
+
+def average_tensors(callback: Any, model: nn.Module) -> AveragedModel:
+    """Let a `WeightAveraging` callback average copies of the current tensors of a model.
+
+    The average has the parameters and buffers of the model in their order, but not its modules.
+    """
+    tensors = nn.ParameterList(model.parameters())
+    for number, buffer in enumerate(model.buffers()):
+        tensors.register_buffer(f"buffer{number}", buffer)
+    average = AveragedModel(tensors, use_buffers=callback._use_buffers, **callback._kwargs)
+    callback._average_model = average
+    return average
 
 
 def set_data_parallel_size(strategy: Any, size: int) -> None:

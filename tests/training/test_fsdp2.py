@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import cosine_similarity
 
 from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
+from fourfold.core.block import Block
 from fourfold.errors import InputError
 from fourfold.finetuning.config import TuningConfig
 from fourfold.optim import MuonAdamW, OptimizerConfig
@@ -22,9 +26,7 @@ from fourfold.training.fsdp2 import FSDP2, prepare_for_strategy
 from fourfold.training.sharded_init import ShardedInit
 from tests.fixtures.processes import together
 from tests.fixtures.tiny_tasks import (
-    DOWNSTREAM,
     FAMILIES,
-    JOINED,
     TASKS,
     causal,
     image_and_text,
@@ -46,8 +48,6 @@ QUICK = {
     "low_rank": with_low_rank,
     "image_and_text": image_and_text,
 }
-SLOW = {**FAMILIES, **JOINED, **DOWNSTREAM}
-del SLOW["translation"]
 
 
 def same_step(families: dict[str, Any], texts: Path, folder: Path, **options: Any) -> None:
@@ -72,15 +72,119 @@ def same_step(families: dict[str, Any], texts: Path, folder: Path, **options: An
             )
 
 
-# torch marks the differentiable all-gather of the contrastive loss as deprecated.
-@pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.all_gather:FutureWarning")
 def test_sharded_weights_make_the_same_step(texts: Path, tmp_path: Path) -> None:
     same_step(QUICK, texts, tmp_path, gradient_clip_val=0.01)
 
 
+def step_on_ranks(
+    family: str, strategy: str, texts: Path, folder: Path, world: int, callbacks: Any = ()
+) -> dict[str, Any]:
+    """Make a step of two micro-batches on each rank, of which blocks run again."""
+    make = TASKS[family]
+    # Pairs are compared with those of the same micro-batch on all ranks.
+    micro_batches = 1 if family == "image and text" else 2
+    rows = -(-len(make(texts)[1].split("train")) // (world * micro_batches))
+    task, data = make(texts, max_rows=rows)
+    if not task.model_class.is_recurrent and family != "documents":
+        task.activation_checkpointing = "block"
+    shape: Any = {"devices": world, "strategy": strategy, "gradient_clip_val": 0.01}
+    shape["limit_val_batches"] = len(callbacks)  # also with compiled blocks
+    return train(task, data, folder, callbacks, accumulate_grad_batches=micro_batches, **shape)
+
+
 @pytest.mark.slow
-def test_sharded_weights_make_the_same_step_in_every_family(texts: Path, tmp_path: Path) -> None:
-    same_step(SLOW, texts, tmp_path)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_tasks_make_the_step_of_one_process(world: int, texts: Path, tmp_path: Path) -> None:
+    """With accumulation, clipping by the norm of all gradients, and activation checkpointing."""
+
+    def work(rank: int) -> None:
+        mine = tmp_path / f"rank{rank}"
+        mine.mkdir()
+        for family in TASKS:
+            for strategy in ("ddp", "fsdp2"):
+                weights = step_on_ranks(family, strategy, texts, mine, world)
+                torch.save(weights, mine / f"{strategy} {family}.pt")
+
+    ended = together(world, work, tmp_path, timeout=1500)
+    assert [end.code for end in ended] == [0] * world, ended[1].out[-3000:]
+    for family, make in TASKS.items():
+        whole = train(*make(texts, max_rows=2000), tmp_path, gradient_clip_val=0.01)
+        for strategy in ("ddp", "fsdp2"):
+            found = torch.load(tmp_path / f"rank0/{strategy} {family}.pt")
+            assert found.keys() == whole.keys()
+            for name, weight in whole.items():
+                message = f"{strategy} {family} {name}"
+                torch.testing.assert_close(found[name], weight, rtol=1e-12, atol=1e-12, msg=message)
+
+
+class Compile(Callback):
+    """Callback that compiles the blocks with another backend than `CompileBlocks`."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        for module in pl_module.modules():
+            if isinstance(module, Block):
+                module.compile(**self.options)
+
+
+def compiled_steps(
+    families: tuple[str, ...], texts: Path, folder: Path, **options: Any
+) -> dict[str, Any]:
+    """Return, by family, weights after an eager and a compiled step on two ranks."""
+
+    def work(rank: int) -> None:
+        mine = folder / f"rank{rank}"
+        mine.mkdir()
+        found = {}
+        for family in families:
+            pair = []
+            for callbacks in ([], [Compile(dynamic=True, **options)]):
+                pair.append(step_on_ranks(family, "fsdp2", texts, mine, 2, callbacks))
+            found[family] = pair
+        torch.save(found, mine / "found.pt")
+
+    ended = together(2, work, folder, timeout=1500)
+    assert [end.code for end in ended] == [0, 0], ended[0].out[-3000:]
+    result: dict[str, Any] = torch.load(folder / "rank0/found.pt")
+    return result
+
+
+def test_a_sharded_block_is_one_graph(texts: Path, tmp_path: Path) -> None:
+    """torch raises an error if hooks or anything else divide the graph of a block."""
+
+    def work(rank: int) -> None:
+        rows = -(-len(causal(texts)[1].split("train")) // 2)
+        mine = tmp_path / f"rank{rank}"
+        mine.mkdir()
+        for precision in ("32-true", "bf16-mixed"):
+            whole = Compile(fullgraph=True, backend="aot_eager")
+            options: Any = {"strategy": "fsdp2", "precision": precision, "limit_val_batches": 1}
+            train(*causal(texts, max_rows=rows), mine, [whole], devices=2, **options)
+
+    ended = together(2, work, tmp_path, timeout=200)
+    assert [end.code for end in ended] == [0, 0], ended[0].out[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("families", "backend"),
+    [(tuple(TASKS), "aot_eager"), (("causal LM", "translation", "images"), "inductor")],
+    ids=["all", "inductor"],
+)
+def test_compiled_blocks_make_the_same_step(
+    families: tuple[str, ...], backend: str, texts: Path, tmp_path: Path
+) -> None:
+    for family, (eager, compiled) in compiled_steps(
+        families, texts, tmp_path, backend=backend
+    ).items():
+        for name, weight in eager.items():
+            torch.testing.assert_close(
+                compiled[name], weight, rtol=1e-10, atol=1e-12, msg=f"{family} {name}"
+            )
 
 
 StrategyRegistry.register("fsdp2_gathered", FSDP2, reshard_after_forward=False)
@@ -163,6 +267,17 @@ def test_mixed_precision_is_that_of_ddp(texts: Path, tmp_path: Path) -> None:
     assert dtypes["0.attn_norm.weight"] == torch.float32
 
 
+def test_older_torch_gathers_all_weights_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not gather the matrices of a block in bf16 and its norms in fp32 without hooks."""
+    strategy = FSDP2()
+    strategy.precision_plugin = MixedPrecision("bf16-mixed", "cpu")
+    assert strategy._precision_policy().param_dtype == torch.bfloat16
+    monkeypatch.delattr(MixedPrecisionPolicy, "param_dtype_override_fn")
+    policy = strategy._precision_policy()
+    assert policy.param_dtype is None
+    assert policy.reduce_dtype == torch.float32
+
+
 class EndOfTraining(Exception):
     """Raised to end a training before its first step."""
 
@@ -183,18 +298,20 @@ def initial_weights(make: Any, texts: Path, folder: Path, **options: Any) -> dic
     return keep.weights
 
 
-def same_initial_weights(families: dict[str, Any], texts: Path, folder: Path) -> None:
+def same_initial_weights(
+    families: dict[str, Any], texts: Path, folder: Path, world: int = 2
+) -> None:
     def built(rank: int) -> None:
         mine = folder / f"rank{rank}"
         mine.mkdir()
         found = {
-            family: initial_weights(make, texts, mine, devices=2, strategy="fsdp2")
+            family: initial_weights(make, texts, mine, devices=world, strategy="fsdp2")
             for family, make in families.items()
         }
         torch.save(found, folder / f"initial{rank}.pt")
 
-    ended = together(2, built, folder, timeout=250)
-    assert [end.code for end in ended] == [0, 0], ended[1].out[-3000:]
+    ended = together(world, built, folder, timeout=250)
+    assert [end.code for end in ended] == [0] * world, ended[1].out[-3000:]
     found = torch.load(folder / "initial0.pt")
     for family, make in families.items():
         expected = initial_weights(make, texts, folder)
@@ -210,10 +327,11 @@ def test_initial_weights_are_those_of_one_device(texts: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
 def test_initial_weights_are_those_of_one_device_in_every_family(
-    texts: Path, tmp_path: Path
+    world: int, texts: Path, tmp_path: Path
 ) -> None:
-    same_initial_weights(TASKS, texts, tmp_path)
+    same_initial_weights(TASKS, texts, tmp_path, world)
 
 
 def test_a_rank_holds_only_its_shard_of_a_new_model(tmp_path: Path) -> None:
@@ -260,11 +378,20 @@ def test_muon_updates_sharded_matrices(tmp_path: Path) -> None:
     assert [end.code for end in ended] == [0, 0], ended[0].out
 
 
-def test_weight_averaging_of_sharded_weights_is_rejected() -> None:
+@pytest.mark.parametrize(
+    ("callback", "precision", "problem"),
+    [
+        (EMAWeightAveraging(), "32-true", "must not contain EMAWeightAveraging"),
+        (ExponentialMovingAverage(0.9), "bf16-true", "cannot average sharded weights in bf16-true"),
+    ],
+)
+def test_averages_that_cannot_be_sharded_are_rejected(
+    callback: Any, precision: str, problem: str
+) -> None:
     strategy = FSDP2()
-    trainer = SimpleNamespace(callbacks=[ExponentialMovingAverage(0.9)])
+    trainer = SimpleNamespace(callbacks=[callback], precision=precision)
     strategy._lightning_module = SimpleNamespace(trainer=trainer)  # type: ignore[assignment]
-    with pytest.raises(InputError, match="ema_decay cannot average sharded weights"):
+    with pytest.raises(InputError, match=problem):
         strategy.setup_environment()
 
 

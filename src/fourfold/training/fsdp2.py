@@ -10,6 +10,7 @@ until their gradients are computed.
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from lightning.pytorch.strategies import (
 )
 from torch import nn
 from torch.distributed.fsdp import (
-    FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
     register_fsdp_forward_method,
@@ -32,10 +32,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from fourfold.callbacks.checkpointing.weight_averaging import ExponentialMovingAverage
 from fourfold.core.block import Block
 from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.errors import InputError
-from fourfold.lightning_internals import set_data_parallel_size
+from fourfold.lightning_internals import is_last_evaluation_batch, set_data_parallel_size
 from fourfold.training.sharded_init import ShardedInit
 
 
@@ -43,13 +44,11 @@ class FSDP2(ModelParallelStrategy):
     """Lightning strategy that shards weights, gradients and optimizer states (FSDP2).
 
     The option `--trainer.strategy fsdp2` selects this strategy. It is ModelParallelStrategy without
-    tensor parallelism. A checkpoint is a single file, as in a training with one process. In
-    evaluation, each device holds all weights. The ranks then have different numbers of batches and
-    generate texts of different lengths, so they could not gather the weights of a block together.
+    tensor parallelism. A checkpoint is a single file, as in a training with one process.
 
     Args:
         reshard_after_forward: False keeps the weights of all blocks gathered between the forward
-            and the backward pass, which saves communication and costs memory.
+            and the backward pass, and in evaluation, which saves communication and costs memory.
         sync_each_micro_batch: False adds up the complete gradients of the micro-batches of an
             optimizer step on each device, and communicates them once.
         **options: Further options of Lightning's ModelParallelStrategy.
@@ -65,20 +64,26 @@ class FSDP2(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.sync_each_micro_batch = sync_each_micro_batch
         self.full_state_dicts = True  # False: with the shards of this rank (DTensors) as values
+        self._units: list[Any] = []  # modules whose weights are gathered together
+        self._gathered: set[int] = set()  # numbers of those that stay gathered in an evaluation
+        self._is_evaluating = False
 
     def setup_environment(self) -> None:
         """Initialize the process group.
 
         Raises:
-            InputError: A callback averages the weights. Such a callback copies the model, which is
-                not possible with sharded weights.
+            InputError: A callback of Lightning averages the weights. It would copy the model, which
+                is not possible with sharded weights. Or weights in 16 bits are to be averaged.
         """
-        if any(isinstance(x, WeightAveraging) for x in self._task.trainer.callbacks):
-            raise InputError(
-                "cannot average sharded weights: use --average_last_checkpoints or"
-                " --trainer.strategy ddp",
-                option="--ema_decay",
-            )
+        for callback in self._task.trainer.callbacks:
+            if not isinstance(callback, WeightAveraging):
+                continue
+            if not isinstance(callback, ExponentialMovingAverage):
+                message = f"must not contain {type(callback).__name__}: use --ema_decay"
+                raise InputError(message, option="--trainer.callbacks")
+            if "true" in (precision := self._task.trainer.precision) and "16" in precision:
+                message = f"cannot average sharded weights in {precision}: use bf16-mixed"
+                raise InputError(message, option="--ema_decay")
         set_data_parallel_size(self, self.num_nodes * self.num_processes)
         super().setup_environment()
 
@@ -123,34 +128,37 @@ class FSDP2(ModelParallelStrategy):
         scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
         options: Any = {"mesh": self.device_mesh["data_parallel"], "ignored_params": scalars}
         policy = self._precision_policy()
-        in_fp32 = replace(policy, param_dtype=None)
         options["reshard_after_forward"] = self.reshard_after_forward
-        for block in [module for module in model.modules() if isinstance(module, Block)]:
-            norms: list[nn.Module] = [
-                m for m in block.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)
-            ]
-            if policy.param_dtype is not None and norms:  # with weights in fp32, as under autocast
-                fully_shard(norms, **options, mp_policy=in_fp32)
+        blocks = [module for module in model.modules() if isinstance(module, Block)]
+        await_turn = torch.compiler.disable(self._await_turn)  # as torch does with its own hooks
+        for number, block in enumerate(blocks, start=1):
             fully_shard(block, **options, mp_policy=policy)
+            block.register_forward_pre_hook(partial(await_turn, number), prepend=True)
+        self._units = [model, *blocks]
         model.run_step = lambda step, *arguments: step(*arguments)  # type: ignore[assignment]
         del options["reshard_after_forward"]  # the weights outside of the blocks stay gathered
-        fully_shard(model, **options, mp_policy=in_fp32)
+        fully_shard(model, **options, mp_policy=replace(policy, param_dtype=None))
         model.load_state_dict(shards, strict=False, assign=True)
         register_fsdp_forward_method(model, "run_step")
 
     def _precision_policy(self) -> MixedPrecisionPolicy:
         """Return the policy of the blocks for the Trainer's precision.
 
-        Under mixed precision, weights are gathered in 16 bits, as autocast would convert them.
+        Under mixed precision, matrices are gathered in 16 bits, as autocast would convert them.
         """
         precision = PRECISIONS[canonical_precision(self.precision_plugin.precision)]
         if precision.weights == precision.compute:
             is_half = precision.weights in ("float16", "bfloat16")
             return MixedPrecisionPolicy(reduce_dtype=torch.float32 if is_half else None)
+        # The residual stream stays in fp32.
+        options: Any = {"reduce_dtype": torch.float32, "cast_forward_inputs": False}
+        if not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
+            # Before torch 2.15, norms would need groups with hooks, which divide compiled blocks.
+            return MixedPrecisionPolicy(**options)
         return MixedPrecisionPolicy(
             param_dtype=getattr(torch, precision.compute),
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,  # the residual stream stays in fp32
+            param_dtype_override_fn=lambda x: x.dtype if x.ndim < 2 else None,
+            **options,
         )
 
     @property
@@ -183,35 +191,58 @@ class FSDP2(ModelParallelStrategy):
         return self._task.model.run_step(super().training_step, *args)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._task.model.run_step(super().validation_step, *args)
+        return self._evaluate(super().validation_step, *args)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._task.model.run_step(super().test_step, *args)
+        return self._evaluate(super().test_step, *args)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._task.model.run_step(super().predict_step, *args)
+        return self._evaluate(super().predict_step, *args)
 
-    # Evaluation with gathered weights.
-
-    def _gather_weights(self, gather: bool) -> None:
-        """Gather all weights on each device, or shard them again."""
-        # Tensors created in inference mode could never be trained.
-        with torch.inference_mode(False):
-            for module in self._task.model.modules():
-                if isinstance(module, FSDPModule):
-                    if module is not self._task.model:  # never resharded after its forward
-                        reshard = self.reshard_after_forward and not gather
-                        module.set_reshard_after_forward(reshard, recurse=False)
-                    (module.unshard if gather else module.reshard)()
+    # Evaluation. The ranks have different numbers of batches, and generate texts with different
+    # numbers of forward passes, but must gather weights together. Before a rank gathers those of a
+    # unit (a block, or all other weights), the ranks agree by an all-reduce on the lowest number
+    # of a unit that any of them needs. All ranks gather it, and those that need it run it. A rank
+    # that has finished takes part until all have. This costs a synchronization of the host per
+    # block, but needs no knowledge about the batches or about what a task computes.
 
     def on_validation_start(self) -> None:
-        self._gather_weights(True)
+        self._is_evaluating = True
 
-    on_test_start = on_validation_start
-    on_predict_start = on_validation_start
+    on_test_start = on_predict_start = on_validation_start
 
-    def on_validation_end(self) -> None:
-        self._gather_weights(False)
+    def _evaluate(self, step: Any, *args: Any) -> Any:
+        self._await_turn(0)
+        output = self._task.model.run_step(step, *args)
+        if is_last_evaluation_batch(self._task.trainer):
+            self.end_evaluation()
+        return output
+
+    def end_evaluation(self) -> None:
+        """Gather weights with the other ranks until all have evaluated their batches, once."""
+        if not self._is_evaluating:
+            return
+        self._await_turn(len(self._units))
+        self._is_evaluating = False
+        self._gathered.clear()
+        for unit in self._units:
+            unit.reshard()
+
+    def _await_turn(self, number: int, *_: Any) -> None:
+        """Gather the units that the ranks agree on, in evaluation, until this is unit `number`."""
+        turn = number if not self._is_evaluating or number in self._gathered else -1
+        while turn != number:
+            needed = torch.tensor(number, device=self.root_device)
+            turn = int(self.reduce(needed, reduce_op="min"))
+            if turn == len(self._units):  # all ranks have finished
+                return
+            unit = self._units[turn]
+            with torch.inference_mode(False):  # tensors of inference mode could never be trained
+                unit.unshard()
+            if turn == 0 or not self.reshard_after_forward:
+                self._gathered.add(turn)
+            elif turn != number:
+                unit.reshard()
 
     # Checkpoints: a single file with complete state dicts, or a directory of shards.
 
@@ -222,7 +253,6 @@ class FSDP2(ModelParallelStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the complete state dict on the first rank, and an empty dict on other ranks."""
-        self._gather_weights(False)  # a callback may save before `on_validation_end`
         if self.full_state_dicts:
             return super().lightning_module_state_dict()
         module, options = _state_dict_functions(full=False)
@@ -261,6 +291,9 @@ class FSDP2(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         names = {parameter: name for name, parameter in self._task.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            if not state["state"]:
+                optimizer.load_state_dict(state)  # of SGD without momentum, where torch would fail
+                continue
             order = [names[p] for group in optimizer.param_groups for p in group["params"]]
             named = _rename_parameters(state, dict(enumerate(order)))
             is_sharded = any(_are_meta(moments) for moments in named["state"].values())

@@ -23,6 +23,7 @@ from fourfold.models.contrastive.task import gather
 from fourfold.tasks import ContrastiveLearning, SigmoidContrastiveLearning, load_task
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
+from tests.fixtures.processes import together
 from tests.fixtures.tiny_tasks import FLAT, SGD, SMALL, train
 
 CONFIG = CLIPConfig(
@@ -340,3 +341,28 @@ def test_sigmoid_task_takes_the_padding_from_the_tokenizer(tmp_path: Path) -> No
     trainer(tmp_path, max_steps=2, limit_val_batches=1).fit(task, datamodule=data)
     assert task.config.pad_id == data.tokenizer.pad_id == 0
     assert task.model.log_scale.exp().item() != pytest.approx(10.0, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_gradients_flow_back_to_each_process(tmp_path: Path) -> None:
+    """Also with different numbers of rows, with none, and from a tensor that is not contiguous."""
+
+    def work(rank: int) -> None:
+        dist.init_process_group("gloo")
+        generator = torch.Generator().manual_seed(0)
+        rows, options = [3, 3, 0, 1], {"generator": generator, "dtype": torch.float64}
+        for counts in (rows, [2] * 4):
+            x = torch.randn(5, sum(counts), **options).requires_grad_()
+            factors = torch.randn(4, sum(counts), 5, **options)
+            begin = sum(counts[:rank])
+            mine = slice(begin, begin + counts[rank])
+            found, offset = gather(x.T[mine])
+            assert offset == begin
+            assert torch.equal(found, x.T)
+            (found * factors[rank]).sum().backward()
+            expected = torch.zeros_like(x.T)
+            expected[mine] = factors.sum(0)[mine]
+            torch.testing.assert_close(x.grad, expected.T, rtol=1e-14, atol=1e-14)
+
+    ended = together(4, work, tmp_path)
+    assert [end.code for end in ended] == [0] * 4, ended[0].out

@@ -5,11 +5,14 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.checkpoints.files import read_file
 from fourfold.lightning_internals import (
+    average_tensors,
     dump_checkpoint,
     is_accumulating,
     set_average_device,
@@ -132,8 +135,47 @@ class ExponentialMovingAverage(EMAWeightAveraging):
         # Buffers are constants, whose average would accumulate rounding errors, or running
         # statistics, which are averages already.
         super().__init__(decay=decay, use_buffers=False)
+        self._of_shards: AveragedModel | None = None  # average of sharded weights
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Create the averaged weights on the device to which the model will be moved."""
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            return
+        if stage == "fit" and trainer.precision == "64-true":
+            # Without the context, the average is in fp32, and a validation rounds the weights.
+            with trainer.precision_plugin.module_init_context():
+                pl_module.configure_model()
         set_average_device(self, trainer.strategy.root_device)
         super().setup(trainer, pl_module, stage)
+
+    # Lightning copies the model, but modules of FSDP2 cannot be copied. The average of sharded
+    # weights consists of shards alone. The strategy saves and loads it as weights of the model.
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            self._of_shards = average_tensors(self, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._of_shards is None:
+            super().on_save_checkpoint(trainer, pl_module, checkpoint)
+            return
+        checkpoint["current_model_state"] = checkpoint["state_dict"]
+        checkpoint["averaging_state"] = {"n_averaged": self._of_shards.n_averaged}
+        self.on_validation_epoch_start(trainer, pl_module)  # exchanges weights and average
+        checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+        self.on_validation_epoch_end(trainer, pl_module)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._of_shards is None:
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
+            return
+        # The strategy has loaded the average, or the weights of a checkpoint without an average.
+        self._of_shards = average_tensors(self, pl_module)
+        if "current_model_state" in checkpoint:
+            self._of_shards.n_averaged.copy_(checkpoint["averaging_state"]["n_averaged"])
+            trained = {"state_dict": checkpoint["current_model_state"]}
+            trainer.strategy.load_model_state_dict(trained)

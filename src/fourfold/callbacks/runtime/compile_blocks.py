@@ -39,6 +39,8 @@ class CompileBlocks(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compile the blocks, after the strategy has moved the model to its device."""
+        # FSDP2 has sharded the blocks. The graphs would be the same if they were compiled before,
+        # because torch runs the hooks of a compiled module outside of its graph.
         data = resumable_data(trainer)
         dynamic = None if data is None else not data.split("train").has_static_shape
         compile_blocks(pl_module, dynamic=dynamic)

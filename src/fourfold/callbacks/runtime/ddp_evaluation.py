@@ -27,6 +27,14 @@ class DDPUnevenEvaluation(Callback):
                 dist.broadcast(buffer, 0)
             model.require_forward_param_sync = False
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # FSDP2 usually ends an evaluation in the step of the last batch, which may be unknown.
+        end = getattr(trainer.strategy, "end_evaluation", None)
+        if end is not None:
+            end()
+
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.nn.functional import all_gather
+from torch.distributed import _functional_collectives as collectives
 
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.metrics import RetrievalScores
@@ -192,9 +192,10 @@ def gather(x: Tensor) -> tuple[Tensor, int]:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x, 0
-    counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=x.device)
-    dist.all_gather_into_tensor(counts, torch.tensor([len(x)], device=x.device))
-    lengths = counts.tolist()
-    padded = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))))
-    rows = [of_rank[:length] for of_rank, length in zip(padded, lengths, strict=True)]
-    return torch.cat(rows), sum(lengths[: dist.get_rank()])
+    name = "all_gather_single_autograd"  # "all_gather_tensor_autograd" before torch 2.13
+    all_gather = getattr(collectives, name, None) or collectives.all_gather_tensor_autograd
+    world: Any = dist.group.WORLD
+    lengths = all_gather(torch.tensor([len(x)], device=x.device), 0, world).tolist()
+    padded = all_gather(F.pad(x, (0, 0, 0, max(lengths) - len(x))), 0, world)
+    parts = zip(padded.chunk(len(lengths)), lengths, strict=True)
+    return torch.cat([part[:length] for part, length in parts]), sum(lengths[: dist.get_rank()])
