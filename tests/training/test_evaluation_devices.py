@@ -49,6 +49,7 @@ QUICK = (
 SLOW = tuple(set(TASKS) - set(QUICK))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "families", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"]
 )

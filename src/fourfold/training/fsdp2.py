@@ -213,7 +213,10 @@ class FSDP2(ModelParallelStrategy):
 
     def _evaluate(self, step: Any, *args: Any) -> Any:
         self._await_turn(0)
-        output = self._task.model.run_step(step, *args)
+        # The model becomes the root of its units. The step itself is no forward pass of the root:
+        # if it also called the model, FSDP2 would reshard the weights of the root at its end.
+        self._task.model.run_step(lambda: None)
+        output = step(*args)
         if is_last_evaluation_batch(self._task.trainer):
             self.end_evaluation()
         return output
@@ -233,7 +236,8 @@ class FSDP2(ModelParallelStrategy):
         turn = number if not self._is_evaluating or number in self._gathered else -1
         while turn != number:
             needed = torch.tensor(number, device=self.root_device)
-            turn = int(self.reduce(needed, reduce_op="min"))
+            dist.all_reduce(needed, dist.ReduceOp.MIN)
+            turn = int(needed)
             if turn == len(self._units):  # all ranks have finished
                 return
             unit = self._units[turn]
