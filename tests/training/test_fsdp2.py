@@ -131,31 +131,6 @@ class Compile(Callback):
             compile_blocks(pl_module, dynamic=self.dynamic)
 
 
-def compiled_steps(
-    families: tuple[str, ...], texts: Path, folder: Path, **options: Any
-) -> dict[str, Any]:
-    """Return, by family, weights after an eager and a compiled step on two ranks."""
-
-    def work(rank: int) -> None:
-        mine = folder / f"rank{rank}"
-        mine.mkdir()
-        found = {}
-        for family in families:
-            pair = []
-            # With graphs of other models, a block that runs again may find another graph, which
-            # torch reports as an error.
-            torch.compiler.reset()
-            for callbacks in ([], [Compile(dynamic=True, **options)]):
-                pair.append(step_on_ranks(family, "fsdp2", texts, mine, 2, callbacks))
-            found[family] = pair
-        torch.save(found, mine / "found.pt")
-
-    ended = together(2, work, folder, timeout=1500)
-    assert [end.code for end in ended] == [0, 0], ended[0].out[-3000:]
-    result: dict[str, Any] = torch.load(folder / "rank0/found.pt")
-    return result
-
-
 def test_a_sharded_block_is_one_graph(texts: Path, tmp_path: Path) -> None:
     """torch raises an error if hooks or anything else divide the graph of a block."""
 
@@ -170,25 +145,6 @@ def test_a_sharded_block_is_one_graph(texts: Path, tmp_path: Path) -> None:
 
     ended = together(2, work, tmp_path, timeout=200)
     assert [end.code for end in ended] == [0, 0], ended[0].out[-3000:]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("families", "backend"),
-    [(tuple(TASKS), "aot_eager"), (("causal LM", "translation", "images"), "inductor")],
-    ids=["all", "inductor"],
-)
-def test_compiled_blocks_make_the_same_step(
-    families: tuple[str, ...], backend: str, texts: Path, tmp_path: Path
-) -> None:
-    for family, (eager, compiled) in compiled_steps(
-        families, texts, tmp_path, backend=backend
-    ).items():
-        for name, weight in eager.items():
-            torch.testing.assert_close(
-                compiled[name], weight, rtol=1e-10, atol=1e-12, msg=f"{family} {name}"
-            )
 
 
 StrategyRegistry.register("fsdp2_gathered", FSDP2, reshard_after_forward=False)
