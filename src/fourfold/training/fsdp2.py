@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -266,7 +267,8 @@ class FSDP2(ModelParallelStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
         """Read the checkpoint on every rank, of shards without the tensors that are sharded."""
-        return self.checkpoint_io.load_checkpoint(checkpoint_path, map_location="meta")
+        target = "meta" if Path(checkpoint_path).is_dir() else None
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, map_location=target)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         state = checkpoint["state_dict"]
