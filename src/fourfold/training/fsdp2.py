@@ -38,7 +38,6 @@ from fourfold.core.block import Block
 from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.errors import InputError
 from fourfold.lightning_internals import is_last_evaluation_batch, set_data_parallel_size
-from fourfold.training.sharded_init import ShardedInit
 
 
 class FSDP2(ModelParallelStrategy):
@@ -88,11 +87,13 @@ class FSDP2(ModelParallelStrategy):
         set_data_parallel_size(self, self.num_nodes * self.num_processes)
         super().setup_environment()
 
-    def sharded_init(self) -> ShardedInit:
+    def sharded_init(self) -> Any:
         """Return the mode in which a model is built from shards, with equal weights on all ranks.
 
         The random generators of all ranks get the state of those of the first rank.
         """
+        from fourfold.training.sharded_init import ShardedInit
+
         device = self.root_device
         generators = [torch.default_generator]
         if device.type == "cuda":

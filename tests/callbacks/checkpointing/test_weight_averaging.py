@@ -56,7 +56,7 @@ def test_resume_deletes_later_snapshots(tmp_path: Path) -> None:
 def test_moving_average_is_on_the_device_of_the_strategy() -> None:
     average = ExponentialMovingAverage(0.9)
     strategy = SimpleNamespace(root_device=torch.device("meta"))
-    trainer = SimpleNamespace(strategy=strategy, fast_dev_run=False)
+    trainer = SimpleNamespace(strategy=strategy, precision="32-true", fast_dev_run=False)
     module = LightningModule()
     module.layer = torch.nn.Linear(2, 2)
     average.setup(trainer, module, "fit")  # type: ignore[arg-type]

@@ -26,7 +26,6 @@ import numpy as np
 from fourfold.core.validation import check_choice
 from fourfold.data.loading.array_cache import digest
 from fourfold.data.readers.hf_datasets import HubConfig, iterate_hub_split, load_split, loading
-from fourfold.data.readers.labels import stratified_subset
 from fourfold.data.readers.splits import SplitSource, read_tables, unit_hash
 from fourfold.data.readers.text_table import (
     TextTable,
@@ -368,6 +367,8 @@ def _characters(blocks: Iterable[str], begin: int, end: int) -> Iterator[str]:
 
 def _sample(documents: Documents, n_rows: int) -> Iterator[Document]:
     """Yield a random sample of the documents, in their order."""
+    from fourfold.data.readers.labels import stratified_subset  # few trainings need it
+
     chosen = np.zeros(sum(1 for _ in documents.located()), bool)
     chosen[stratified_subset(np.zeros(len(chosen)), n_rows, 0)] = True
     return compress(documents.located(), chosen)
