@@ -290,7 +290,7 @@ def test_keys_work_without_a_click_and_from_a_checkbox(visit) -> None:
     page.check("#marks")
     page.focus("#marks")
     page.keyboard.press("r")
-    assert "map=rollout" in page.url
+    page.wait_for_url("**map=rollout**")
     page.keyboard.press("ArrowUp")
     assert "q=5" in page.url
     page.click("#toc button:text-is('Statistics')")
@@ -340,7 +340,7 @@ def test_picture_shows_the_brightest_patch_of_a_clicked_one(visit) -> None:
     page.keyboard.press("ArrowUp")
     assert "Chosen: row 1, column 3" in page.inner_text("#picture-text")
     page.keyboard.press("r")
-    assert "map=rollout" in page.url
+    page.wait_for_url("**map=rollout**")
     page.click("#thumbs button >> nth=1")  # the heads can be chosen from a map without heads
     assert "map=self&layer=0&head=1" in page.url
     assert page.inner_text("#classes li.chosen").split() == ["ship", "0.9"]

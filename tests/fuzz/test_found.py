@@ -37,40 +37,41 @@ def refused(tmp_path: Path) -> Callable[..., str]:
 
 Refused = Callable[..., str]
 
-# Key in the config of a translation: invalid value, and the expected message.
+# Key in the config of a translation: invalid value, and the expected message, in which @ is the
+# line of the key, and ^ that of the mapping around it.
 CONFIGS: dict[tuple[str, ...], tuple[Any, str]] = {
-    ("data",): ({}, "c.yaml:14: data must have a class_path"),
+    ("data",): ({}, "c.yaml:@: data must have a class_path"),
     ("data", "class_path"): (
         "[1, 2]",
-        "c.yaml:15: data must be a class of fourfold or of your module, got [1, 2]",
+        "c.yaml:@: data must be a class of fourfold or of your module, got [1, 2]",
     ),
     ("model", "class_path"): (
         "fourfold.data.ImageData",
-        "c.yaml:45: model must be a class of fourfold or of your module, got fourfold.data.",
+        "c.yaml:@: model must be a class of fourfold or of your module, got fourfold.data.",
     ),
     ("model", "init_args"): (
         None,
-        "c.yaml:44: model: Given value: {'class_path': 'fourfold.tasks.Translation', 'init_args'",
+        "c.yaml:^: model: Given value: {'class_path': 'fourfold.tasks.Translation', 'init_args'",
     ),
     ("model", "init_args", "optimizer"): (
         "x",
-        'c.yaml:94: model.optimizer: Parser key "optimizer": Unable to load config "x"',
+        'c.yaml:@: model.optimizer: Parser key "optimizer": Unable to load config "x"',
     ),
-    ("data", "init_args", "tokenizer"): (1, "c.yaml:29: data.tokenizer must be a mapping, got 1"),
-    ("data", "init_args", "hub"): ("", "c.yaml:18: data.hub: Given value:; Expected a path but"),
-    ("checkpoint",): ([], "c.yaml:6: checkpoint must be a mapping, got a list"),
-    ("trainer",): (7, "c.yaml:132: trainer must be a mapping, got 7"),
+    ("data", "init_args", "tokenizer"): (1, "c.yaml:@: data.tokenizer must be a mapping, got 1"),
+    ("data", "init_args", "hub"): ("", "c.yaml:@: data.hub: Given value:; Expected a path but"),
+    ("checkpoint",): ([], "c.yaml:@: checkpoint must be a mapping, got a list"),
+    ("trainer",): (7, "c.yaml:@: trainer must be a mapping, got 7"),
     ("trainer", "accelerator"): (
         [1],
-        "c.yaml:133: trainer.accelerator: Given value: [1]; ",
+        "c.yaml:@: trainer.accelerator: Given value: [1]; ",
     ),
     ("trainer", "deterministic"): (
         2.5,
-        "c.yaml:141: trainer.deterministic: Given value: 2.5; ",
+        "c.yaml:@: trainer.deterministic: Given value: 2.5; ",
     ),
     ("trainer", "enable_progress_bar"): (
         "y" * 3000,
-        "c.yaml:146: trainer.enable_progress_bar: Given value: yyy",
+        "c.yaml:@: trainer.enable_progress_bar: Given value: yyy",
     ),
     ("model", "init_args", "config", "n_heads"): (5, "d_model must be divisible by n_heads (5)"),
     ("model", "init_args", "config", "d_ff"): (-1, "d_ff must be at least 1, got -1"),
@@ -91,8 +92,20 @@ def test_invalid_config_is_rejected_with_its_line(
     inner[last], said = CONFIGS[place]
     text = yaml.safe_dump(tree)
     error = refused("fit", "--config", "c.yaml", "--run_dir=r", files={"c.yaml": text.encode()})
-    assert said in error
+    lines = [0, *lines_of(text, place)]
+    assert said.replace("@", str(lines[-1])).replace("^", str(lines[-2])) in error
     assert error.startswith("fourfold: error: ")
+
+
+def lines_of(text: str, place: tuple[str, ...]) -> list[int]:
+    """Return the line of each key on the way to a value of a YAML text."""
+    node = yaml.compose(text)
+    lines = []
+    for key in place:
+        found = {k.value: (k.start_mark.line + 1, value) for k, value in node.value}
+        line, node = found[key]
+        lines.append(line)
+    return lines
 
 
 def test_error_of_a_command_line_option_names_no_file(world: World, refused: Refused) -> None:
