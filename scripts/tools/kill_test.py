@@ -221,10 +221,10 @@ def difference(one: Path, other: Path, first: int = 0, saved_on_stop: bool = Fal
 
     for name in names[0]:
         a, b = (read_file(run / "checkpoints" / name) for run in (one, other))
-        if saved_on_stop:
-            for content in (a, b):
+        for content in (a, b):
+            content.pop("metrics_csv_rows", None)  # smaller if the file was damaged
+            if saved_on_stop:
                 content.get("callbacks", {}).get("RunCheckpoints", {}).pop("saved_step", None)
-                content.pop("digests", None)
         path = unequal(a, b)
         if path:
             return f"{name}: {path}"

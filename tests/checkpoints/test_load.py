@@ -1,5 +1,6 @@
 """Models from checkpoints, run directories and directories, without Lightning."""
 
+import json
 import subprocess
 import sys
 import time
@@ -209,6 +210,27 @@ def test_counts_beyond_the_file_are_rejected_before_the_model_is_built(
     with pytest.raises(InputError, match=rf"x\.ckpt: .*{message}"):
         reader(tmp_path / "x.ckpt")
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("first", [19, 30_000, -2])
+def test_first_token_outside_the_vocabulary_is_dropped_with_a_warning(
+    first: int, tmp_path: Path
+) -> None:
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = hf.MarianConfig(
+        vocab_size=19, pad_token_id=0, decoder_start_token_id=3, **sizes, **heads
+    )
+    hf.MarianMTModel(config).save_pretrained(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "decoder_start_token_id": first}))
+    with pytest.warns(UserWarning, match=f"decoder_start_token_id {first} is outside the voc"):
+        model = fourfold.load(tmp_path)
+    assert model.generation_defaults.bos_id is None
+    src = torch.tensor([[4, 5]])
+    with pytest.raises(InputError, match="bos_id must be given"):
+        fourfold.generate(model, src, max_new_tokens=3)
+    assert fourfold.generate(model, src, max_new_tokens=3, bos_id=3).shape[0] == 1
 
 
 @pytest.mark.parametrize("ends", [50256, [50256, 3, 19, 5], [-1], 18])

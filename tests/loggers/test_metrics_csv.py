@@ -32,6 +32,22 @@ def test_resumed_run_replaces_rows_after_its_checkpoint(tmp_path: Path) -> None:
     assert lines(resumed) == ["step,loss,train/lr"]
 
 
+def test_validation_after_the_checkpoint_of_its_step_is_removed(tmp_path: Path) -> None:
+    """With accumulation, a validation may follow a checkpoint before the next optimizer step."""
+    logger = MetricsCSVLogger(tmp_path)
+    logger.log_metrics({"train/loss": 2.0}, step=1)
+    logger.log_metrics({"val/loss": 3.0}, step=1)
+    saved = logger.n_rows
+    logger.log_metrics({"val/loss": 2.5}, step=1)
+    logger.log_metrics({"train/loss": 1.0}, step=2)
+    resumed = MetricsCSVLogger(tmp_path)
+    resumed.rewind(1, saved)
+    assert lines(resumed) == ["step,train/loss,val/loss", "1,2.0,", "1,,3.0"]
+    assert resumed.n_rows == saved == 2
+    resumed.log_metrics({"val/loss": 2.5, "val/accuracy": 0.5}, step=1)
+    assert resumed.n_rows == len(lines(resumed)) - 1 == 3
+
+
 def test_incomplete_row_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     logger = MetricsCSVLogger(tmp_path)
     logger.log_metrics({"loss": 4.0, "train/lr": 1.0}, 1)

@@ -73,16 +73,23 @@ def set_attributes(
 def within_vocabulary(
     defaults: GenerationDefaults, model: Any, path: str | Path
 ) -> GenerationDefaults:
-    """Return generation defaults without end tokens outside the vocabulary, which a warning lists.
+    """Return generation defaults without tokens outside the vocabulary, which a warning lists.
 
     The defaults of a model that does not generate tokens are returned unchanged.
     """
     size = model.config.vocab_size if getattr(model, "can_generate", False) else math.inf
+    first = defaults.bos_id
+    if not 0 <= (first or 0) < size:
+        if hasattr(model.config, "decoder_start_token_id"):  # other models do not use it
+            message = f"decoder_start_token_id {first} is outside the vocabulary of {size}, ignored"
+            warnings.warn(f"{path}: {message}", stacklevel=1)
+        first = None
     kept = [token for token in defaults.end_ids if 0 <= token < size]
     if unknown := [str(token) for token in defaults.end_ids if token not in kept]:
         message = f"end tokens outside the vocabulary of {size}, ignored: {', '.join(unknown)}"
         warnings.warn(f"{path}: {message}", stacklevel=1)
-    return replace(defaults, eos_id=kept[0] if kept else None, stop_ids=kept[1:] or None)
+    eos_id = kept[0] if kept else None
+    return replace(defaults, bos_id=first, eos_id=eos_id, stop_ids=kept[1:] or None)
 
 
 def resolve_path(path: str | Path) -> Path:

@@ -37,6 +37,7 @@ class MetricsCSVLogger(Logger):
         self.file = folder / "metrics.csv"
         self._columns: list[str] | None = None
         self._last_row = ""
+        self.n_rows = 0  # in the file, as far as this process knows
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing, since the run's config.yaml holds the hyper-parameters."""
@@ -65,15 +66,21 @@ class MetricsCSVLogger(Logger):
         try:
             with disk_errors(self.file), self.file.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
+            self.n_rows += 1
         except DiskError:
             os.truncate(self.file, size)  # a part of the row may have been written
             raise
 
     @rank_zero_only
-    def rewind(self, step: int) -> None:
-        """Remove the rows of later steps, which a run that is resumed from this step logs again."""
+    def rewind(self, step: int, n_rows: int | None = None) -> None:
+        """Remove the rows that a run that is resumed from this step logs again.
+
+        These are the rows of later steps, and the rows after the first `n_rows`: a validation of
+        this step may have ended after the checkpoint was saved.
+        """
         columns, rows = self._read()
         if columns:
+            rows = rows[:n_rows]
             kept = [row for row in rows if row["step"].isdecimal() and int(row["step"]) <= step]
             self._write(columns, kept)
 
@@ -105,20 +112,29 @@ class MetricsCSVLogger(Logger):
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
-        self._columns = columns
+        self._columns, self.n_rows = columns, len(rows)
 
 
 class RewindMetricsCSV(Callback):
     """Callback that removes rows from metrics.csv when training starts.
 
-    The removed rows are those of steps that a resumed or restarted run logs again. When a
-    checkpoint is saved, the callback flushes metrics.csv to the disk before the checkpoint.
+    The removed rows are those that a resumed or restarted run logs again. When a checkpoint is
+    saved, the callback flushes metrics.csv to the disk before the checkpoint, and stores the number
+    of its rows in the checkpoint.
     """
+
+    def __init__(self) -> None:
+        self._n_rows: int | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSVLogger):
-                logger.rewind(trainer.global_step)
+                logger.rewind(trainer.global_step, self._n_rows)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._n_rows = checkpoint.get("metrics_csv_rows")  # older files lack it
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -126,6 +142,7 @@ class RewindMetricsCSV(Callback):
         for logger in trainer.loggers if trainer.is_global_zero else ():
             if isinstance(logger, MetricsCSVLogger):
                 logger.sync()
+                checkpoint["metrics_csv_rows"] = logger.n_rows
 
 
 def write_metrics_row(trainer: Trainer) -> None:
