@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fourfold.core.config import TransformerConfig
-from fourfold.core.validation import check_nesting
+from fourfold.core.validation import check_nesting, check_range
 from fourfold.errors import InputError
 from fourfold.finetuning.config import TuningConfig
 from fourfold.models import (
@@ -227,3 +227,19 @@ def test_nested_values_are_counted_with_their_shared_parts() -> None:
     cycle.append(cycle)
     with pytest.raises(InputError, match="at most 64 levels"):
         check_nesting(cycle, parts, 10**6, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (2**63, "at least 4 and an integer of 64 bits, got 9223372036854775808"),
+        (-(10**400), "at least 4 and an integer of 64 bits, got -1000"),
+        (float("nan"), "at least 4 and finite, got nan"),
+        (3, "at least 4, got 3"),
+    ],
+)
+def test_numbers_that_no_tensor_holds_are_out_of_range(value: float, said: str) -> None:
+    check_range("x", 2**63 - 1, minimum=4)
+    check_range("x", 1e300, minimum=4)
+    with pytest.raises(InputError, match=f"^x must be {said}"):
+        check_range("x", value, minimum=4)

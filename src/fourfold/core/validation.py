@@ -231,7 +231,10 @@ def check_range(
 ) -> None:
     """Raise InputError unless `value` is finite and within the bounds; above and below exclude."""
     in_range = value <= maximum and value < below and (minimum is None or value >= minimum)
-    in_range = in_range and abs(value) <= sys.float_info.max  # an int may be larger
+    largest, kind = sys.float_info.max, "finite"
+    if isinstance(value, int):
+        largest, kind = sys.maxsize, "an integer of 64 bits"
+    in_range = in_range and abs(value) <= largest
     if not in_range or (above is not None and not value > above):
         bounds = {
             "at least": minimum,
@@ -240,6 +243,6 @@ def check_range(
             "below": below if below < math.inf else None,
         }
         said = [f"{word} {bound:.12g}" for word, bound in bounds.items() if bound is not None]
-        if not abs(value) <= sys.float_info.max and maximum == below == math.inf:
-            said.append("finite")
+        if not abs(value) <= largest and maximum == below == math.inf:
+            said.append(kind)
         raise InputError(f"must be {' and '.join(said)}, got {quote(value)}", option=name)

@@ -345,14 +345,16 @@ def _link(source: Path, target: Path) -> None:
     if source.is_dir():
         part = target.with_name(f"{target.name}.shards.part")
         remove(part)
-        shutil.copytree(source, part, copy_function=_link_file)
+        part.mkdir()
+        for file in source.iterdir():  # copytree would raise one error without a code for all files
+            _link_file(file, part / file.name)
         replace(part, target)
     else:
         with atomic_path(target) as part:
             _link_file(source, part)
 
 
-def _link_file(source: str | Path, target: str | Path) -> None:
+def _link_file(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
