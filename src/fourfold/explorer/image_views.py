@@ -7,6 +7,7 @@ import base64
 import io
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,12 +271,11 @@ class CaptionView(ImageView):
             fields["tokens"]["encoded"] = patch_names(grid[0], grid[1], n_encoded)
         gates: list[Tensor] = []
         gate = getattr(self.model.decoder, "gate", None)
-        hook = gate and gate.register_forward_hook(lambda _m, _a, y: gates.append(y[0].sigmoid()))
-        try:
+        with ExitStack() as hooks:
+            if gate:
+                hook = gate.register_forward_hook(lambda _m, _a, y: gates.append(y[0].sigmoid()))
+                hooks.enter_context(hook)
             fields |= self.decode(example, collector, kinds, self._batch(example.image))
-        finally:
-            if hook:
-                hook.remove()
         fields["image"] = image_entry(example.picture, grid, n_prefix)
         if gates:
             fields["gate"] = [short_number(float(value)) for value in torch.cat(gates)]
