@@ -55,26 +55,15 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--size",
-        choices=SIZES,
-        default="laptop",
-        help="sizes of the models; tiny only checks that everything runs (default: %(default)s)",
-    )
-    add("--family", nargs="+", choices=FAMILIES, help="default: all families of the size")
-    add(
-        "--work",
-        nargs="+",
-        choices=WORKLOADS,
-        help=f"workloads (default: {' '.join(DEFAULT_WORKLOADS)})",
-    )
-    add(
-        "--peers",
-        nargs="+",
-        choices=(*PEER_NAMES, "none"),
-        default=list(PEER_NAMES),
-        help="peers that are not installed are left out with a note (default: all)",
-    )
+    help_text = "sizes of the models; tiny only checks that everything runs (default: %(default)s)"
+    add("--size", choices=SIZES, default="laptop", help=help_text)
+    help_text = "default: all families of the size"
+    add("--family", dest="families", nargs="+", choices=FAMILIES, help=help_text)
+    help_text = f"workloads (default: {' '.join(DEFAULT_WORKLOADS)})"
+    add("--work", dest="workloads", nargs="+", choices=WORKLOADS, help=help_text)
+    help_text = "peers that are not installed are left out with a note (default: all)"
+    peers = (*PEER_NAMES, "none")
+    add("--peers", nargs="+", choices=peers, default=list(PEER_NAMES), help=help_text)
     add("--nanogpt", metavar="FILE", help="path of nanoGPT's model.py, which is not a package")
     add(
         "--precision",
@@ -119,8 +108,6 @@ def make_settings(options: argparse.Namespace) -> Settings:
     check_positive("--rounds", options.rounds)
     check_positive("--threads", options.threads)
     check_range("--dropout", options.dropout, minimum=0.0, below=1.0)
-    families = tuple(options.family or SIZES[options.size])
-    workloads = tuple(options.work or DEFAULT_WORKLOADS)
     device = choose_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -128,19 +115,16 @@ def make_settings(options: argparse.Namespace) -> Settings:
     if precision == AUTO:
         precision = "fp32" if resolve_precision(AUTO, device) == "32-true" else "bf16"
         print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
-    return Settings(
-        size=options.size,
-        families=families,
-        workloads=workloads,
-        peers=tuple(name for name in options.peers if name in PEER_NAMES),
-        precision=precision,
-        compile=options.compile,
-        nanogpt=options.nanogpt,
-        rounds=options.rounds,
-        dropout=options.dropout,
-        device=str(device),
-        threads=torch.get_num_threads(),
-    )
+    changed = {
+        "families": tuple(options.families or SIZES[options.size]),
+        "workloads": tuple(options.workloads or DEFAULT_WORKLOADS),
+        "peers": tuple(name for name in options.peers if name in PEER_NAMES),
+        "precision": precision,
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+    }
+    given = {name: value for name, value in vars(options).items() if name != "out"}
+    return Settings(**given | changed)
 
 
 def measure(settings: Settings) -> Iterator[Measurement]:

@@ -72,18 +72,15 @@ def masked_tokens(quick: bool) -> dict[str, float]:
     text = [ids[begin:end] for begin, end in pairwise(ends)]
     batches = list(test_batches(data, quick))
     n = sum(int((batch.targets != baselines.IGNORE_INDEX).sum()) for batch in batches)
+    mask_id = data.tokenizer.mask_id
     models = {
-        "trigrams on both sides": baselines.BidirectionalTrigrams(
-            text, data.vocab_size, data.tokenizer.mask_id
-        ),
+        "trigrams on both sides": baselines.BidirectionalTrigrams(text, data.vocab_size, mask_id),
         "unigrams": baselines.KneserNey(text, data.vocab_size, order=1),
     }
     results = {}
     for name, model in models.items():
         nll = sum(
-            baselines.masked_token_nll(
-                model, b.ids.numpy(), b.targets.numpy(), data.tokenizer.mask_id
-            )[0]
+            baselines.masked_token_nll(model, b.ids.numpy(), b.targets.numpy(), mask_id)
             for b in batches
         )
         results[name] = math.exp(nll / n)

@@ -143,14 +143,13 @@ def next_token_nll(model: KneserNey, ids: np.ndarray, targets: np.ndarray) -> fl
 
 def masked_token_nll(
     model: BidirectionalTrigrams | KneserNey, ids: np.ndarray, targets: np.ndarray, mask_id: int
-) -> tuple[float, int]:
-    """Return the summed negative log-likelihood in nats and the number of correct predictions.
+) -> float:
+    """Return the summed negative log-likelihood in nats of the targets of a masked batch.
 
     Of a KneserNey, the unigrams are used. The targets (B, T) are IGNORE_INDEX where nothing is
     predicted; elsewhere the ids (B, T) are the mask token, a random token or the original.
     """
     nll = 0.0
-    n_correct = 0
     for b, t in np.argwhere(targets != IGNORE_INDEX).tolist():
         row = ids[b].tolist()
         if isinstance(model, BidirectionalTrigrams):
@@ -159,8 +158,7 @@ def masked_token_nll(
             p = model.unigram
         p = update_by_input_token(p, row[t], mask_id)
         nll -= math.log(p[targets[b, t]])
-        n_correct += int(p.argmax() == targets[b, t])
-    return nll, n_correct
+    return nll
 
 
 def update_by_input_token(p: np.ndarray, shown: int, mask_id: int) -> np.ndarray:

@@ -14,16 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 # Elements whose address a browser requests when it shows the page.
-RESOURCES = {
-    "audio": "src",
-    "embed": "src",
-    "iframe": "src",
-    "img": "src",
-    "link": "href",
-    "script": "src",
-    "source": "src",
-    "video": "src",
-}
+WITH_SRC = ("audio", "embed", "iframe", "img", "script", "source", "video")
+RESOURCES = {"link": "href", **dict.fromkeys(WITH_SRC, "src")}
 NETWORK = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")  # in a style
 SPELLED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "src", "results/README.md")
 

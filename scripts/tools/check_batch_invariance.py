@@ -47,12 +47,7 @@ def splits_of_step(n_rows: int) -> dict[str, dict[str, Any]]:
         f"{n} processes": {"max_rows": -(-n_rows // n), "devices": n, "strategy": "ddp_fork"}
         for n in (2, 3)
     }
-    both = {
-        "max_rows": sizes[0],
-        "accumulate_grad_batches": 10_000,
-        "devices": 2,
-        "strategy": "ddp_fork",
-    }
+    both = processes["2 processes"] | accumulated[f"micro-batches of {sizes[0]}"]
     return {**accumulated, **processes, f"2 processes x micro-batches of {sizes[0]}": both}
 
 

@@ -60,29 +60,17 @@ def export(commit: str, folder: Path) -> Path:
 def train(tree: Path, work: Path, steps: int, recipes: list[str]) -> None:
     """Train all recipes with the source of one tree; the output goes to `work`.log."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAIN, str(tree), str(work), str(steps), *recipes]
     with work.with_suffix(".log").open("w") as log:
-        subprocess.run(
-            [sys.executable, "-c", TRAIN, str(tree), str(work), str(steps), *recipes],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=True,
-        )
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of the last checkpoint by name."""
-    file = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    found: dict[str, torch.Tensor] = file["state_dict"]
-    return found
+        subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
 
 
 def differences(before: Path, after: Path) -> list[str]:
     """Return what differs between two runs of one recipe."""
-    for run in (before, after):
-        if not (run / "checkpoints/last.ckpt").exists():
-            return [f"no checkpoint in {run}"]
-    a, b = weights(before), weights(after)
+    files = [run / "checkpoints/last.ckpt" for run in (before, after)]
+    if missing := [f"{file} does not exist" for file in files if not file.exists()]:
+        return missing
+    a, b = (torch.load(file, weights_only=True)["state_dict"] for file in files)
     found = [f"weight {n} only before" for n in a if n not in b]
     found += [f"weight {n} only after" for n in b if n not in a]
     found += [f"weight {n} differs" for n in a if n in b and unequal(a[n], b[n])]

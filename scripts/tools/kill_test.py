@@ -302,9 +302,8 @@ def test(
             if stop and plan.moment == "resume":
                 after = rng.uniform(0.3 * began, 0.7 * began + 0.3 * ended)
                 stop = interrupt(case, run, plan, after, rng)
-            elif (
-                stop is None
-            ):  # faster than the first training, when the machine may have been busy
+            elif stop is None:
+                # Faster than the first training, when the machine may have been busy.
                 began = min(began, after / 2)
                 ended = max(after, 2 * began)
         receiver, code, seconds = stop

@@ -8,39 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fourfold.analysis.attention_maps import attention_maps
-    from fourfold.checkpoints.load import load
-    from fourfold.checkpoints.save import save
-    from fourfold.commands.infer.caption import caption
-    from fourfold.commands.infer.classify import classify, tag
-    from fourfold.commands.infer.fill_mask import fill
-    from fourfold.commands.infer.generate import generate_text
-    from fourfold.commands.infer.translate import translate
-    from fourfold.explorer.write import look
-    from fourfold.families import Family, register
-    from fourfold.generation import beam_search, generate
-    from fourfold.models.registry import create, list_models
+    from fourfold.analysis.attention_maps import attention_maps as attention_maps
+    from fourfold.checkpoints.load import load as load
+    from fourfold.checkpoints.save import save as save
+    from fourfold.commands.infer.caption import caption as caption
+    from fourfold.commands.infer.classify import classify as classify
+    from fourfold.commands.infer.classify import tag as tag
+    from fourfold.commands.infer.fill_mask import fill as fill
+    from fourfold.commands.infer.generate import generate_text as generate_text
+    from fourfold.commands.infer.translate import translate as translate
+    from fourfold.explorer.write import look as look
+    from fourfold.families import Family as Family
+    from fourfold.families import register as register
+    from fourfold.generation import beam_search as beam_search
+    from fourfold.generation import generate as generate
+    from fourfold.models.registry import create as create
+    from fourfold.models.registry import list_models as list_models
 
 __version__ = "0.3.0"
-__all__ = [
-    "Family",
-    "__version__",
-    "attention_maps",
-    "beam_search",
-    "caption",
-    "classify",
-    "create",
-    "fill",
-    "generate",
-    "generate_text",
-    "list_models",
-    "load",
-    "look",
-    "register",
-    "save",
-    "tag",
-    "translate",
-]
 
 _MODULES = {
     "Family": "fourfold.families",
@@ -60,9 +45,8 @@ _MODULES = {
     "tag": "fourfold.commands.infer.classify",
     "translate": "fourfold.commands.infer.translate",
 }
-
-
 _SUBPACKAGES = ("callbacks", "data", "generation", "loggers", "metrics", "models", "tasks")
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> object:

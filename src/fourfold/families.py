@@ -68,20 +68,16 @@ def with_configs(package: str, models: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def _built_in() -> tuple[Family, ...]:
+def _packaged() -> tuple[Family, ...]:
     package = import_module("fourfold.models")
     folders = sorted(found.name for found in iter_modules(package.__path__) if found.ispkg)
-    return tuple(import_module(f"fourfold.models.{name}.family").FAMILY for name in folders)
-
-
-@cache
-def _installed() -> tuple[Family, ...]:
-    return tuple(entry.load() for entry in entry_points(group="fourfold.families"))
+    own = [import_module(f"fourfold.models.{name}.family").FAMILY for name in folders]
+    return (*own, *(entry.load() for entry in entry_points(group="fourfold.families")))
 
 
 def families() -> Iterator[Family]:
     """Iterate over the families of fourfold, of installed packages and of `register`."""
-    yield from (*_built_in(), *_installed(), *_REGISTERED)
+    yield from (*_packaged(), *_REGISTERED)
 
 
 def register(family: Family) -> None:

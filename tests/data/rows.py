@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Callable
 
-from fourfold.data.loading.length_bucketing import BatchOrder
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler
 
-MakeOrder = Callable[[int], BatchOrder]  # argument: rows per batch
+MakeOrder = Callable[[int], LengthBucketedOrder]  # argument: rows per batch
 
 
 def rows_of(sampler: EpochSampler) -> list[list[int]]:

@@ -22,13 +22,17 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from lightning import Trainer
 from PIL import Image
 
+from fourfold.families import families
+from fourfold.models.registry import create_config
 from tests.fixtures import tiny_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,7 +278,31 @@ def test_a_command_that_fails_fails_its_block(tmp_path: Path) -> None:
     assert execute(["sh"], tmp_path, script(right)).returncode == 0
 
 
-def test_table_of_options_is_that_of_the_configs(root: Path) -> None:
-    script = root / "scripts" / "tools" / "option_table.py"
-    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() in (root / "README.md").read_text()
+# Title of an option of the core, the field with an example of its value, and the test for it.
+OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "rotary positions": ("rope_theta: 10000", lambda c: c.rope_theta is not None),
+    "learned positions": ("positions: learned", lambda c: str(c.positions).startswith("learned")),
+    "sinusoidal positions": ("positions: sinusoidal", lambda c: str(c.positions).startswith("sin")),
+    "grouped key/value heads": ("n_kv_heads: 2", lambda c: c.n_kv_heads is not None),
+    "RMSNorm": ("norm: rms", lambda c: c.norm == "rms"),
+    "norm before a sub-layer": ("norm_placement: pre", lambda c: c.norm_placement == "pre"),
+    "norm after the residual": ("norm_placement: post", lambda c: c.norm_placement == "post"),
+    "norm of queries and keys": ("qk_norm: head", lambda c: c.qk_norm != "none"),
+    "gated feed-forward": ("feed_forward: glu", lambda c: c.feed_forward == "glu"),
+    "window": ("window: 64", lambda c: c.window is not None),
+    "layer scale": ("layer_scale: 1.0e-5", lambda c: c.layer_scale is not None),
+}
+
+
+def test_table_of_options_has_the_first_model_of_each_family_with_an_option(root: Path) -> None:
+    lines = ["| option | example in `model.config` | published models |", "| --- | --- | --- |"]
+    for title, (field, is_used) in OPTIONS.items():
+        names = []
+        for family in families():
+            for name in family.sizes:
+                with suppress(AttributeError):  # a ResNet has none of the options
+                    if is_used(create_config(name)):
+                        names.append(f"`{name}`")
+                        break
+        lines.append(f"| {title} | `{field}` | {', '.join(names)} |")
+    assert "\n".join(lines) in (root / "README.md").read_text()

@@ -123,12 +123,6 @@ def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
     return hidden
 
 
-def image_tokens(config: Any) -> int:
-    """Return the number of patches and prefix tokens of an image, for a model with a ViT."""
-    encoder = getattr(config, "encoder", config)
-    return (encoder.image_size // encoder.patch_size) ** 2 + encoder.n_prefix
-
-
 def _section(child: nn.Module | nn.Parameter) -> str:
     """Return the field of `CostBreakdown` that counts a direct part of a model."""
     if isinstance(child, TokenEmbedding | PatchEmbedding):

@@ -184,7 +184,7 @@ def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool)
         context.enter_context(saved_tensors_hooks(pack, lambda x: x))
         for layer in _recomputed(model):  # torch stores their inputs without the hooks
             hook = layer.register_forward_pre_hook(lambda _, given: (pack(given[0]), None)[1])
-            context.callback(hook.remove)
+            context.enter_context(hook)
         # torch.autocast refuses "cuda" on a machine without a GPU.
         torch.set_autocast_enabled(device, weight != compute)
         torch.set_autocast_dtype(device, compute)

@@ -7,6 +7,7 @@ import base64
 import io
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fourfold.analysis.attention_maps import Array, attention_layers
 from fourfold.analysis.attention_statistics import patch_distances
 from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.data.vision.features import input_transform
-from fourfold.explorer.inputs import Example, longest_input, short_title, tokenizer_of
+from fourfold.explorer.inputs import Example, short_title
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.explorer.text_views import TranslationView
 from fourfold.explorer.views import Row, View
@@ -161,16 +162,16 @@ class ImageTextView(ImageView):
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text."""
-        tokenizer = tokenizer_of(self.model)
+        tokenizer = self.reader.tokenizer
         # The published SigLIPs have no start token.
         has_start = not (hasattr(self.model.config, "pad_id") and self.model.source)
         start = [tokenizer.bos_id] if has_start else []
-        ids = self.fit(tokenizer.encode(text), n_special=1 + len(start))
+        ids = self.reader.truncate(tokenizer.encode(text), n_special=1 + len(start))
         return Example(short_title(text), [*start, *ids, tokenizer.eos_id])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the images of a `CaptionBatch` with their captions."""
-        decode, found = tokenizer_of(self.model).decode, []
+        decode, found = self.reader.tokenizer.decode, []
         examples = super().from_batch(batch, dataset)
         for example, row, mask in zip(examples, batch.ids, batch.mask, strict=True):
             ids = row[mask].tolist()
@@ -212,7 +213,7 @@ class ImageTextView(ImageView):
         with torch.no_grad():
             texts = torch.cat([model.encode_text(self.tensor(ids)) for ids in self.texts])
             logits = model.similarity(model.encode_image(images), texts)[0]
-        names = [short_title(tokenizer_of(model).decode(ids)) for ids in self.texts]
+        names = [short_title(self.reader.tokenizer.decode(ids)) for ids in self.texts]
         own = list(example.ids)
         best = self.texts.index(own) if own in self.texts else int(logits.argmax())
 
@@ -233,12 +234,12 @@ class CaptionView(ImageView):
     def complete(self, example: Example) -> Example:
         """Generate a caption by beam search."""
         assert example.image is not None
-        longest = min(51, longest_input(self.model) or 51) - 1
+        longest = min(51, self.reader.max_len or 51) - 1
         with torch.inference_mode():
             found = self.search(
                 self._batch(example.image), bos_id=self.start_id, max_new_tokens=longest
             )
-        title = f"{example.title}: {tokenizer_of(self.model).decode(found[0].ids)}"
+        title = f"{example.title}: {self.reader.tokenizer.decode(found[0].ids)}"
         return replace(example, target=found[0].ids, hypotheses=found, title=title)
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
@@ -270,12 +271,11 @@ class CaptionView(ImageView):
             fields["tokens"]["encoded"] = patch_names(grid[0], grid[1], n_encoded)
         gates: list[Tensor] = []
         gate = getattr(self.model.decoder, "gate", None)
-        hook = gate and gate.register_forward_hook(lambda _m, _a, y: gates.append(y[0].sigmoid()))
-        try:
+        with ExitStack() as hooks:
+            if gate:
+                hook = gate.register_forward_hook(lambda _m, _a, y: gates.append(y[0].sigmoid()))
+                hooks.enter_context(hook)
             fields |= self.decode(example, collector, kinds, self._batch(example.image))
-        finally:
-            if hook:
-                hook.remove()
         fields["image"] = image_entry(example.picture, grid, n_prefix)
         if gates:
             fields["gate"] = [short_number(float(value)) for value in torch.cat(gates)]

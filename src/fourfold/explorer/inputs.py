@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from fourfold.analysis.attention_maps import Array
-from fourfold.errors import InputError
-from fourfold.layers.base_model import Model
 from fourfold.loggers.samples import is_byte_level, token_names
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -40,20 +38,6 @@ class Example:
     label: int | None = None  # index of the true class of the image
     visible: Sequence[int] = ()  # patches that a masked autoencoder sees, ascending
     sentences: Sequence[Sequence[int]] = ()  # word ids, for a hierarchical attention network
-
-
-def tokenizer_of(model: Model) -> Tokenizer:
-    """Return the tokenizer of a model, or raise InputError if it has none."""
-    if model.tokenizer is None:
-        problem = "has no tokenizer: it was imported from weights without one"
-        raise InputError(problem, option="the checkpoint")
-    return model.tokenizer
-
-
-def longest_input(model: Model) -> int | None:
-    """Return the largest number of tokens that the model and its training data allow, if any."""
-    limits = (getattr(model.config, "max_len", None), model.artifacts.get("max_len"))
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

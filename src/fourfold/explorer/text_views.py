@@ -7,22 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import MAX_SIZE
-from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.text.packing import encode_documents
-from fourfold.data.text.segments import join_segments, n_special_tokens
-from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
-    longest_input,
     real_rows,
     short_title,
     token_texts,
-    tokenizer_of,
 )
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.explorer.views import Row, View
@@ -42,24 +34,24 @@ class CausalView(View):
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a prompt; an empty one is replaced by the end-of-document token."""
-        tokenizer = tokenizer_of(self.model)
+        tokenizer = self.reader.tokenizer
         ids = tokenizer.encode(text) or [tokenizer.eos_id]
-        return Example(short_title(text), self.fit(ids))
+        return Example(short_title(text), self.reader.truncate(ids, n_special=0))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a `CausalBatch`, whose first tokens, at most 64, are prompts."""
-        decode = tokenizer_of(self.model).decode
-        limit = min(MAX_TOKENS, longest_input(self.model) or MAX_TOKENS) // 2
+        decode = self.reader.tokenizer.decode
+        limit = min(MAX_TOKENS, self.reader.max_len or MAX_TOKENS) // 2
         rows = [row["ids"] for row in real_rows(batch, limit)]
         return [Example(short_title(decode(ids)), ids) for ids in rows]
 
     def complete(self, example: Example) -> Example:
         """Generate the target by greedy search, up to the end token."""
-        limit = longest_input(self.model)
+        limit = self.reader.max_len
         n_new = self.n_new if limit is None else min(self.n_new, limit - len(example.ids))
         if n_new < 1:
             return example
-        tokenizer = tokenizer_of(self.model)
+        tokenizer = self.reader.tokenizer
         ids = generate(
             self.model,
             self.tensor(example.ids),
@@ -88,18 +80,7 @@ class MaskedView(View):
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text, in which [MASK] or <mask> is the mask token."""
-        tokenizer = tokenizer_of(self.model)
-        mask = tokenizer.mask_id
-        ids: list[int] = []
-        pieces = text.replace("<mask>", "[MASK]").split("[MASK]")
-        if len(pieces) > 1 and mask is None:
-            raise InputError("has a tokenizer without a mask token", option="the checkpoint")
-        for number, piece in enumerate(pieces):
-            is_last = number == len(pieces) - 1
-            ids += tokenizer.encode(piece if is_last else piece.rstrip())
-            ids += [] if is_last or mask is None else [mask]
-        ids = self.fit(ids, n_special=2)
-        return Example(short_title(text), [tokenizer.bos_id, *ids, tokenizer.eos_id])
+        return Example(short_title(text), self.reader.masked(text)[0])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a `MaskedBatch` with its masks and original tokens."""
@@ -107,12 +88,12 @@ class MaskedView(View):
         for row in real_rows(batch, MAX_TOKENS):
             truth = {i: t for i, t in enumerate(row["targets"] or []) if t != IGNORE_INDEX}
             whole = [truth.get(position, i) for position, i in enumerate(row["ids"])]
-            title = short_title(tokenizer_of(self.model).decode(whole))
+            title = short_title(self.reader.tokenizer.decode(whole))
             examples.append(Example(title, row["ids"], segments=row["segments"], truth=truth))
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        ids, tokenizer = list(example.ids), tokenizer_of(self.model)
+        ids, tokenizer = list(example.ids), self.reader.tokenizer
         positions = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
         positions = sorted({*positions, *example.truth})
         batch = self.tensor(ids)
@@ -146,18 +127,16 @@ class TranslationView(View):
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a source text; the decoder reads `target` instead of its own, if it is given."""
-        tokenizer = tokenizer_of(self.model)
-        prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
-        ids = self.fit(tokenizer.encode(text), n_special=len(prefix) + 1)
-        end, wanted = [tokenizer.eos_id], None
+        tokenizer, wanted = self.reader.tokenizer, None
         if target is not None:
-            wanted = self.fit(tokenizer.encode(target), n_special=1) + end
-        return Example(short_title(text), [*prefix, *ids, *end], wanted)
+            ids = self.reader.truncate(tokenizer.encode(target), n_special=1)
+            wanted = [*ids, tokenizer.eos_id]
+        return Example(short_title(text), self.reader.source(text), wanted)
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the source texts of a `PairBatch`; the model generates its own targets."""
         rows = [ids[mask].tolist() for ids, mask in zip(batch.src, batch.src_mask, strict=True)]
-        decode = tokenizer_of(self.model).decode
+        decode = self.reader.tokenizer.decode
         return [Example(short_title(decode(ids)), ids) for ids in rows]
 
     def complete(self, example: Example) -> Example:
@@ -170,7 +149,7 @@ class TranslationView(View):
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         source, inputs = self.tensor(example.ids), self.decoder_inputs(example)
-        ends = source[0] == tokenizer_of(self.model).eos_id
+        ends = source[0] == self.reader.tokenizer.eos_id
         kinds = {
             "encoder": Kind("source", "source", ids=source[0], separators=ends, rollout="rollout"),
             "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
@@ -194,20 +173,13 @@ class ClassifierView(View):
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text, or two texts that a tab separates."""
-        texts, tokenizer = text.split("\t")[:2], tokenizer_of(self.model)
-        encoded = [tokenizer.encode(part) for part in texts]
-        separators = self.model.artifacts.get("n_separators", 1)
-        n_tokens = sum(map(len, encoded)) + n_special_tokens(len(encoded), separators)
-        kept = len(self.fit([0] * n_tokens))
-        columns = [RaggedArray(np.array(ids, np.int64), np.array([0, len(ids)])) for ids in encoded]
-        rows, first = join_segments(columns, tokenizer, kept, separators)
-        ids = rows[0].tolist()
-        segments = [int(i >= first[0]) for i in range(len(ids))]
+        ids, first = self.reader.joined(text.split("\t")[:2])
+        segments = [int(i >= first) for i in range(len(ids))]
         return Example(short_title(text), ids, segments=segments)
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a batch with the field `ids` (B, T)."""
-        decode = tokenizer_of(self.model).decode
+        decode = self.reader.tokenizer.decode
         return [
             Example(short_title(decode(row["ids"])), row["ids"], segments=row["segments"])
             for row in real_rows(batch, MAX_TOKENS)
@@ -215,7 +187,7 @@ class ClassifierView(View):
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         ids = self.tensor(example.ids)
-        ends = ids[0] == tokenizer_of(self.model).eos_id
+        ends = ids[0] == self.reader.tokenizer.eos_id
         kind = Kind("tokens", "tokens", ids=ids[0], separators=ends, rollout="rollout")
 
         def forward() -> Tensor:
@@ -242,15 +214,7 @@ class DocumentView(View):
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Divide a document into sentences, of which it has at least one."""
-        tokenizer, limit = tokenizer_of(self.model), self.model.config.max_sentences
-        found = encode_documents([text], tokenizer, longest_input(self.model) or MAX_SIZE)
-        if len(found) == 0:
-            raise InputError("must have at least one sentence, got none", option="the text")
-        rows = [found.ids[i].tolist() for i in range(len(found))]
-        if len(rows) > limit and not self.truncate:
-            problem = f"has {len(rows)} sentences, but the model reads {limit}"
-            raise InputError(f"{problem}; --truncate shortens it", option="the text")
-        return Example(short_title(text), sentences=rows[:limit])
+        return Example(short_title(text), sentences=self.reader.sentences(text))
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the documents of a `DocumentBatch`."""
@@ -258,7 +222,7 @@ class DocumentView(View):
         sentences, examples = [row[:size] for row, size in sizes], []
         for count in batch.n_sentences:
             own, sentences = sentences[:count], sentences[count:]
-            title = short_title(tokenizer_of(self.model).decode([i for row in own for i in row]))
+            title = short_title(self.reader.tokenizer.decode([i for row in own for i in row]))
             examples.append(Example(title, sentences=own))
         return examples
 
@@ -273,7 +237,7 @@ class DocumentView(View):
         logits = collector.collect(self.model, lambda: self.model(*inputs), kinds)[0]
         with torch.no_grad():
             words, sentences = self.model.weights(*inputs)
-        tokenizer = tokenizer_of(self.model)
+        tokenizer = self.reader.tokenizer
         names = [token_texts(tokenizer, row) for row in example.sentences]
         text = [
             {

@@ -7,6 +7,7 @@ Shapes: L layers, T tokens, K classes, V vocabulary, C channels, H height, W wid
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -17,14 +18,13 @@ from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
     Hypothesis,
-    longest_input,
     special_positions,
     token_texts,
-    tokenizer_of,
     word_numbers,
 )
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.generation import beam_search
+from fourfold.generation.text_reader import TextReader
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.layers.base_model import Model
 
@@ -52,7 +52,12 @@ class View:
         self.model: Any = model
         self.truncate = truncate
         self.n_new = generate
-        self.device = next(model.parameters()).device
+        self.device = model.device
+
+    @cached_property
+    def reader(self) -> TextReader:
+        """Tokenizer of the model, and its limits of texts."""
+        return TextReader(self.model, truncate=self.truncate)
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text, and the target of an encoder-decoder, to an input of the page.
@@ -89,20 +94,6 @@ class View:
         """
         raise NotImplementedError
 
-    def fit(self, ids: list[int], n_special: int = 0) -> list[int]:
-        """Return ids that fit into the model beside `n_special` special tokens.
-
-        Raises:
-            InputError: The text is too long, and `truncate` is False.
-        """
-        limit, n_tokens = longest_input(self.model), len(ids) + n_special
-        if limit is None or n_tokens <= limit:
-            return ids
-        if not self.truncate:
-            problem = f"has {n_tokens} tokens, but the model reads {limit}; --truncate shortens it"
-            raise InputError(problem, option="the text")
-        return ids[: limit - n_special]
-
     def tensor(self, ids: Any) -> Tensor:
         """Return T integers as an int64 tensor (1, T) on the device of the model."""
         return torch.tensor([list(ids)], dtype=torch.long, device=self.device)
@@ -113,7 +104,7 @@ class View:
         `tokens` holds the text of each token, `words` the index of each token's word, and `special`
         the positions of special tokens.
         """
-        tokenizer = tokenizer_of(self.model)
+        tokenizer = self.reader.tokenizer
         return {
             "tokens": {name: token_texts(tokenizer, ids) for name, ids in lists.items()},
             "words": {name: word_numbers(tokenizer, ids) for name, ids in lists.items()},
@@ -140,7 +131,7 @@ class View:
             kind: "generate" or "masked".
             **fields: Further fields of each step.
         """
-        tokenizer, steps = tokenizer_of(self.model), []
+        tokenizer, steps = self.reader.tokenizer, []
         for token, query in positions.items():
             p = logits[query].float().softmax(-1)
             values, best = p.topk(min(N_ALTERNATIVES, len(p)))
@@ -245,7 +236,7 @@ class View:
 
     def beams(self, example: Example) -> list[list[Any]]:
         """Return the field `beams`: text and score of each hypothesis, if there are several."""
-        decode = tokenizer_of(self.model).decode
+        decode = self.reader.tokenizer.decode
         found = [[decode(one.ids), short_number(one.score)] for one in example.hypotheses]
         return found if len(found) > 1 else []
 
@@ -253,7 +244,7 @@ class View:
     def end_ids(self) -> Sequence[int]:
         """Ids of the tokens that end a text."""
         stored = getattr(self.model.generation_defaults, "end_ids", ())
-        return stored or (tokenizer_of(self.model).eos_id,)
+        return stored or (self.reader.tokenizer.eos_id,)
 
     def until_end(self, ids: list[int]) -> list[int]:
         """Return the ids up to and including the first end token, or all ids."""
@@ -264,4 +255,4 @@ class View:
     def start_id(self) -> int:
         """Id of the token that the decoder reads first."""
         found = getattr(self.model.generation_defaults, "bos_id", None)
-        return tokenizer_of(self.model).bos_id if found is None else int(found)
+        return self.reader.tokenizer.bos_id if found is None else int(found)

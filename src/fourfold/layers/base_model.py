@@ -233,16 +233,21 @@ def check_checkpointing(mode: ActivationCheckpointing) -> None:
         check_positive("activation_checkpointing", mode)
 
 
-def embedding_from_config(config: Any, *, has_norm: bool = False) -> TokenEmbedding:
-    """Build the token embedding of a text model, with positions, segments and optionally a norm."""
+def embedding_from_config(
+    config: Any, *, has_norm: bool = False, width: int | None = None
+) -> TokenEmbedding:
+    """Build the token embedding of a text model, with positions, segments and optionally a norm.
+
+    Its width is by default that of the model.
+    """
     return TokenEmbedding(
         config.vocab_size,
-        config.d_model,
+        width or config.d_model,
         max_len=config.max_len or 0,
         positions=getattr(config, "positions", "learned"),
         n_segments=getattr(config, "n_segments", 0),
         scale=getattr(config, "embed_scale", False),
-        norm=norm_from_config(config) if has_norm else None,
+        norm=norm_from_config(config, width) if has_norm else None,
         dropout=config.dropout,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fourfold.atomic_files import write_atomically
 from fourfold.commands.metrics_report import to_json
-from fourfold.errors import InputError
+from fourfold.json_files import read_json
 from fourfold.reproduce import load_tables, statements
 from fourfold.reproduce.cells import Cell
 from fourfold.reproduce.plot import draw
@@ -34,7 +34,7 @@ def write(
     folder = out / table.name / tier
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "provenance.json"
-    previous = read_provenance(file)
+    previous = read_json(file, optional=True)
     current = json.loads(_json(provenance))  # the values that later commands will read
     if "runs" in previous and all(previous.get(k) == current.get(k) for k in ("runs", "data")):
         provenance = previous
@@ -46,19 +46,6 @@ def write(
         write_atomically(folder / "statements.csv", statements.as_csv(table, judged))
     draw(table, cells, folder / "table.png")
     return f"{page}\nwrote {folder}\n"
-
-
-def read_provenance(file: Path) -> dict[str, Any]:
-    """Return the content of a provenance.json; an empty dict if the file does not exist.
-
-    Raises:
-        InputError: The file is damaged.
-    """
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
-    except ValueError as error:
-        message = f"the record is damaged ({error}); remove or restore it"
-        raise InputError(message, file=file) from None
 
 
 def with_provenance(page: str, provenance: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -141,6 +141,16 @@ def _alphabet(characters: list[str], max_size: int) -> list[str]:
     return characters if len(characters) <= max_size else characters[: max_size * 3 // 4]
 
 
+def _trainer_options(
+    config: TokenizerConfig, special: list[str], alphabet: list[str] | None = None
+) -> dict[str, Any]:
+    sizes = {"vocab_size": config.vocab_size, "min_frequency": config.min_frequency}
+    options = {**sizes, "special_tokens": special, "show_progress": False}
+    if alphabet is not None:
+        options |= {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}
+    return options
+
+
 def _train_bpe(config: TokenizerConfig, texts: Iterable[str], special: list[str]) -> Backend:
     """Train BPE on bytes if the kind is byte_bpe, otherwise on characters."""
     if config.kind == "byte_bpe":
@@ -156,14 +166,7 @@ def _train_bpe(config: TokenizerConfig, texts: Iterable[str], special: list[str]
     # By default the trainer keeps all characters, even if the vocabulary is too small for them.
     # With `limit_alphabet` alone, its choice among equally rare characters differs between
     # processes. Therefore the alphabet is given.
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=config.min_frequency,
-        special_tokens=special,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(**_trainer_options(config, special, alphabet))
     backend.train_from_iterator(texts, trainer)
     return backend
 
@@ -252,14 +255,8 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str], special: lis
     # The trainer numbers tokens such as "##x" in the order of a hash map. This order resolves ties
     # between merges differently in each process. As special tokens they have fixed numbers.
     suffixes = ["##" + c for c in alphabet if len(split("a" + c + "a")) == 1]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=config.min_frequency,
-        special_tokens=special + suffixes,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
+    options = _trainer_options(config, special + suffixes, alphabet)
+    trainer = trainers.WordPieceTrainer(**options)
     backend.train_from_iterator(texts, trainer)
     return wordpiece_backend(backend.get_vocab(), unk_token, special, config.lowercase)
 
@@ -267,12 +264,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str], special: lis
 def _train_word(config: TokenizerConfig, texts: Iterable[str], special: list[str]) -> Backend:
     model = models.WordLevel({}, unk_token=SPECIAL_TOKENS[3])
     backend = bert_backend(model, decoders.WordPiece(), config.lowercase)
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=config.min_frequency,
-        special_tokens=special,
-        show_progress=False,
-    )
+    trainer = trainers.WordLevelTrainer(**_trainer_options(config, special))
     backend.train_from_iterator(texts, trainer)
     return backend
 

@@ -13,7 +13,7 @@ from fourfold.callbacks.monitoring.progress import (
 )
 from fourfold.callbacks.monitoring.throughput import StepMetrics
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
-from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,9 @@ from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrd
         ),
     ],
 )
-def test_describe_step_size(devices: int, accumulated: int, order: BatchOrder, text: str) -> None:
+def test_describe_step_size(
+    devices: int, accumulated: int, order: LengthBucketedOrder, text: str
+) -> None:
     class Data(ResumableDataModule):
         def build(self) -> dict[str, BatchedDataset]:
             dataset = BatchedDataset()

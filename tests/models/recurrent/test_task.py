@@ -76,7 +76,7 @@ def test_classification_of_lines(checkpoint: Path, classify: Any) -> None:
 def test_document_without_sentence_or_with_too_many(checkpoint: Path, classify: Any) -> None:
     code, _, err = classify(checkpoint, "one\n\u0000\n")
     assert (code, err.count("\n")) == (2, 1)
-    assert "<stdin>:2: the line must have at least one sentence, got none" in err
+    assert "<stdin>:2: the text must have at least one sentence, got none" in err
     long = "one. " * 6 + "\n"
     code, _, err = classify(checkpoint, long)
     assert (code, err.count("\n")) == (2, 1)

@@ -18,8 +18,8 @@ from fourfold.commands.infer.line_io import INPUTS
 from fourfold.core.validation import check_positive, quote
 from fourfold.errors import InputError
 from fourfold.generation import beam_search
+from fourfold.generation.text_reader import TextReader
 from fourfold.layers.base_model import Model
-from fourfold.tokenization.tokenizer import Tokenizer
 
 
 class Item(NamedTuple):
@@ -87,58 +87,24 @@ def check_penalty(num_beams: int | None, alpha: float | None, kind: str | None) 
         raise InputError("needs another length_penalty_type than none", option="length_penalty")
 
 
-class TextModel:
+class TextModel(TextReader):
     """Model that reads or writes texts, with its tokenizer, its limits and what is stored with it.
 
     Raises:
-        InputError: The model has no tokenizer, or one with more entries than the model has
-            embeddings; or a text of `suppress_tokens` is not a token of the vocabulary.
+        InputError: As in the base class; or a text of `suppress_tokens` is not a token of the
+            vocabulary.
     """
 
     def __init__(
         self, model: Model, *, truncate: bool = False, suppress_tokens: Sequence[str] = ()
     ) -> None:
-        if model.tokenizer is None:
-            problem = "has no tokenizer: it was imported from weights without one"
-            raise InputError(problem, option="model")
-        self.model: Any = model
-        self.tokenizer: Tokenizer = model.tokenizer
-        self.device = next(model.parameters()).device
-        self.truncates = truncate
-        n_entries = self.tokenizer.vocab_size
-        vocab_size = getattr(model.config, "vocab_size", None)
-        if vocab_size is not None and n_entries > vocab_size:
-            problem = f"has a tokenizer with {n_entries} entries, but {vocab_size} embeddings"
-            raise InputError(problem, option="model")
+        super().__init__(model, truncate=truncate)
         self.suppressed: list[int] = []
         for text in suppress_tokens:
             if (token := self.tokenizer.backend.token_to_id(text)) is None:
                 message = f"must be a token of the vocabulary, got {quote(text)}"
                 raise InputError(message, option="suppress_tokens")
             self.suppressed.append(token)
-        limits = (getattr(model.config, "max_len", None), model.artifacts.get("max_len"))
-        # Largest number of tokens that the model reads, special tokens included.
-        self.max_len = min((limit for limit in limits if limit is not None), default=None)
-
-    def shortened(self, length: int, limit: int | None, unit: str = "tokens") -> int:
-        """Return how many of the tokens of a text, special tokens included, the model reads.
-
-        Raises:
-            InputError: The text is too long for the model and must not be truncated.
-        """
-        if limit is None or length <= limit:
-            return length
-        if not self.truncates:
-            raise InputError(
-                f"has {length} {unit}, but the model reads {limit}; --truncate (in Python:"
-                " truncate=True) shortens it",
-                option="the text",
-            )
-        return limit
-
-    def truncate(self, ids: list[int], n_special: int) -> list[int]:
-        """Shorten token ids so that `n_special` special tokens can be added (see above)."""
-        return ids[: self.shortened(len(ids) + n_special, self.max_len) - n_special]
 
     def pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return ids (B, T), padded on the right, and a mask (B, T), True for real tokens."""

@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fourfold.commands.infer.base import Item, TextModel, check_model, run_batches
-from fourfold.core.validation import MAX_SIZE, check_positive
-from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.text.packing import encode_documents
-from fourfold.data.text.segments import join_segments, n_special_tokens
+from fourfold.core.validation import check_positive
 from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.errors import InputError
 from fourfold.generation.step import check_logits
@@ -104,13 +100,8 @@ class _Sentences(TextModel):
                 f"must have {wanted or '1 or 2'} texts separated by tabs, got {len(texts)}",
                 option="the line",
             )
-        encoded = [self.tokenizer.encode(text) for text in texts]
-        n_separators = self.model.artifacts.get("n_separators", 1)
-        n_special = n_special_tokens(len(encoded), n_separators)
-        n_tokens = self.shortened(sum(map(len, encoded)) + n_special, self.max_len)
-        columns = [RaggedArray(np.array(ids, np.int64), np.array([0, len(ids)])) for ids in encoded]
-        rows, first = join_segments(columns, self.tokenizer, n_tokens, n_separators)
-        return Item((rows[0].tolist(), int(first[0])), len(rows[0]))
+        ids, first = self.joined(texts)
+        return Item((ids, first), len(ids))
 
     def logits(self, texts: list[tuple[list[int], int]]) -> Any:
         ids, mask = self.pad([ids for ids, _ in texts])  # (B, T)
@@ -127,14 +118,7 @@ class _Documents(TextModel):
     """Documents: the word ids of each sentence."""
 
     def prepare(self, texts: str | Sequence[str]) -> Item:
-        text = texts if isinstance(texts, str) else "\t".join(texts)
-        found = encode_documents([text], self.tokenizer, self.max_len or MAX_SIZE)
-        limit = self.model.config.max_sentences
-        limit = min(limit, self.model.artifacts.get("max_sentences", limit))
-        if not len(found):
-            raise InputError("must have at least one sentence, got none", option="the line")
-        n_rows = self.shortened(len(found), limit, "sentences")
-        rows = [found.ids[i].tolist() for i in range(n_rows)]
+        rows = self.sentences(texts if isinstance(texts, str) else "\t".join(texts))
         return Item(rows, len(rows))
 
     def logits(self, documents: list[list[list[int]]]) -> Any:

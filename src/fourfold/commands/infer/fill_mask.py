@@ -6,7 +6,6 @@ which its masks divide it: text, mask, text, ..., mask, text.
 """
 
 import heapq
-import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from operator import itemgetter
@@ -16,14 +15,11 @@ import torch
 
 from fourfold.commands.infer.base import Item, TextModel, check_model, one_or_all, run_batches
 from fourfold.core.validation import check_positive
-from fourfold.errors import InputError
 from fourfold.generation.step import check_logits
 from fourfold.layers.base_model import Model
 from fourfold.models.masked_lm.encoder_features import EncoderWithFeatures
 from fourfold.models.masked_lm.model import MaskedLM
 from fourfold.tokenization.tokenizer import Tokenizer
-
-MASK = re.compile(r"(\[MASK\]|<mask>)")
 
 
 def fill(
@@ -56,18 +52,11 @@ def fill(
     check_model(model, is_masked_lm, "a masked LM")
     check_positive("top_k", top_k)
     text = TextModel(model, truncate=truncate)
-    tokenizer = text.tokenizer
-    if tokenizer.mask_id is None:
-        raise InputError("has a tokenizer without a mask token", option="model")
-    mask_id = tokenizer.mask_id
+    tokenizer, mask_id = text.tokenizer, text.mask_id
 
     def prepare(line: str) -> Item:
-        segments = MASK.split(line)
-        ids: list[int] = []
-        for part in segments[:-1:2]:  # the space before a mask belongs to the predicted token
-            ids += [*tokenizer.encode(part.rstrip()), mask_id]
-        ids = text.truncate([*ids, *tokenizer.encode(segments[-1])], n_special=2)
-        return Item(([tokenizer.bos_id, *ids, tokenizer.eos_id], segments), len(ids))
+        ids, segments = text.masked(line)
+        return Item((ids, segments), len(ids))
 
     def run(items: list[Item]) -> list[Any]:
         ids, mask = text.pad([item.content[0] for item in items])

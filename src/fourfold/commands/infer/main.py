@@ -185,7 +185,8 @@ def make_answer(command: str, model: Any, options: Namespace) -> Callable[[list[
     streams = given.get("stream", False)
     if command == "generate":
         given["copies"] = Counter()  # so that a repeated prompt is sampled anew
-        given["stream"] = partial(_show, escape) if streams else None
+        show = partial(print, end="", flush=True)
+        given["stream"] = (lambda text: show(escape(text))) if streams else None
 
     def answer(lines: list[str]) -> list[str]:
         found = function(model, lines, **given)
@@ -195,7 +196,3 @@ def make_answer(command: str, model: Any, options: Namespace) -> Callable[[list[
         return ["\t".join(map(escape, texts)) for texts in cells]
 
     return answer
-
-
-def _show(escape: Callable[[str], str], text: str) -> None:
-    print(escape(text), end="", flush=True)

@@ -47,13 +47,10 @@ def translate(
     check_model(model, is_fit, "an encoder-decoder of texts")
     check_penalty(num_beams, length_penalty, length_penalty_type)
     text = TextModel(model, truncate=truncate, suppress_tokens=suppress_tokens)
-    tokenizer = text.tokenizer
-    # Some tokenizers, such as that of BART, put a special token before each text.
-    prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
 
     def prepare(line: str) -> Item:
-        ids = text.truncate(tokenizer.encode(line), n_special=len(prefix) + 1)
-        return Item([*prefix, *ids, tokenizer.eos_id], len(ids))
+        ids = text.source(line)
+        return Item(ids, len(ids))
 
     def run(items: list[Item]) -> list[Any]:
         return text.targets(

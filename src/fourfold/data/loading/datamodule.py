@@ -13,7 +13,7 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from fourfold.core.validation import check_positive, check_range
-from fourfold.data.loading.length_bucketing import BatchOrder, LengthBucketedOrder
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
 
@@ -28,7 +28,7 @@ class BatchedDataset(Dataset[Any]):
         order: Division of the rows into the batches of each epoch.
     """
 
-    order: BatchOrder
+    order: LengthBucketedOrder
 
     def __len__(self) -> int:
         return self.order.n_rows
@@ -44,8 +44,6 @@ class BatchedDataset(Dataset[Any]):
     @cached_property
     def max_length(self) -> int:
         """Number of tokens of the longest example."""
-        # Datasets with another kind of order set this attribute themselves.
-        assert isinstance(self.order, LengthBucketedOrder)
         return int(self.order.lengths.max(initial=0))
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Batch orders: the protocol BatchOrder, length-bucketed batches and repeated augmentation.
+"""Batch orders: length-bucketed batches and repeated augmentation.
 
 A batch order divides the rows (examples) of a split into batches. The batches depend only on seed
 and epoch, and an order keeps no random state. The epoch and the number of its trained batches are
@@ -6,10 +6,9 @@ therefore enough to resume.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,49 +17,6 @@ from fourfold.errors import InputError
 
 # Number of images whose copies are interleaved before the next images follow.
 ROWS_PER_REPEAT_GROUP = 16
-
-
-class BatchOrder(Protocol):
-    """Protocol of a batch order, which divides the rows of a split into the batches of each epoch.
-
-    Every epoch has the same number of batches.
-
-    Attributes:
-        seed: Seed of the shuffling.
-        shuffle: True if each epoch shuffles rows and batches anew; otherwise all epochs are equal.
-        equal_lengths: True if all rows have the same length. Then every batch, except perhaps the
-            last, has the same number of rows.
-    """
-
-    seed: int
-    shuffle: bool
-    equal_lengths: bool
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows (examples) in an epoch."""
-
-    @property
-    def n_batches(self) -> int:
-        """Number of batches in an epoch, over all ranks."""
-
-    def max_rows_of(self, n: int) -> int:
-        """Return the number of rows in the `n` largest batches of every epoch."""
-
-    def min_rows_of_last(self, n: int) -> int:
-        """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
-
-    def batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Return the batches of an epoch, arrays with the indices in the split of their rows.
-
-        The sequence may compute a batch at its first access.
-        """
-
-    def fingerprint(self) -> str:
-        """Return a hash of the data and options on which the batches depend.
-
-        Training resumes only from a checkpoint with the same hash.
-        """
 
 
 @dataclass(eq=False)
@@ -83,6 +39,10 @@ class LengthBucketedOrder:
         max_rows: Upper bound on the rows of a batch; None if only the tokens are limited.
         seed: Seed of the shuffling, combined with the number of the epoch.
         shuffle: False to return the same batches in the same order in every epoch (evaluation).
+
+    Attributes:
+        equal_lengths: True if all rows have the same length. Then every batch, except perhaps the
+            last, has the same number of rows.
 
     Raises:
         InputError: If there are no rows, if a bound is below 1, or if a row is
@@ -132,10 +92,12 @@ class LengthBucketedOrder:
 
     @property
     def n_rows(self) -> int:
+        """Number of rows (examples) in an epoch."""
         return len(self.lengths)
 
     @property
     def n_batches(self) -> int:
+        """Number of batches in an epoch, over all ranks."""
         return len(self._boundaries) + 1
 
     @cached_property
@@ -143,9 +105,11 @@ class LengthBucketedOrder:
         return np.sort(np.diff(self._boundaries, prepend=0, append=self.n_rows))
 
     def max_rows_of(self, n: int) -> int:
+        """Return the number of rows in the `n` largest batches of every epoch."""
         return int(self._ascending_sizes[self.n_batches - n :].sum())
 
     def min_rows_of_last(self, n: int) -> int:
+        """Return a lower bound on the number of rows in the last `n` batches of every epoch."""
         sizes = self._ascending_sizes
         if self.equal_lengths:  # only the last batch may have fewer rows than the others
             return int(sizes[:n].sum())
@@ -153,6 +117,7 @@ class LengthBucketedOrder:
         return int(sizes[: n - 1].sum() + sizes[max(n - 1, len(sizes) // 2)])
 
     def batches(self, epoch: int) -> list[np.ndarray]:
+        """Return the batches of an epoch, arrays with the indices in the split of their rows."""
         if not self.shuffle:
             return np.split(np.argsort(self.lengths, kind="stable"), self._boundaries)
         rng = np.random.default_rng([self.seed, epoch])
@@ -192,6 +157,10 @@ class LengthBucketedOrder:
         return self._partners[1][rows]
 
     def fingerprint(self) -> str:
+        """Return a hash of the data and options on which the batches depend.
+
+        Training resumes only from a checkpoint with the same hash.
+        """
         bounds = (self.max_tokens, self.max_rows, self.seed, self.shuffle)
         data = self.lengths.tobytes() + repr(bounds).encode()
         return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from fourfold.data.loading.length_bucketing import BatchOrder
+from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.errors import InputError
 
 
@@ -36,7 +36,7 @@ class SampleKey(NamedTuple):
 
 
 class EpochSampler(Sampler[list[SampleKey]]):
-    """Batch sampler of one rank (process) over the batches of a `BatchOrder`.
+    """Batch sampler of one rank (process) over the batches of a `LengthBucketedOrder`.
 
     Each step of an epoch takes the next `world_size` batches of the order, one for each rank. In
     training, the last step divides all remaining examples among the ranks. Therefore every rank
@@ -66,7 +66,7 @@ class EpochSampler(Sampler[list[SampleKey]]):
 
     def __init__(
         self,
-        order: BatchOrder,
+        order: LengthBucketedOrder,
         *,
         rank: int = 0,
         world_size: int = 1,

@@ -23,9 +23,8 @@ def limit_lengths(
     too_long: TooLong,
     split: str,
     *,
-    option: str = "max_len",
-    unit: str = "tokens",
     lengths: np.ndarray | None = None,
+    **options: str,
 ) -> tuple[list[RaggedArray], TextTable]:
     """Truncate or drop examples with more than `limit` tokens, or raise an error.
 
@@ -38,11 +37,10 @@ def limit_lengths(
             first `limit` tokens of every text. "drop" drops the example from "train", but equals
             "truncate" in "val" and "test", because a score must include all examples.
         split: Name of the split.
-        option: Name of the option that sets the limit, for error messages.
-        unit: Unit of the lengths, for messages.
         lengths: (examples,) number of tokens of each example, which is compared with `limit`; by
             default that of its longest text. If these are sums over several texts, a truncated
             example may remain longer than `limit`, and the caller must shorten it.
+        options: `option` and `unit` of `rows_within_limit`.
 
     Returns:
         Token ids and table of the remaining examples. Truncation does not change the table.
@@ -52,7 +50,6 @@ def limit_lengths(
     """
     if lengths is None:
         lengths = np.max([column.lengths for column in columns], axis=0)
-    options = {"option": option, "unit": unit}
     kept = rows_within_limit(lengths, table.location, limit, too_long, split, **options)
     if len(kept) < len(table):
         return [column.take(kept) for column in columns], table.select(kept)
@@ -73,7 +70,8 @@ def rows_within_limit(
     """Return the indices of the examples that remain; see `limit_lengths`.
 
     With "truncate", all examples remain, and the caller must truncate them. `location` returns the
-    location of an example for an error message.
+    location of an example, `option` is the name of the option that sets the limit, and `unit` is
+    the unit of the lengths, all for messages.
     """
     check_choice("data.too_long", too_long, ["error", "truncate", "drop"])
     too_long_rows = np.flatnonzero(lengths > limit)

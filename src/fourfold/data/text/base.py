@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -20,7 +21,7 @@ from fourfold.data.readers.documents import Documents, DocumentUnit, TextSource
 from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.truncation import TooLong
-from fourfold.data.text.token_cache import TrainingTexts
+from fourfold.data.text.token_cache import TrainingTexts, stream_arrays
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -262,6 +263,11 @@ class DocumentDataModule(TextDataModule):
             self._fingerprints[split] = self._text_source().fingerprint(split)
         folder = Path(self.cache_dir).expanduser() if self.cache_dir else default_cache_dir()
         return cached_arrays(folder, digest(self._fingerprints[split], options), produce)
+
+    def encoded_stream(self, name: str, raw: Documents, tokenizer: Tokenizer) -> Arrays:
+        """Return the arrays of the `TokenStream` of a split, from the cache."""
+        produce = partial(stream_arrays, raw, tokenizer, self.num_workers)
+        return self.cached(name, ("stream", tokenizer.to_str()), produce)
 
     def prepare_data(self) -> None:
         """Train the tokenizer and encode the text; Lightning calls it on one rank per machine."""

@@ -4,7 +4,6 @@ Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 """
 
 from dataclasses import KW_ONLY, InitVar, dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ from fourfold.data.readers.documents import Documents, DocumentUnit
 from fourfold.data.readers.truncation import rows_within_limit
 from fourfold.data.text.base import DocumentDataModule, text_data
 from fourfold.data.text.packing import TokenStream
-from fourfold.data.text.token_cache import map_bin_file, stream_arrays
+from fourfold.data.text.token_cache import map_bin_file
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -178,11 +177,7 @@ class CausalTextData(DocumentDataModule):
     def encode(self, name: str, raw: Documents | str, tokenizer: Tokenizer) -> BatchedDataset:
         if isinstance(raw, str):
             return self._block_dataset(name, raw, map_bin_file(raw, tokenizer))
-        arrays = self.cached(
-            name,
-            ("stream", tokenizer.to_str()),
-            partial(stream_arrays, raw, tokenizer, self.num_workers),
-        )
+        arrays = self.encoded_stream(name, raw, tokenizer)
         stream = TokenStream(*(arrays[key] for key in ("ids", "offsets", "bytes", "words")))
         if self.batching == "documents":
             return self._document_dataset(name, raw, stream, tokenizer.eos_id)

@@ -5,11 +5,9 @@ from dataclasses import field
 from typing import Literal, NamedTuple
 
 from fourfold.core.validation import check_choice
-from fourfold.data.readers.splits import Source
 from fourfold.data.readers.text_table import TextTable
-from fourfold.data.readers.truncation import TooLong
 from fourfold.data.text.base import text_data
-from fourfold.data.text.sequence_classification import SequenceData
+from fourfold.data.text.sequence_classification import FixedData
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
 from fourfold.tokenization.training import TokenizerConfig
@@ -45,7 +43,7 @@ GlueTaskName = Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", 
 
 
 @text_data
-class GlueData(SequenceData):
+class GlueData(FixedData):
     """DataModule for one task of GLUE: train.tsv for training, dev.tsv for validation and test.
 
     The labels of GLUE's test.tsv are not public. Papers and model cards therefore report scores on
@@ -65,17 +63,7 @@ class GlueData(SequenceData):
 
     drop_uneven = True  # a line in train.tsv of QQP has 3 of 6 fields
 
-    source: Source = field(default="files", init=False)
-    text: list[int | str] = field(init=False)
-    label: int | str = field(init=False)
-    classes: list[str] | None = field(init=False)
-    regression: bool = field(init=False)
-    hub: None = field(default=None, init=False)
-    too_long: TooLong = field(default="truncate", init=False)
-    draw_seed: int = field(default=0, init=False)
-    train: str = field(init=False)
     val: str = field(init=False)
-    test: str = field(init=False)
     task: GlueTaskName  # type: ignore[misc]  # the fields before it are no arguments
     folder: str = "glue"
     dev: str | None = None

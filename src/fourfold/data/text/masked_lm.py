@@ -20,7 +20,7 @@ from fourfold.data.text.base import DocumentDataModule, text_data
 from fourfold.data.text.masking import Masking, MaskingConfig, masked_batch
 from fourfold.data.text.next_sentence import SegmentPairDataset
 from fourfold.data.text.packing import SentenceBreak, Sentences
-from fourfold.data.text.token_cache import sentence_arrays, stream_arrays
+from fourfold.data.text.token_cache import sentence_arrays
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
@@ -172,11 +172,7 @@ class MaskedTextData(DocumentDataModule):
 
     def _document_dataset(self, name: str, raw: Documents, masking: Masking) -> MaskedRowDataset:
         tokenizer = masking.tokenizer
-        arrays = self.cached(
-            name,
-            ("stream", tokenizer.to_str()),
-            partial(stream_arrays, raw, tokenizer, self.num_workers),
-        )
+        arrays = self.encoded_stream(name, raw, tokenizer)
         lengths = np.diff(arrays["offsets"]) - 1  # without EOS
         limit = self.max_len - 2
         kept = rows_within_limit(lengths, raw.location, limit, self.too_long, name)

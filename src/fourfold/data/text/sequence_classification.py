@@ -197,7 +197,23 @@ class SequenceData(LabelledDataModule):
 
 
 @text_data
-class TrecData(SequenceData):
+class FixedData(SequenceData):
+    """Base class of the DataModules for published files, which know columns and classes."""
+
+    source: Source = field(default="files", init=False)
+    text: int | str | list[int | str] = field(default="text", init=False)
+    label: int | str = field(default="label", init=False)
+    classes: list[str] | None = field(default=None, init=False)
+    regression: bool = field(default=False, init=False)
+    hub: None = field(default=None, init=False)
+    too_long: TooLong = field(default="truncate", init=False)
+    draw_seed: int = field(default=0, init=False)
+    train: str = field(default="", init=False)
+    test: str = field(default="", init=False)
+
+
+@text_data
+class TrecData(FixedData):
     """DataModule for the question classification of TREC (Li and Roth 2002).
 
     A line of the files is ``COARSE:fine question`` in Latin-1. A recorded table of results is
@@ -215,17 +231,7 @@ class TrecData(SequenceData):
         'trec_qc.zip/qc/train.txt'
     """
 
-    source: Source = field(default="files", init=False)
-    text: str = field(default="text", init=False)
-    label: str = field(default="label", init=False)
-    classes: None = field(default=None, init=False)
-    regression: bool = field(default=False, init=False)
-    hub: None = field(default=None, init=False)
     n_separators: Literal[1, 2] = field(default=1, init=False)
-    too_long: TooLong = field(default="truncate", init=False)
-    draw_seed: int = field(default=0, init=False)
-    train: str = field(default="", init=False)
-    test: str = field(default="", init=False)
     folder: str = "text_classification/trec_qc.zip/qc"
     fine: bool = False
 

@@ -97,15 +97,12 @@ class CaptionDataset(ImageDataset):
     pad_id: int
     features: Tensor | None = None
 
+    has_static_shape = False  # captions are padded to the longest of their batch
+
     def __post_init__(self) -> None:
         super().__post_init__()
         counts = self.captioned.counts
         self.first = np.cumsum(counts) - counts  # row of each image's first caption
-
-    @property
-    def has_static_shape(self) -> bool:
-        """False, because the captions are padded to the longest caption of each batch."""
-        return False
 
     @property
     def max_length(self) -> int:

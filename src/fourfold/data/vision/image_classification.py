@@ -48,7 +48,6 @@ class ImageDataset(BatchedDataset):
     def __post_init__(self) -> None:
         self.decoded: Tensor | None = None
         bounds = {"max_rows": self.batch_size, "seed": self.seed}
-        self.order: LengthBucketedOrder
         if self.aug_repeats == 1:
             shuffle = isinstance(self.transform, Augmentation)
             self.order = LengthBucketedOrder(np.ones(len(self.images)), shuffle=shuffle, **bounds)
@@ -192,6 +191,7 @@ class ImageData(ResumableDataModule):
     """
 
     batch_class: ClassVar[type] = ImageBatch
+    dataset_class: ClassVar[type[ImageDataset]] = ImageDataset
 
     source: str = "digits"
     _: KW_ONLY
@@ -250,9 +250,9 @@ class ImageData(ResumableDataModule):
         options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
         eval_options = (self._evaluation, self.batch_sizes["val"], self.seed, self.cache)
         return {
-            "train": ImageDataset(train, augmentation, *options),
-            "val": ImageDataset(val, *eval_options),
-            "test": ImageDataset(test, *eval_options),
+            "train": self.dataset_class(train, augmentation, *options),
+            "val": self.dataset_class(val, *eval_options),
+            "test": self.dataset_class(test, *eval_options),
         }
 
     @property

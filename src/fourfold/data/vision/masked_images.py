@@ -3,7 +3,7 @@
 Shapes: B images of a batch, N patches of an image, V visible patches.
 """
 
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -57,13 +57,14 @@ class MaskedImageData(ImageData):
     """
 
     batch_class = MaskedImageBatch
+    dataset_class = MaskedImageDataset
 
     _: KW_ONLY
     patch_size: int = 16
     mask_ratio: float = 0.75
 
     def build(self) -> dict[str, BatchedDataset]:
-        datasets = super().build()
+        datasets: dict[str, Any] = super().build()
         side, rest = divmod(self._evaluation.size, self.patch_size)
         if rest:
             size = self._evaluation.size
@@ -73,11 +74,6 @@ class MaskedImageData(ImageData):
         if not 0 < n_visible < side**2:
             message = f"must leave at least one of {side**2} patches visible and one masked"
             raise InputError(f"{message}, got {self.mask_ratio}", option="data.mask_ratio")
-        return {
-            split: MaskedImageDataset(
-                **{field.name: getattr(dataset, field.name) for field in fields(ImageDataset)},
-                n_patches=side**2,
-                n_visible=n_visible,
-            )
-            for split, dataset in datasets.items()
-        }
+        for dataset in datasets.values():
+            dataset.n_patches, dataset.n_visible = side**2, n_visible
+        return datasets

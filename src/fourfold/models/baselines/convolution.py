@@ -76,11 +76,6 @@ class ConvolutionalLMConfig(ModelConfig):
         """Dilation in tokens of each of the `n_layers` blocks."""
         return [self.dilations[i % len(self.dilations)] for i in range(self.n_layers)]
 
-    @property
-    def reach(self) -> int:
-        """Number of tokens before the last input token that a prediction depends on."""
-        return (self.kernel_size - 1) * sum(self.layer_dilations)
-
 
 class ConvolutionalBlock(nn.Module):
     """Causal convolution with a residual connection, a block of ConvS2S or ByteNet.

@@ -67,12 +67,8 @@ class CLIPConfig(TransformerConfig):
     patch_size: int = 32
     n_channels: int = 3
     d_embed: int = 512
+    n_prefix: ClassVar[int] = 1  # tokens before the patches: the class token
     ranges: ClassVar = {"eos_id": {"minimum": 0, "maximum": MAX_VOCABULARY}}
-
-    @property
-    def n_prefix(self) -> int:
-        """Number of tokens before the patches: the class token."""
-        return 1
 
     @property
     def image_tower(self) -> TransformerConfig:

@@ -44,6 +44,7 @@ class SigLIPConfig(CLIPConfig):
     patch_size: int = 16
     d_embed: int = 768
     pad_id: int = 1
+    n_prefix: ClassVar[int] = 0  # the patches are pooled without a class token
     ranges: ClassVar = {"pad_id": {"minimum": 0, "maximum": MAX_VOCABULARY}}
 
     def __post_init__(self) -> None:
@@ -51,11 +52,6 @@ class SigLIPConfig(CLIPConfig):
         if self.d_embed != self.image_d_model:
             message = f"must equal image_d_model ({self.image_d_model}), got {self.d_embed}"
             raise InputError(message, option="d_embed")
-
-    @property
-    def n_prefix(self) -> int:
-        """Number of tokens before the patches."""
-        return 0
 
 
 class SigLIP(CLIP):

@@ -15,7 +15,7 @@ from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, Init, TransformerConfig
 from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.core.masks import mask_and_positions
-from fourfold.layers.base_model import Model
+from fourfold.layers.base_model import Model, embedding_from_config
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize
 from fourfold.layers.token_embedding import TokenEmbedding
@@ -101,15 +101,7 @@ class EncoderWithProjection(Model):
         self.config = config
         width = config.embedding_size
         if embed is None:
-            self.embed = TokenEmbedding(
-                config.vocab_size,
-                width,
-                max_len=config.max_len,
-                positions="learned",
-                n_segments=config.n_segments,
-                norm=norm_from_config(config, width),
-                dropout=config.dropout,
-            )
+            self.embed = embedding_from_config(config, has_norm=True, width=width)
         else:
             # Assigning a module the usual way would register it here, too.
             object.__setattr__(self, "embed", embed)

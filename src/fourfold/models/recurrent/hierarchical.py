@@ -8,14 +8,14 @@ documents, T words of the longest sentence, B documents, S sentences of the long
 width of the embedding, D width of an annotation (an output vector of an encoder), K classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.hooks import RemovableHandle
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
@@ -124,18 +124,13 @@ class Pooling(nn.Module):
             scores = self.project(h).tanh() @ self.context  # (N, T)
         return scores.masked_fill(~real, -torch.inf).softmax(-1)
 
-    @contextmanager
-    def watch_weights(self, visit: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+    def watch_weights(self, visit: Callable[[Tensor, Tensor], None]) -> RemovableHandle:
         """Pass the weights of each call, and the mask of its keys, to a function."""
 
         def hook(pool: Pooling, args: tuple[Tensor, Tensor]) -> None:
             visit(*(x[:, None, None] for x in (pool.weights(*args), args[1])))
 
-        handle = self.register_forward_pre_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return self.register_forward_pre_hook(hook)
 
 
 class Level(Layers):

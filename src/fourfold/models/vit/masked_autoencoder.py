@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, NormPlacement, TransformerConfig
+from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model, patches_from_config, second_stack
 from fourfold.layers.image_positions import VIT_POSITIONS
 from fourfold.layers.init import vaswani
 from fourfold.layers.positions import make_positions
+from fourfold.models.vit.model import PatchConfig
 
 MASK_TOKEN_STD = 0.02  # also of the class token
 
 
 @dataclass(frozen=True)
-class MaskedAutoencoderConfig(TransformerConfig):
+class MaskedAutoencoderConfig(PatchConfig):
     """Config of an MAE; the defaults have ViT-B/16 (111,655,680 parameters; He et al. 2021).
 
     The fields of `TransformerConfig` describe the encoder. In the decoder, `decoder_d_model`,
@@ -33,9 +34,6 @@ class MaskedAutoencoderConfig(TransformerConfig):
     all others hold for both.
 
     Args:
-        image_size: Side of the square image in pixels.
-        patch_size: Side of a patch in pixels.
-        n_channels: Number of channels C.
         positions: Sines and cosines of row and column, in the encoder and the decoder: sincos2d_mae
             (as in the authors' code) or sincos2d (as in `ViT`).
         decoder_d_model: Width E of the decoder.
@@ -44,16 +42,6 @@ class MaskedAutoencoderConfig(TransformerConfig):
         decoder_d_ff: Hidden width of the feed-forward layers of the decoder.
     """
 
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_ff: int = 3072
-    activation: Activation = "gelu"
-    norm_placement: NormPlacement = "pre"
-    dropout: float = 0.0
-    image_size: int = 224
-    patch_size: int = 16
-    n_channels: int = 3
     positions: Literal["sincos2d", "sincos2d_mae"] = "sincos2d_mae"
     decoder_d_model: int = 512
     n_decoder_layers: int = 8

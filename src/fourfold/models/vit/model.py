@@ -30,13 +30,32 @@ from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
 
 
 @dataclass(frozen=True)
-class ViTConfig(TransformerConfig):
-    """Config of a Vision Transformer; the defaults are ViT-B/16 at 224 (86,567,656 parameters).
+class PatchConfig(TransformerConfig):
+    """Config of the encoder of an image, which is divided into patches; by default ViT-B/16.
 
     Args:
         image_size: Side of the square image in pixels.
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
+    """
+
+    d_model: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    d_ff: int = 3072
+    activation: Activation = "gelu"
+    norm_placement: NormPlacement = "pre"
+    dropout: float = 0.0
+    image_size: int = 224
+    patch_size: int = 16
+    n_channels: int = 3
+
+
+@dataclass(frozen=True)
+class ViTConfig(PatchConfig):
+    """Config of a Vision Transformer; the defaults are ViT-B/16 at 224 (86,567,656 parameters).
+
+    Args:
         n_classes: Number of classes K. None takes that of the data.
         pool: Hidden state that is classified: cls (that of the class token), mean (the mean over
             all patches; Beyer et al. 2022) or cls_mean (both, concatenated; DINOv2).
@@ -65,16 +84,6 @@ class ViTConfig(TransformerConfig):
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
     """
 
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_ff: int = 3072
-    activation: Activation = "gelu"
-    norm_placement: NormPlacement = "pre"
-    dropout: float = 0.0
-    image_size: int = 224
-    patch_size: int = 16
-    n_channels: int = 3
     n_classes: int | None = 1000
     pool: Literal["cls", "mean", "cls_mean"] = "cls"
     distillation: bool = False

@@ -24,10 +24,10 @@ from fourfold.core.attention import Attention, lower_mask
 from fourfold.core.masks import Mask
 from fourfold.environment import provenance
 from fourfold.errors import InputError
+from fourfold.json_files import read_json
 from fourfold.reproduce.cells import Cell, measured_cell
 from fourfold.reproduce.interleaved_timing import Call, interleave
 from fourfold.reproduce.measured import decoding
-from fourfold.reproduce.table_files import read_provenance
 from fourfold.reproduce.tables import Row, Table
 
 TIER = "measured"
@@ -170,7 +170,7 @@ def time_rows(
         InputError: `rounds` is smaller than the number of recorded rounds of one of the rows.
     """
     file = out / table.name / TIER / "provenance.json"
-    runs = read_provenance(file).get("runs", ())
+    runs = read_json(file, optional=True).get("runs", ())
     recorded = {name: [run for run in runs if run["row"] == name] for name in table.rows}
     for row in rows:
         if rounds < (n := len(recorded[row.name])):

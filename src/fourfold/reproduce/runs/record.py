@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.errors import InputError
+from fourfold.json_files import read_json
 from fourfold.reproduce.cells import Cell, run_cell
 from fourfold.reproduce.runs.plan import plan_runs, row_runs
 from fourfold.reproduce.runs.run import Machine, Run, title_of
-from fourfold.reproduce.table_files import read_provenance
 from fourfold.reproduce.tables import Table
 
 Entry = dict[str, Any]  # result of one run, as provenance.json holds it
@@ -40,7 +40,7 @@ class Record:
         # Results by title of the run, for each table whose file holds them.
         self._by_table: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
         for file in files:
-            about = read_provenance(file)
+            about = read_json(file, optional=True)
             for entry in (*about.get("runs", ()), *about.get("outdated", ())):
                 entry_data = entry.pop("data", about.get("data", {}))
                 title = title_of(entry)
