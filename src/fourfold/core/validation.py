@@ -231,9 +231,7 @@ def check_range(
 ) -> None:
     """Raise InputError unless `value` is finite and within the bounds; above and below exclude."""
     in_range = value <= maximum and value < below and (minimum is None or value >= minimum)
-    largest, kind = sys.float_info.max, "finite"
-    if isinstance(value, int):
-        largest, kind = sys.maxsize, "an integer of 64 bits"
+    largest = sys.maxsize if isinstance(value, int) else sys.float_info.max
     in_range = in_range and abs(value) <= largest
     if not in_range or (above is not None and not value > above):
         bounds = {
@@ -244,5 +242,5 @@ def check_range(
         }
         said = [f"{word} {bound:.12g}" for word, bound in bounds.items() if bound is not None]
         if not abs(value) <= largest and maximum == below == math.inf:
-            said.append(kind)
+            said.append("finite" if largest > sys.maxsize else "an integer of 64 bits")
         raise InputError(f"must be {' and '.join(said)}, got {quote(value)}", option=name)
