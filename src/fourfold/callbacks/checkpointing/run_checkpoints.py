@@ -304,7 +304,7 @@ def is_resumable(trainer: Trainer, hook: Literal["batch", "validation", "epoch"]
 
     Args:
         trainer: The Trainer.
-        hook: Name of the current hook, without "on_", "train_" and "end".
+        hook: Current hook: "batch" is `on_train_batch_end`, and so on.
     """
     ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     if hook == "epoch":
