@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_printed_commands_use_the_trained_models(root: Path, tmp_path: Path) -> None:
     script = [sys.executable, str(root / "scripts" / "demo"), "--quick"]
     output = subprocess.run(

@@ -48,6 +48,14 @@ def test_run_directory_contains_config_metrics_and_checkpoints(
     assert "nothing to do: the run is complete at step 6;" in more.out
 
 
+def test_without_a_command_it_makes_the_objects_of_a_training(
+    configs: dict[str, Path], here: Path
+) -> None:
+    cli = FourfoldCLI(args=["--config", str(configs["lm"]), "--run_dir=r"], run=False)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    assert cli.trainer.global_step == 6
+
+
 def test_lines_of_progress_without_a_terminal(
     run: Run, configs: dict[str, Path], here: Path
 ) -> None:

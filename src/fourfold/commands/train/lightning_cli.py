@@ -149,7 +149,8 @@ class FourfoldCLI(LightningCLI):
         check_seed("seed_everything", self.options["seed_everything"])
         # Otherwise Lightning would replace the model's options by those of the checkpoint.
         self._ckpt_path = self.options.get("ckpt_path")
-        self.options["ckpt_path"] = None
+        if self._ckpt_path:  # with `run=False`, there is no such option
+            self.options["ckpt_path"] = None
 
     def before_instantiate_classes(self) -> None:
         """Check the options, and choose the run directory, the checkpoint and the precision.
