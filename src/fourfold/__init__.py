@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fourfold.commands.infer.classify import classify, tag
     from fourfold.commands.infer.fill_mask import fill
     from fourfold.commands.infer.generate import generate_text
+    from fourfold.commands.infer.score import score
     from fourfold.commands.infer.translate import translate
     from fourfold.explorer.write import look
     from fourfold.families import Family, register
@@ -38,6 +39,7 @@ __all__ = [
     "look",
     "register",
     "save",
+    "score",
     "tag",
     "translate",
 ]
@@ -57,6 +59,7 @@ _MODULES = {
     "look": "fourfold.explorer.write",
     "register": "fourfold.families",
     "save": "fourfold.checkpoints.save",
+    "score": "fourfold.commands.infer.score",
     "tag": "fourfold.commands.infer.classify",
     "translate": "fourfold.commands.infer.translate",
 }
