@@ -285,7 +285,7 @@ def test_l2r_masks_the_rest_of_the_word_only() -> None:
     scorer = METHODS["masked"]["masked_l2r"](build("masked"))
     rows = scorer.rows("", "the unlikely.")
     ids, _, numbers = TOKENIZER.encode_with_words("the unlikely.")
-    masks = [[i for i, token in enumerate(row.ids) if token == TOKENIZER.mask_id] for row in rows]
+    masks = [list(range(*row.masked)) for row in rows]
     expected = [
         [j + 1 for j in range(i, len(ids)) if numbers[j] == numbers[i]] for i in range(len(ids))
     ]

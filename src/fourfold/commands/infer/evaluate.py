@@ -25,7 +25,6 @@ from fourfold.layers.base_model import Model
 from fourfold.metrics.significance import difference_intervals, holm, mcnemar, share_interval
 from fourfold.text_files import parse_json, read_lines, resolve
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SUFFIXES = {"blimp": ".jsonl", "zorro": ".txt", "pairs": ".tsv", "lambada": ".jsonl"}
 # The paper has 12 groups; the files name two of the paradigms of argument structure differently.
 MERGED = {"s-selection": "argument_structure"}
@@ -165,9 +164,7 @@ def evaluate(options: Namespace, argv: Sequence[str]) -> int:
     Raises:
         InputError: A file, a checkpoint or a text is invalid.
     """
-    paths = dict(zip(LETTERS, dict.fromkeys(options.checkpoint), strict=False))
-    if len(paths) < len(options.checkpoint):
-        raise InputError(f"must be at most {len(LETTERS)} different ones", option="--checkpoint")
+    paths = {chr(ord("A") + i): path for i, path in enumerate(options.checkpoint)}
     questions = read_questions(options.benchmark, options.file)
     models = {letter: _answer_runs(path, questions, options) for letter, path in paths.items()}
     tables = tabulate(questions, models)

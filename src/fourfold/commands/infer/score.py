@@ -113,6 +113,7 @@ class Row:
     targets: list[Target]
     begin: int
     source: tuple[int, ...] = ()
+    masked: tuple[int, int] = (0, 0)  # first position that is masked, and the one after the last
     values: list[list[float]] = field(default_factory=list)  # K values of each target
 
 
@@ -136,9 +137,9 @@ class Scorer(TextModel):
         self.eos = self.default_eos if eos is None else eos
         self.n_divided = 0  # number of texts that are longer than the model
         self.start: int = first_known(tokenizer.prepended_id, tokenizer.eos_id)
-        self.sets = []
-        begins = tokenizer.begins_word
-        for tokens in (begins, ~begins) if borders and self.default_eos is not None else ():
+        self.begins, self.sets = tokenizer.begins_word, []
+        borders = borders and self.default_eos is not None
+        for tokens in (self.begins.copy(), ~self.begins) if borders else ():
             tokens[tokenizer.special_ids] = False
             tokens[tokenizer.eos_id] = True  # the text ends
             self.sets.append(torch.from_numpy(tokens.nonzero()[0]).to(self.device))
@@ -238,11 +239,11 @@ class Scorer(TextModel):
         text, scored = "".join(request), request[1]
         targets = [target for row in rows for target in row.targets]
         values = [value for row in rows for value in row.values]
-        begins, tokens = self.tokenizer.begins_word, []
+        tokens = []
         following = [value[2:3] for value in values[1:]] + [[0.0]]
         for (i, (a, b)), value, after in zip(targets, values, following, strict=True):
             # A word without white space before it begins with another kind of token.
-            borders = (value[3 - begins[i]], *after) if self.sets else ()
+            borders = (value[3 - self.begins[i]], *after) if self.sets else ()
             name = text[a:b] or str(self.tokenizer.backend.id_to_token(i))
             tokens.append(Token(name, (a, b), value[0], bool(value[1]), borders))
         tokens = tokens[: len(tokens) - (bool(self.sets) and not self.eos)]
@@ -265,20 +266,23 @@ class MaskedScorer(Scorer):
 
     def rows(self, context: str, continuation: str) -> list[Row]:
         tokens, words, first = self.encode(context, continuation)
-        if (mask_id := self.tokenizer.mask_id) is None:
+        if self.tokenizer.mask_id is None:
             raise InputError("has a tokenizer without a mask token", option="model")
         found, limit = [], self.max_len and self.max_len - 2
         for begin, start, end in self.windows(first, len(tokens), limit):
             ids = [i for i, _ in tokens[begin:end]]
             ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
             for i in range(start, end):
-                n, at = bisect_right(words, words[i], i, end) - i if self.l2r else 1, i - begin + 1
-                row = [*ids[:at], *[mask_id] * n, *ids[at + n :]]
-                found.append(Row(row, [tokens[i]], at - self.shift))
+                last = bisect_right(words, words[i], i, end) if self.l2r else i + 1
+                at, masked = i - begin + 1, (i - begin + 1, last - begin + 1)
+                found.append(Row(ids, [tokens[i]], at - self.shift, masked=masked))
         return found
 
     def hidden(self, rows: list[Row]) -> Tensor:
         ids, real = self.pad([row.ids for row in rows])
+        bounds = torch.tensor([row.masked for row in rows], device=self.device).T[:, :, None]
+        places = torch.arange(ids.shape[1], device=self.device)
+        ids[(places >= bounds[0]) & (places < bounds[1])] = self.tokenizer.mask_id or 0
         is_even = len(rows[0].ids) == len(rows[-1].ids)
         return self.model.encode(ids, mask=None if is_even else real)
 
@@ -297,6 +301,12 @@ class ConditionalScorer(Scorer):
 
     default_eos = True
 
+    @property
+    def config_start(self) -> list[int]:
+        """Start token of the decoder if the config has one, else an empty list."""
+        given = getattr(self.model.config, "decoder_start_token_id", None)
+        return [] if given is None else [given]
+
     def parts(self, context: str, continuation: str) -> tuple[list[int], list[int], list[Target]]:
         """Return the tokens of the source, those before the targets, and the targets."""
         if not context:
@@ -307,20 +317,15 @@ class ConditionalScorer(Scorer):
             for i, (begin, end) in self.encode("", continuation)[0]
         ]
         # If the config has a start token, the target begins with BOS after it (BART).
-        has_start = getattr(self.model.config, "decoder_start_token_id", None) is not None
-        before = [(self.tokenizer.bos_id, (0, 0))] if has_start else []
+        before = [(self.tokenizer.bos_id, (0, 0)) for _ in self.config_start]
         return self.tokenizer.encode(context), [], before + tokens
 
     def rows(self, context: str, continuation: str) -> list[Row]:
         source, start, tokens = self.parts(context, continuation)
-        tokenizer, config, stored = (
-            self.tokenizer,
-            self.model.config,
-            self.model.generation_defaults,
-        )
-        given = getattr(stored, "bos_id", None), getattr(config, "decoder_start_token_id", None)
-        start = [first_known(*given, tokenizer.bos_id), *start]
-        source = [i for i in (tokenizer.prepended_id, *source, tokenizer.eos_id) if i is not None]
+        stored = getattr(self.model.generation_defaults, "bos_id", None)
+        start = [first_known(stored, *self.config_start, self.tokenizer.bos_id), *start]
+        prepended = self.tokenizer.prepended_id
+        source = [*([] if prepended is None else [prepended]), *source, self.tokenizer.eos_id]
         ids = [*start, *(i for i, _ in tokens[:-1])]
         if self.max_len is not None and max(len(source), len(ids)) > self.max_len:
             message = f"has more than {self.max_len} tokens in source or target"
@@ -393,7 +398,7 @@ def score(
             rest of the word); conditional (source and target) or prefix (a sentinel of T5). None
             means the first one that fits the model.
         eos: Score the end-of-text token, too; None means only for conditional.
-        borders: Compute `TextScore.borders`, which `surprisals("word")` uses.
+        borders: Compute `Token.borders`, which `TextScore.surprisals("word")` uses.
         batch_size: Number of inputs of the model in a batch. A masked LM has one input per token.
         together: Number of successive texts that share a batch.
 
@@ -406,15 +411,15 @@ def score(
             text has no token or does not fit, or a score is not finite.
 
     Example:
-        >>> import fourfold, torch
+        >>> import fourfold
         >>> from fourfold.models import CausalLM, CausalLMConfig
         >>> from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
         >>> model = CausalLM(CausalLMConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=50))
         >>> model.tokenizer = train_tokenizer(TokenizerConfig("char"), ["a cat"], mask=False)
         >>> _ = torch.nn.init.zeros_(model.embed.tokens.weight)  # and the tied output matrix
         >>> (found,) = fourfold.score(model.eval(), [("a", " cat")])
-        >>> round(found.per_token, 4), found.n_bytes  # -log(50)
-        (-3.912, 4)
+        >>> round(found.per_token, 4), round(found.per_byte, 4)  # -log(50) for each character
+        (-3.912, -3.912)
     """
     fit = fitting_methods(model)
     method = method or next(iter(fit))
