@@ -136,7 +136,7 @@ class Scorer(TextModel):
         tokenizer = self.tokenizer
         self.eos = self.default_eos if eos is None else eos
         self.n_divided = 0  # number of texts that are longer than the model
-        self.start: int = first_known(tokenizer.prepended_id, tokenizer.eos_id)
+        self.prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
         self.begins, self.sets = tokenizer.begins_word, []
         borders = borders and self.default_eos is not None
         for tokens in (self.begins.copy(), ~self.begins) if borders else ():
@@ -205,7 +205,7 @@ class Scorer(TextModel):
     def rows(self, context: str, continuation: str) -> list[Row]:
         """Return the rows of a request, in the order of the text."""
         tokens, _, first = self.encode(context, continuation)
-        ids = [self.start, *(i for i, _ in tokens)]
+        ids = [first_known(*self.prefix, self.tokenizer.eos_id), *(i for i, _ in tokens)]
         windows = self.windows(first, len(tokens), self.max_len)
         return [Row(ids[a:end], tokens[start:end], start - a) for a, start, end in windows]
 
@@ -257,7 +257,8 @@ class Scorer(TextModel):
 class MaskedScorer(Scorer):
     """Pseudo-log-likelihood: sum of log p(token | text with this token masked).
 
-    Source: Salazar et al. 2020. A model that predicts the token t at position t - 1 sets `shift`.
+    Source: Salazar et al. 2020. A model that predicts the token at position t from the state at
+    t - 1 has a subclass with `shift` 1, and its own `states`.
     """
 
     default_eos = None
@@ -284,7 +285,11 @@ class MaskedScorer(Scorer):
         places = torch.arange(ids.shape[1], device=self.device)
         ids[(places >= bounds[0]) & (places < bounds[1])] = self.tokenizer.mask_id or 0
         is_even = len(rows[0].ids) == len(rows[-1].ids)
-        return self.model.encode(ids, mask=None if is_even else real)
+        return self.states(ids, None if is_even else real)
+
+    def states(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the hidden states (R, T, D) of ids (R, T), all of which see each other."""
+        return self.model.encode(ids, mask=mask)
 
 
 class WordMaskedScorer(MaskedScorer):
@@ -301,12 +306,6 @@ class ConditionalScorer(Scorer):
 
     default_eos = True
 
-    @property
-    def config_start(self) -> list[int]:
-        """Start token of the decoder if the config has one, else an empty list."""
-        given = getattr(self.model.config, "decoder_start_token_id", None)
-        return [] if given is None else [given]
-
     def parts(self, context: str, continuation: str) -> tuple[list[int], list[int], list[Target]]:
         """Return the tokens of the source, those before the targets, and the targets."""
         if not context:
@@ -317,15 +316,16 @@ class ConditionalScorer(Scorer):
             for i, (begin, end) in self.encode("", continuation)[0]
         ]
         # If the config has a start token, the target begins with BOS after it (BART).
-        before = [(self.tokenizer.bos_id, (0, 0)) for _ in self.config_start]
-        return self.tokenizer.encode(context), [], before + tokens
+        if getattr(self.model.config, "decoder_start_token_id", None) is not None:
+            tokens.insert(0, (self.tokenizer.bos_id, (0, 0)))
+        return self.tokenizer.encode(context), [], tokens
 
     def rows(self, context: str, continuation: str) -> list[Row]:
         source, start, tokens = self.parts(context, continuation)
         stored = getattr(self.model.generation_defaults, "bos_id", None)
-        start = [first_known(stored, *self.config_start, self.tokenizer.bos_id), *start]
-        prepended = self.tokenizer.prepended_id
-        source = [*([] if prepended is None else [prepended]), *source, self.tokenizer.eos_id]
+        given = getattr(self.model.config, "decoder_start_token_id", None)
+        start = [first_known(stored, given, self.tokenizer.bos_id), *start]
+        source = [*self.prefix, *source, self.tokenizer.eos_id]
         ids = [*start, *(i for i, _ in tokens[:-1])]
         if self.max_len is not None and max(len(source), len(ids)) > self.max_len:
             message = f"has more than {self.max_len} tokens in source or target"
