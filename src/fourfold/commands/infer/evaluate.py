@@ -83,7 +83,7 @@ def _read(benchmark: str, file: str) -> Iterator[Question]:
         paradigm = str(row.get("UID", name))
         group = str(row.get("linguistics_term", paradigm))
         if benchmark == "zorro":
-            group = name.rpartition("-")[0]
+            group = name.rpartition("-")[0] or name
         pair, word = tuple(("", text) for text in texts), ((texts[0], f" {texts[1]}"),)
         chosen = word if benchmark == "lambada" else pair
         yield Question(MERGED.get(group, group), paradigm, chosen)
