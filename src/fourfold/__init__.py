@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fourfold.commands.infer.classify import tag as tag
     from fourfold.commands.infer.fill_mask import fill as fill
     from fourfold.commands.infer.generate import generate_text as generate_text
+    from fourfold.commands.infer.score import score as score
     from fourfold.commands.infer.translate import translate as translate
     from fourfold.explorer.write import look as look
     from fourfold.families import Family as Family
@@ -42,6 +43,7 @@ _MODULES = {
     "look": "fourfold.explorer.write",
     "register": "fourfold.families",
     "save": "fourfold.checkpoints.save",
+    "score": "fourfold.commands.infer.score",
     "tag": "fourfold.commands.infer.classify",
     "translate": "fourfold.commands.infer.translate",
 }

@@ -49,6 +49,8 @@ COMMANDS = {
     "fill": (INFER, "fill [MASK] or <mask> in each line"),
     "classify": (INFER, "classify one image file or one sentence per line"),
     "caption": (INFER, "describe one image file per line"),
+    "score": (INFER, "log-probability of one text per line"),
+    "evaluate": (INFER, "accuracy on minimal pairs (BLiMP, Zorro) or LAMBADA"),
     "look": ("commands.look", "one HTML file with the attention of a checkpoint"),
     "import": (CONVERT, "write a checkpoint from a directory of transformers"),
     "export": (CONVERT, "write a directory of transformers from a checkpoint"),

@@ -187,6 +187,18 @@ class Tokenizer:
             token's first character in the text and of the character after the token. White space at
             the ends of a token is left out, except in a token of white space.
         """
+        return [(encoding.ids, spans) for encoding, spans in self._located(texts)]
+
+    def encode_with_words(self, text: str) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+        """Return ids and spans as `encode_with_offsets`, and the number of the word of each token.
+
+        Words are those of the pre-tokenizer, which usually separates punctuation from words.
+        """
+        ((encoding, spans),) = self._located([text])
+        return encoding.ids, spans, encoding.word_ids
+
+    def _located(self, texts: Sequence[str]) -> list[tuple[Any, list[tuple[int, int]]]]:
+        """Return the encoding of each text, and the span of each token."""
         # With `trim_offsets`, a post-processor takes a space that the pre-tokenizer has added for
         # a space of the text, and cuts off a character of the word.
         post_processor = self.backend.post_processor
@@ -196,7 +208,7 @@ class Tokenizer:
         finally:
             self.backend.post_processor = post_processor
         return [
-            (encoding.ids, [_without_space(text, *span) for span in encoding.offsets])
+            (encoding, [_without_space(text, *span) for span in encoding.offsets])
             for text, encoding in zip(texts, encodings, strict=True)
         ]
 
@@ -237,6 +249,11 @@ class Tokenizer:
         starts[..., 1:] |= ends[ids[..., :-1]]
         starts[..., :1] = True
         return starts
+
+    @property
+    def begins_word(self) -> np.ndarray:
+        """Copy of an array (vocab_size,) bool: True if a word begins at the token."""
+        return self._word_boundaries[0].copy()
 
     @cached_property
     def _word_boundaries(self) -> tuple[np.ndarray, np.ndarray]:

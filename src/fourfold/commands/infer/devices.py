@@ -1,13 +1,43 @@
-"""Device and numeric precision of a model in an inference command."""
+"""Loading, device and numeric precision of a model in an inference command."""
 
+import sys
+from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from fourfold.core.precision import PRECISIONS
+from fourfold.checkpoints.load import load
+from fourfold.core.precision import (
+    AUTO,
+    PRECISIONS,
+    describe_bf16,
+    resolve_precision,
+    slow_precision,
+)
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
+from fourfold.hub.directory import resolve_path
+from fourfold.layers.base_model import Model
+from fourfold.layers.quantization import quantize
+
+
+def load_model(
+    checkpoint: str, options: Namespace
+) -> tuple[Path, Model, AbstractContextManager[object]]:
+    """Return the path of a checkpoint, its model, and the context in which the model is to run."""
+    device = choose_device(options.device)
+    precision = resolve_precision(options.precision, device, "--precision")
+    if options.precision == AUTO:
+        print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
+    elif warning := slow_precision(precision, device, "--precision"):
+        print(warning, file=sys.stderr)
+    path = resolve_path(checkpoint)
+    model = load(path, classes=tuple(options.allow_class))
+    move_model(model, device, precision)
+    quantize(model, options.quantize, "--quantize")
+    return path, model, autocast(device, precision)
 
 
 def choose_device(name: str) -> torch.device:

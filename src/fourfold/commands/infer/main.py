@@ -1,11 +1,11 @@
-"""`fourfold translate`, `generate`, `fill`, `classify` and `caption`: options, and standard input.
+"""`fourfold translate`, `generate`, `score` and so on: options, and standard input.
 
 Options are parsed before torch is imported, so that `--help` and error messages appear without
 delay.
 """
 
 import sys
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,13 +14,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
-from fourfold.core.precision import (
-    AUTO,
-    PRECISIONS,
-    describe_bf16,
-    resolve_precision,
-    slow_precision,
-)
+from fourfold.core.precision import AUTO, PRECISIONS
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 
@@ -35,6 +29,11 @@ DESCRIPTIONS = {
     "Text classifiers: one sentence, a pair separated by a tab, or a document, answered by class\n"
     "and probability, or by the predicted value. Taggers: the tag of each word.",
     "caption": "Describe images: one path per line, answered by path and caption.",
+    "score": "Score one text per line; or context, tab, continuation; or source, tab, target:\n"
+    "log-probability (natural logarithm) in total, per token, per word and per byte.",
+    "evaluate": "Evaluate language models on minimal pairs: the correct sentence must have the\n"
+    "higher score. Or on last words: all tokens must be the most likely ones. FILE is the\n"
+    "published zip archive, a folder or a file; lines of pairs are correct, tab, incorrect.",
 }
 EPILOG = """\
 One line is written for each line of standard input, in the same order; an empty line stays empty.
@@ -48,6 +47,7 @@ FUNCTIONS = {
     "fill": "fill_mask:fill",
     "classify": "classify:classify_lines",
     "caption": "caption:caption_lines",
+    "score": "score:score_lines",
 }
 COUNTS = ("batch_size", "num_beams", "max_new_tokens", "n_best", "top_k")  # at least 1
 LOADING_OPTIONS = ("checkpoint", "allow_class", "device", "precision", "quantize")
@@ -62,16 +62,23 @@ def make_parser(command: str) -> OptionParser:
         prog=f"fourfold {command}", description=DESCRIPTIONS[command], epilog=EPILOG
     )
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="PATH", help=CHECKPOINT_HELP)
+    if command == "evaluate":
+        parser.epilog = "Repeat --checkpoint to compare models with the first one.\n"
+        parser.epilog += "A directory of `fourfold seeds` is a model with several runs."
+        add("benchmark", choices=("blimp", "zorro", "pairs", "lambada"))
+        add("file", metavar="FILE")
+        add("--out", metavar="DIR", help="write metrics.json and accuracy.png into this folder")
+    action = "append" if command == "evaluate" else "store"
+    add("--checkpoint", required=True, action=action, metavar="PATH", help=CHECKPOINT_HELP)
     parser.add_allow_class()
-    batch_size = 64 if command == "classify" else 32
+    batch_size = {"classify": 64, "score": 64, "evaluate": 256}.get(command, 32)
     add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     precisions = (AUTO, *PRECISIONS)
     help_text = "(%(default)s); auto is bf16-mixed if the device is fast at it, or 32-true"
     add("--precision", default="32-true", choices=precisions, help=help_text)
     add("--quantize", choices=("int8",), help="weights in int8, on a CPU only")
-    if command != "caption":
+    if command not in ("caption", "score", "evaluate"):
         add("--truncate", action="store_true", help="truncate lines too long for the model")
     if command in ("translate", "generate", "caption"):
         default = f"that of the checkpoint, otherwise {1 if command == 'generate' else 4}"
@@ -108,6 +115,14 @@ def make_parser(command: str) -> OptionParser:
         add("--stop", action="append", default=[], metavar="TEXT", help=help_text)
     elif command in ("fill", "classify"):
         add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")
+    elif command in ("score", "evaluate"):
+        help_text = "causal; masked_l2r or masked; conditional or prefix; default: the first that"
+        add("--method", help=f"{help_text} fits, but `evaluate` prefers prefix")
+        help_text = "score the end-of-text token; default: only for conditional"
+        add("--eos", action=BooleanOptionalAction, help=help_text)
+    if command == "score":
+        help_text = "write the text and the surprisal, -log p, of each token or word instead"
+        add("--by", choices=("token", "word"), help=help_text)
     return parser
 
 
@@ -139,24 +154,16 @@ def main(argv: Sequence[str]) -> int:
     """
     command, *arguments = argv
     options = parse(command, arguments)
+    if command == "evaluate":
+        from fourfold.commands.infer.evaluate import evaluate
+
+        return evaluate(options, argv)
     import torch
 
-    from fourfold.checkpoints.load import load
-    from fourfold.commands.infer.devices import autocast, choose_device, move_model
+    from fourfold.commands.infer.devices import load_model
     from fourfold.commands.infer.line_io import process, read_lines
-    from fourfold.hub.directory import resolve_path
-    from fourfold.layers.quantization import quantize
 
-    device = choose_device(options.device)
-    precision = resolve_precision(options.precision, device, "--precision")
-    if options.precision == AUTO:
-        print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
-    elif warning := slow_precision(precision, device, "--precision"):
-        print(warning, file=sys.stderr)
-    path = resolve_path(options.checkpoint)
-    model = load(path, classes=tuple(options.allow_class))
-    move_model(model, device, precision)
-    quantize(model, options.quantize, "--quantize")
+    path, model, precision = load_model(options.checkpoint, options)
     answer = make_answer(command, model, options)
     try:
         answer([])
@@ -170,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
     # size and need memory; batches of texts are formed from lines of similar length.
     is_single = vars(options).get("stream", False) or sys.stdin.isatty()
     n_batches = 1 if model.accepts_images else 64
-    with torch.inference_mode(), autocast(device, precision):
+    with torch.inference_mode(), precision:
         lines = read_lines(sys.stdin.buffer)
         process(lines, answer, sys.stdout, 1 if is_single else options.batch_size * n_batches)
     return 0
