@@ -79,7 +79,7 @@ class RecurrentLayers(RecurrentStack):
         """
         reason = "a recurrent model, which cannot separate packed documents"
         check_absent(f"{reason} (block_cross_document_attention: true)", documents=mask.documents)
-        check_absent("a recurrent model, which cannot read ahead", prefix=mask.prefix)
+        check_absent("a recurrent model, which needs data.objective causal", prefix=mask.prefix)
         y, state = super().forward(x, None, None if cache is None else cache.state)  # (B, T, H)
         if cache is not None:
             cache.state = state  # `advance` has counted the tokens
