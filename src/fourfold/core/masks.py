@@ -128,7 +128,7 @@ class Mask:
                 ok = ok & (q_documents[b, q] == documents[b, k])
             return ok
 
-        n_batch = next((len(x) for x in (keys, documents, prefix) if x is not None), None)
+        n_batch = next((x.shape[0] for x in (keys, documents, prefix) if x is not None), None)
         if flex and q_len and k_len and n_batch != 0:
             key = causal, window, n_global
             tensors = keys, documents, self.query_documents, prefix

@@ -258,7 +258,7 @@ class SpanCorruptionData(DocumentDataModule):
     Args:
         max_len: Largest number of input tokens, with sentinels and EOS. The sequences have the
             largest number of tokens that gives such inputs.
-        noise_density: Share of the tokens that are replaced.
+        noise_density: Share of the tokens that are replaced, at most 0.9.
         mean_noise_span_length: Mean number of tokens in a span.
 
     Example:
@@ -280,7 +280,8 @@ class SpanCorruptionData(DocumentDataModule):
     def __post_init__(self, tokenizer: TokenizerConfig) -> None:
         super().__post_init__(tokenizer)
         check_range("max_len", self.max_len, minimum=4)
-        check_range("noise_density", self.noise_density, above=0.0, below=1.0)
+        # The search for the length of a sequence takes a step for each of its tokens.
+        check_range("noise_density", self.noise_density, above=0.0, maximum=0.9)
         check_range("mean_noise_span_length", self.mean_noise_span_length, minimum=1.0)
         if self.block_cross_document_attention:
             message = "must be false: the sequences of span corruption continue across documents"
