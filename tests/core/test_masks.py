@@ -1,10 +1,13 @@
 """Attention masks, and positions compared with a count by hand."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
+from fourfold.core.attention import dense_mask
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import Mask, causal_mask, count_positions, mask_and_positions
 from fourfold.errors import InputError
@@ -69,6 +72,60 @@ def test_window_equals_a_double_loop(
                 near = abs(counts[q] - counts[k]) < window or min(q, k) < n_global
                 wanted = near and (k <= q or not causal) and (not padded or real[row][k])
                 assert bool(found[row, 0, i, k]) == wanted
+
+
+@pytest.mark.parametrize("q_len", [7, 3, 1])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("flex", [False, True])
+def test_prefix_equals_a_double_loop(q_len: int, padded: bool, packed: bool, flex: bool) -> None:
+    prefix = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 1, 1, 0, 1], [0] * 7, [1] * 7]).bool()
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1]]).expand(4, 7)
+    keys = torch.arange(7) < torch.tensor([[7], [6], [5], [6]])
+    pattern = Mask(
+        causal=True,
+        prefix=prefix,
+        keys=keys if padded else None,
+        documents=documents if packed else None,
+    )
+    lowered = pattern.lower(q_len, 7, torch.device("cpu"), flex=flex)
+    assert not lowered.causal  # the kernel must not hide what the prefix shows
+    if q_len == 1 and not padded and not packed:
+        assert lowered.mask is None  # the last token sees all others
+        return
+    empty = torch.empty(1, 1, q_len, 1), torch.empty(1, 1, 7, 1)
+    found = dense_mask(lowered.mask, False, None, *empty).expand(4, 1, q_len, 7)
+    for row in range(4):
+        for i in range(q_len):
+            q = 7 - q_len + i
+            for k in range(7):
+                wanted = k <= q or bool(prefix[row, k])
+                wanted = wanted and (not padded or bool(keys[row, k]))
+                wanted = wanted and (not packed or (q < 4) == (k < 4))
+                assert bool(found[row, 0, i, k]) == wanted
+
+
+def test_prefix_of_the_reference() -> None:
+    """Prefix of three of six inputs: the cumulative sum that PaliGemma's mask compares."""
+    prefix = torch.tensor([[True, True, True, False, False, False]])
+    mask = Mask(causal=True, prefix=prefix).lower(6, 6, torch.device("cpu")).mask[0, 0]
+    rows = ["".join(map(str, row)) for row in mask.int().tolist()]
+    assert rows == ["111000"] * 3 + ["111100", "111110", "111111"]
+    count = (~prefix[0]).cumsum(0)
+    assert mask.equal(count[None, :] <= count[:, None])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"causal": False}, "prefix needs a causal mask without a window"),
+        ({"causal": True, "window": 2}, "prefix needs a causal mask without a window"),
+        ({"prefix": torch.ones(2, 3)}, "prefix must be of dtype bool, got torch.float32"),
+    ],
+)
+def test_prefix_is_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Mask(**{"prefix": torch.ones(2, 3, dtype=torch.bool), "causal": True} | options)
 
 
 def test_cache_without_padding_stores_no_mask() -> None:

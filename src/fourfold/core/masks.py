@@ -1,4 +1,4 @@
-"""Attention masks: causal, padding, packed documents and local windows; token positions.
+"""Attention masks: causal, prefix, padding, packed documents, local windows; token positions.
 
 A `Mask` describes the pattern. `Stack` converts a `Mask` once per forward pass to a `LoweredMask`,
 the form that an attention kernel takes. Masks are bool, True = may attend. A padding mask `keys` is
@@ -63,6 +63,9 @@ class Mask:
         n_global: The window neither hides the first `n_global` keys nor applies to the first
             `n_global` queries (global attention of Beltagy et al. 2020). There must be no padding
             on the left.
+        prefix: (B, Tk) bool, True = the causal mask does not hide the key (prefix LM, Raffel et al.
+            2019, section 3.2.1), so that it is bidirectional where all are True. InputError without
+            `causal`, or with a window.
 
     Example:
         >>> pattern = Mask(causal=True, window=2)
@@ -79,11 +82,14 @@ class Mask:
     query_documents: Tensor | None = None
     window: int | None = None
     n_global: int = 0
+    prefix: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.keys is not None and self.keys.dtype != torch.bool:
-            message = f"must be of dtype bool, True = real token, got {self.keys.dtype}"
-            raise InputError(message, option="mask")
+        for name, given in (("mask", self.keys), ("prefix", self.prefix)):
+            if given is not None and given.dtype != torch.bool:
+                raise InputError(f"must be of dtype bool, got {given.dtype}", option=name)
+        if self.prefix is not None and (not self.causal or self.window is not None):
+            raise InputError("needs a causal mask without a window", option="prefix")
 
     def lower(
         self, q_len: int, k_len: int, device: torch.device, flex: bool = False
@@ -100,7 +106,8 @@ class Mask:
         keys, documents, window, n_global = self.keys, self.documents, self.window, self.n_global
         if window is not None and not exporting and max(q_len, k_len) <= window:
             window = None
-        plain = keys is None and documents is None and window is None
+        prefix = self.prefix if causal else None
+        plain = all(x is None for x in (keys, documents, window, prefix))
         if plain and (not causal or q_len == k_len):
             return LoweredMask(None, causal)
         offset = k_len - q_len
@@ -110,9 +117,9 @@ class Mask:
             q_documents = documents[:, k_len - q_len :]
 
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            ok = k >= 0  # True, in the shape of k
-            if causal:
-                ok = ok & (k <= q + offset)
+            ok = k <= q + offset if causal else k >= 0  # the latter is True, in the shape of k
+            if prefix is not None:
+                ok = ok | prefix[b, k]
             if window is not None:
                 ok = ok & _is_near(window, n_global, positions, b, q + offset, k)
             if keys is not None:
@@ -121,11 +128,10 @@ class Mask:
                 ok = ok & (q_documents[b, q] == documents[b, k])
             return ok
 
-        by_row = keys if keys is not None else documents
-        n_batch = None if by_row is None else by_row.shape[0]
+        n_batch = next((x.shape[0] for x in (keys, documents, prefix) if x is not None), None)
         if flex and q_len and k_len and n_batch != 0:
             key = causal, window, n_global
-            tensors = keys, documents, self.query_documents
+            tensors = keys, documents, self.query_documents, prefix
             sizes = n_batch, None, q_len, k_len, str(device)
             return LoweredMask(block_mask(allowed, key, tensors, *sizes))
         # All four dimensions, so that the predicate computes the whole mask by broadcasting.
@@ -189,9 +195,7 @@ def mask_and_positions(
     k_len = ids.shape[1]
     if keys is not None and keys.shape[-1] != k_len:
         message = f"must have one column per token: got {keys.shape[-1]} columns for {k_len} tokens"
-        if cache is not None:
-            message += " (with a cache, pass the mask of the new tokens only)"
-        raise InputError(message, option="mask")
+        raise InputError(f"{message} (with a cache, of the new tokens only)", option="mask")
     if cache is not None:
         cache.advance(ids, keys, documents)
         keys, documents, k_len = cache.keys, cache.documents, cache.length

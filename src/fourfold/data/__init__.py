@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fourfold.data.text.document_classification import DocumentData as DocumentData
     from fourfold.data.text.glue import GlueData as GlueData
     from fourfold.data.text.masked_lm import MaskedTextData as MaskedTextData
+    from fourfold.data.text.masked_lm import SpanCorruptionData as SpanCorruptionData
     from fourfold.data.text.question_answering import QuestionData as QuestionData
     from fourfold.data.text.sequence_classification import SequenceData as SequenceData
     from fourfold.data.text.sequence_classification import TrecData as TrecData
@@ -32,6 +33,7 @@ _MODULES = {
     "QuestionData": "text.question_answering",
     "RecallData": "text.synthetic_sequences",
     "SequenceData": "text.sequence_classification",
+    "SpanCorruptionData": "text.masked_lm",
     "SyntheticSequenceData": "text.synthetic_sequences",
     "TokenData": "text.token_classification",
     "TranslationData": "text.translation",

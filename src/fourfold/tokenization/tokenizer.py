@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, count, groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ ROLES = {
     "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
     "mask": ("<mask>", "[MASK]"),
 }
+SENTINEL = "<extra_id_{}>"  # T5
 # Characters that stand for white space in the tokens of byte-level BPE, SentencePiece and others.
 # A space belongs to the word after the space.
 _LINE_BREAKS = "Ċĉč\n\t\r"
@@ -121,6 +122,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Largest token id + 1, special tokens included, which is the number of rows of a table."""
         return 1 + max(self.vocabulary.values())  # ids from somebody else may have gaps
+
+    @cached_property
+    def sentinel_ids(self) -> list[int]:
+        """Ids of T5's sentinels <extra_id_0>, <extra_id_1> and so on, up to the first missing."""
+        found = (self.backend.token_to_id(SENTINEL.format(i)) for i in count())
+        return list(takewhile(lambda i: i is not None, found))
 
     @property
     def vocabulary(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from fourfold.core.validation import MAX_SIZE, MAX_VOCABULARY, check_positive, check_range
 from fourfold.errors import InputError
-from fourfold.tokenization.tokenizer import ROLES, Tokenizer
+from fourfold.tokenization.tokenizer import ROLES, SENTINEL, Tokenizer
 
 log = logging.getLogger(__name__)
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]
@@ -45,6 +45,9 @@ class TokenizerConfig:
             trains one.
         merges: Path of the merges that belong to a `vocab.json`: GPT-2's `vocab.bpe` or GPT-1's
             `merges.txt`.
+        extra_ids: Number of sentinel tokens <extra_id_0>, <extra_id_1> and so on in a trained
+            vocabulary, for span corruption. As in T5, <extra_id_0> has the last id, <extra_id_1>
+            the id before it, and so on. `vocab_size` includes them.
 
     Example:
         >>> for kind in ("char", "word", "byte_bpe"):
@@ -62,6 +65,7 @@ class TokenizerConfig:
     lowercase: bool = False
     file: str | None = None
     merges: str | None = None
+    extra_ids: int = 0
 
 
 def train_tokenizer(
@@ -85,7 +89,8 @@ def train_tokenizer(
 
     Raises:
         InputError: `vocab_size` is above the limit of a model, not above the number of special
-            tokens, or does not suit unigram; or `min_frequency` is negative or above 2^31.
+            tokens, or does not suit unigram; `extra_ids` is negative; or `min_frequency` is
+            negative or above 2^31.
 
     Example:
         >>> config = TokenizerConfig(vocab_size=20)
@@ -94,13 +99,17 @@ def train_tokenizer(
         'lower low'
     """
     special = list(special or (SPECIAL_TOKENS if mask else SPECIAL_TOKENS[:4]))
-    if config.vocab_size <= len(special):
-        message = f"must exceed the {len(special)} special tokens, got {config.vocab_size}"
+    check_range("tokenizer.extra_ids", config.extra_ids, minimum=0)
+    n_special = len(special) + config.extra_ids
+    if config.vocab_size <= n_special:
+        message = f"must exceed the {n_special} special tokens, got {config.vocab_size}"
         raise InputError(message, option="tokenizer.vocab_size")
     # The library allocates the vocabulary at once, and aborts the process if it cannot.
     check_positive("tokenizer.vocab_size", config.vocab_size, MAX_VOCABULARY)
     check_range("tokenizer.min_frequency", config.min_frequency, minimum=0, maximum=MAX_SIZE)
-    backend = _TRAINERS[config.kind](config, texts, special)
+    ordinary = replace(config, vocab_size=config.vocab_size - config.extra_ids)
+    backend = _TRAINERS[config.kind](ordinary, texts, special)
+    backend.add_special_tokens([SENTINEL.format(i) for i in reversed(range(config.extra_ids))])
     size = backend.get_vocab_size()
     if size < config.vocab_size:
         message = "the text gives a vocabulary of %d tokens, fewer than vocab_size %d"

@@ -50,6 +50,9 @@ class CausalBatch(NamedTuple):
             attention between documents; None if it should not.
         n_bytes: Number of bytes in the text of all targets, for the perplexity per byte.
         n_words: Number of words in the text of all targets, for the perplexity per word.
+        prefix: (B, T) bool, True = token that all tokens of its document see; None without such
+            tokens.
+        weights: (B,) float factor on the loss of each target of a row; None means 1.
     """
 
     ids: Tensor
@@ -57,6 +60,8 @@ class CausalBatch(NamedTuple):
     documents: Tensor | None = None
     n_bytes: int = 0
     n_words: int = 0
+    prefix: Tensor | None = None
+    weights: Tensor | None = None
     epoch: int = 0
     position: int = 0
 

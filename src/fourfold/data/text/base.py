@@ -187,9 +187,10 @@ class TextDataModule(HasTokenizer):
         text = state_dict["tokenizer"]
         if config["file"] is None:
             for key, value in config.items():
-                # Paths may change when files are moved.
-                if key not in ("file", "merges") and saved.get(key) != value:
-                    message = f"must be {saved.get(key)!r}, as in the checkpoint, got {value!r}"
+                # Paths may change when files are moved. Older checkpoints lack newer options.
+                old = saved.get(key, getattr(TokenizerConfig, key))
+                if key not in ("file", "merges") and old != value:
+                    message = f"must be {old!r}, as in the checkpoint, got {value!r}"
                     raise InputError(message, option=f"data.tokenizer.{key}")
         elif text != self.tokenizer.to_str():
             message = "must be the tokenizer of the checkpoint, got another tokenizer in"

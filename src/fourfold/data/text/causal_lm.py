@@ -1,8 +1,13 @@
-"""DataModule for causal language modelling, with datasets of blocks and of documents.
+"""DataModule for language models that read from left to right, with datasets and objectives.
+
+The datasets make blocks or documents, in which the target of each token is the next token. The
+objective prefix or hybrid then changes the batch; its random choices depend only on the seed, the
+epoch and the index of the row in the split.
 
 Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 """
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Literal
 
@@ -11,18 +16,88 @@ import torch
 
 from fourfold.core.validation import check_choice, check_positive, check_range
 from fourfold.data.loading.batches import CausalBatch
-from fourfold.data.loading.counter_rng import integers
+from fourfold.data.loading.counter_rng import integers, uniform
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.readers.documents import Documents, DocumentUnit
 from fourfold.data.readers.truncation import rows_within_limit
 from fourfold.data.text.base import DocumentDataModule, text_data
+from fourfold.data.text.masking import Masking, MaskingConfig
 from fourfold.data.text.packing import TokenStream
 from fourfold.data.text.token_cache import map_bin_file
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
+
+Objective = Callable[[CausalBatch, np.ndarray], CausalBatch]
+_PREFIX_STREAM, _HYBRID_STREAM = 5, 6  # of the counter-based random numbers
+
+
+def with_prefixes(batch: CausalBatch, rows: np.ndarray, *, seed: int) -> CausalBatch:
+    """Draw a prefix of each document, for a prefix LM (Raffel et al. 2019, section 3.2.1).
+
+    Of the n targets of a document, the first P have no loss, where P is uniform from 1 to n - 1.
+    The prefix consists of the inputs 0 to P, which are the first token and these P targets. A
+    document with one target has no prefix. A row is one document if the batch does not separate
+    documents. `rows` (B,) are indices in the split.
+    """
+    targets, real = batch.targets.numpy(), _is_real(batch)
+    document = real if batch.documents is None else batch.documents.numpy()
+    at = np.broadcast_to(np.arange(targets.shape[1]), targets.shape)
+    changes = document[:, 1:] != document[:, :-1]
+    edge = np.ones((len(changes), 1), bool)
+    begins = np.where(np.concatenate([edge, changes], 1), at, 0)
+    begins = np.maximum.accumulate(begins, 1)  # (B, T), of the document of each token
+    ends = np.where(np.concatenate([changes, edge], 1), at + 1, at.shape[1])
+    n_targets = np.minimum.accumulate(ends[:, ::-1], 1)[:, ::-1] - begins
+    draws = uniform(seed, batch.epoch, rows, at.shape[1], _PREFIX_STREAM)
+    draws = np.take_along_axis(draws, begins, 1)
+    length = np.where(n_targets > 1, 1 + (draws * (n_targets - 1)).astype(np.int64), 0)
+    return batch._replace(
+        targets=torch.from_numpy(np.where(at - begins < length, IGNORE_INDEX, targets)),
+        prefix=torch.from_numpy(real & (at - begins <= length)),
+        n_bytes=0,
+        n_words=0,
+    )
+
+
+def _is_real(batch: CausalBatch) -> np.ndarray:
+    """Mark the inputs (B, T) of a batch up to the last target of each row; padding follows."""
+    has_target = batch.targets.numpy() != IGNORE_INDEX
+    return np.maximum.accumulate(has_target[:, ::-1], 1)[:, ::-1]
+
+
+def with_masked_rows(
+    batch: CausalBatch, rows: np.ndarray, *, masking: Masking, share: float, loss_share: float
+) -> CausalBatch:
+    """Turn random rows into rows of masked next-token prediction, for GPT-BERT.
+
+    Source: Charpentier and Samuel 2024. In these rows, attention is bidirectional, and the targets
+    are the tokens that are masked in the input, each at the position before it. The other rows
+    remain causal. On average, the masked rows are `share` of all rows, and the weights of their
+    targets `loss_share` of all weights. `rows` (B,) are indices in the split.
+    """
+    ids, targets, real = batch.ids.numpy(), batch.targets.numpy(), _is_real(batch)
+    draws = uniform(masking.seed, batch.epoch, rows, 1, _HYBRID_STREAM)
+    is_masked = draws < share  # (B, 1)
+    ignored = targets == IGNORE_INDEX
+    # EOS is never masked.
+    noised, selected = masking(
+        np.where(ignored, masking.tokenizer.eos_id, targets), rows, batch.epoch
+    )
+    inputs = ids.copy()
+    inputs[:, 1:] = np.where(ignored[:, :-1], ids[:, 1:], noised[:, :-1])
+    weight = loss_share / (share * masking.config.mlm_probability)
+    other = (1 - loss_share) / (1 - share) if share < 1 else 0.0
+    return batch._replace(
+        ids=torch.from_numpy(np.where(is_masked, inputs, ids)),
+        targets=torch.from_numpy(np.where(is_masked, selected, targets)),
+        prefix=torch.from_numpy(is_masked & real),
+        weights=torch.from_numpy(np.where(is_masked[:, 0], weight, other).astype(np.float32)),
+        n_bytes=0,
+        n_words=0,
+    )
 
 
 @dataclass(eq=False)
@@ -38,6 +113,7 @@ class BlockDataset(BatchedDataset):
             block, as inputs without a target.
         crops: Sample the beginnings of the blocks at random in every epoch.
         block_cross_document_attention: Put the index of each token's document into the batches.
+        objective: Function that changes a batch of the rows (B,); None leaves it causal.
     """
 
     stream: TokenStream
@@ -46,6 +122,7 @@ class BlockDataset(BatchedDataset):
     context: int = 0
     crops: bool = False
     block_cross_document_attention: bool = False
+    objective: Objective | None = None
 
     @property
     def max_length(self) -> int:
@@ -71,14 +148,15 @@ class BlockDataset(BatchedDataset):
         if self.block_cross_document_attention:
             numbers = np.searchsorted(self.stream.offsets, positions, side="right") - 1
             documents = torch.from_numpy(numbers)
-        return CausalBatch(
+        made = CausalBatch(
             torch.from_numpy(ids),
             torch.from_numpy(targets),
             documents,
             *self.stream.count_bytes_and_words(first_targets, ends),
-            epoch,
-            position,
+            epoch=epoch,
+            position=position,
         )
+        return self.objective(made, rows) if self.objective else made
 
 
 @dataclass(eq=False)
@@ -95,6 +173,7 @@ class DocumentDataset(BatchedDataset):
         sizes: (2, rows) numbers of UTF-8 bytes and of words of each document.
         eos_id: Id of EOS.
         order: Division of the rows into batches.
+        objective: As in `BlockDataset`.
     """
 
     ids: np.ndarray
@@ -103,6 +182,7 @@ class DocumentDataset(BatchedDataset):
     sizes: np.ndarray
     eos_id: int
     order: LengthBucketedOrder
+    objective: Objective | None = None
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> CausalBatch:
         lengths = self.lengths[rows, None]
@@ -112,12 +192,13 @@ class DocumentDataset(BatchedDataset):
         targets = torch.from_numpy(np.where(at <= lengths + 1, ids, IGNORE_INDEX)[:, 1:])
         n_bytes, n_words = self.sizes[:, rows].sum(1).tolist()
         inputs = torch.from_numpy(ids[:, :-1])
-        return CausalBatch(inputs, targets, None, n_bytes, n_words, epoch, position)
+        made = CausalBatch(inputs, targets, None, n_bytes, n_words, epoch=epoch, position=position)
+        return self.objective(made, rows) if self.objective else made
 
 
 @text_data
 class CausalTextData(DocumentDataModule):
-    """DataModule for causal language models; the target of each token is the next token.
+    """DataModule for causal language models, prefix LMs and hybrids of causal and masked LM.
 
     Each batch has the fields `n_bytes` and `n_words`. Their sums over the batches of a validation
     or test split are the numbers of UTF-8 bytes and of whitespace-separated words in the text. The
@@ -137,6 +218,16 @@ class CausalTextData(DocumentDataModule):
             documents of similar length.
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
             the end of the previous block, as inputs without a target.
+        objective: "causal" (the target of each token is the next token), "prefix" (the first tokens
+            of a row see each other and have no loss; their number is random, see `with_prefixes`)
+            or "hybrid" (random rows are masked and bidirectional, see `with_masked_rows`). With
+            "prefix", and with "hybrid" unless `masked_rows` is 0, bytes and words are not counted.
+        masked_rows: Share of the rows that are masked, if the objective is "hybrid"; 15/16 in
+            GPT-BERT.
+        masked_loss: Share of the loss that the masked rows have on average; None means
+            `masked_rows`. A masked row has fewer targets than a causal row, so its targets have
+            larger weights.
+        masking: Options for the tokens of masked rows.
 
     Example:
         >>> data = CausalTextData(block_size=8, batch_size=4)  # Python's documentation
@@ -153,12 +244,28 @@ class CausalTextData(DocumentDataModule):
     block_size: int = 128
     batching: Literal["blocks", "crops", "documents"] = "blocks"
     eval_context: int = 0
+    objective: Literal["causal", "prefix", "hybrid"] = "causal"
+    masked_rows: float = 0.5
+    masked_loss: float | None = None
+    masking: MaskingConfig = MaskingConfig()
 
     def __post_init__(self, tokenizer: TokenizerConfig) -> None:
         super().__post_init__(tokenizer)
+        check_choice("objective", self.objective, ["causal", "prefix", "hybrid"])
+        check_range("masked_rows", self.masked_rows, minimum=0.0, maximum=1.0)
+        check_range("masked_loss", self.masked_loss or 0.0, minimum=0.0, maximum=1.0)
+        if self.masked_rows in (0.0, 1.0) and self.masked_loss not in (None, self.masked_rows):
+            message = f"must be {self.masked_rows:g}, like masked_rows, got {self.masked_loss:g}"
+            raise InputError(message, option="masked_loss")
+        self.needs_mask = self.objective == "hybrid"  # type: ignore[misc]
         check_choice("batching", self.batching, ["blocks", "crops", "documents"])
         check_positive("block_size", self.block_size)
         check_range("eval_context", self.eval_context, minimum=0, below=self.block_size)
+
+    @property
+    def has_masked_rows(self) -> bool:
+        """True if some rows are masked, whose metrics are separate."""
+        return self.objective == "hybrid" and self.masked_rows > 0.0
 
     def read(self) -> dict[str, Any]:
         named = {name: source for name, source in self.split_sources.items() if source is not None}
@@ -175,6 +282,20 @@ class CausalTextData(DocumentDataModule):
         return named
 
     def encode(self, name: str, raw: Documents | str, tokenizer: Tokenizer) -> BatchedDataset:
+        dataset = self._dataset(name, raw, tokenizer)
+        if self.objective == "prefix":
+            dataset.objective = partial(with_prefixes, seed=self.seed)
+        elif self.has_masked_rows:
+            masking = Masking(self.masking, tokenizer, self.seed)
+            share = self.masked_rows
+            loss_share = share if self.masked_loss is None else self.masked_loss
+            options = {"masking": masking, "share": share, "loss_share": loss_share}
+            dataset.objective = partial(with_masked_rows, **options)
+        return dataset
+
+    def _dataset(
+        self, name: str, raw: Documents | str, tokenizer: Tokenizer
+    ) -> "BlockDataset | DocumentDataset":
         if isinstance(raw, str):
             return self._block_dataset(name, raw, map_bin_file(raw, tokenizer))
         arrays = self.encoded_stream(name, raw, tokenizer)

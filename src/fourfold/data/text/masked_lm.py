@@ -1,23 +1,33 @@
-"""DataModule for masked language models, with the dataset of packed sentences.
+"""DataModules for masked language models and for span corruption, with their datasets.
 
 Shapes: B sequences, T tokens of the longest sequence.
 """
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from fourfold.core.validation import check_choice, check_range
-from fourfold.data.loading.batches import MaskedBatch
+from fourfold.data.loading.batches import MaskedBatch, PairBatch
+from fourfold.data.loading.counter_rng import uniform
 from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
-from fourfold.data.readers.documents import Documents
+from fourfold.data.readers.documents import Documents, DocumentUnit
 from fourfold.data.readers.truncation import rows_within_limit
 from fourfold.data.text.base import DocumentDataModule, text_data
-from fourfold.data.text.masking import Masking, MaskingConfig, masked_batch
+from fourfold.data.text.masking import (
+    Masking,
+    MaskingConfig,
+    count_noise,
+    masked_batch,
+    noise_mask,
+    replace_spans,
+    span_lengths,
+)
 from fourfold.data.text.next_sentence import SegmentPairDataset
 from fourfold.data.text.packing import SentenceBreak, Sentences
 from fourfold.data.text.token_cache import sentence_arrays
@@ -182,3 +192,117 @@ class MaskedTextData(DocumentDataModule):
         max_tokens = self.batch_size * self.max_len
         order = self.batch_order(name, rows.lengths, max_tokens=max_tokens)
         return MaskedRowDataset(rows, masking, order)
+
+
+_SPAN_STREAMS = 7, 8  # of the counter-based random numbers
+
+
+@dataclass(eq=False)
+class SpanCorruptionDataset(BatchedDataset):
+    """Dataset of pairs from consecutive tokens: a text with sentinels, and the spans they replace.
+
+    The last sequence may be shorter than the others and is padded to their lengths.
+
+    Args:
+        ids: Token ids of all texts, concatenated.
+        lengths: Numbers of tokens of a sequence: before corruption, in the input, in the target.
+        noise: Noise density and mean length of a noise span.
+        tokenizer: Tokenizer with as many sentinels as a sequence has spans.
+        order: Division of the sequences into batches; its seed is also the seed of the spans.
+    """
+
+    ids: np.ndarray
+    lengths: tuple[int, int, int]
+    noise: tuple[float, float]
+    tokenizer: Tokenizer
+    order: LengthBucketedOrder
+
+    @property
+    def max_length(self) -> int:
+        return max(self.lengths[1:])
+
+    def batch(self, rows: np.ndarray, epoch: int, position: int) -> PairBatch:
+        length, *widths = self.lengths
+        widths[1] += 1  # BOS
+        sides = [np.full((len(rows), width), self.tokenizer.pad_id) for width in widths]
+        masks = [np.zeros_like(side, bool) for side in sides]
+        draws = [uniform(self.order.seed, epoch, rows, length, x) for x in _SPAN_STREAMS]
+        for i, row in enumerate(rows.tolist()):
+            ids = self.ids[row * length : (row + 1) * length].astype(np.int64)
+            noise = noise_mask(
+                len(ids), *count_noise(len(ids), *self.noise), (draws[0][i], draws[1][i])
+            )
+            before = ([], [self.tokenizer.bos_id])
+            for side, mask, first, is_noise in zip(
+                sides, masks, before, (noise, ~noise), strict=True
+            ):
+                tokens = replace_spans(ids, is_noise, self.tokenizer.sentinel_ids)
+                made = [*first, *tokens, self.tokenizer.eos_id]
+                side[i, : len(made)], mask[i, : len(made)] = made, True
+        return PairBatch(*map(torch.from_numpy, (*sides, *masks, rows)), epoch, position)
+
+
+@text_data
+class SpanCorruptionData(DocumentDataModule):
+    """DataModule for the pre-training of T5 by span corruption (Raffel et al. 2019, section 3.1.4).
+
+    The tokens of all documents, with an EOS after each, are concatenated and cut into sequences. In
+    the input, a sentinel such as <extra_id_0> replaces each random span. The target has each
+    sentinel and the tokens that it replaces. Both end with EOS. Every epoch has other spans. The
+    tokenizer needs as many sentinels as a sequence has spans, see its option `extra_ids`.
+
+    Args:
+        max_len: Largest number of input tokens, with sentinels and EOS. The sequences have the
+            largest number of tokens that gives such inputs.
+        noise_density: Share of the tokens that are replaced, at most 0.9.
+        mean_noise_span_length: Mean number of tokens in a span.
+
+    Example:
+        >>> data = SpanCorruptionData(max_len=64)  # Python's documentation
+        >>> batch = data.split("val").batch(np.arange(2), epoch=0, position=1)
+        >>> batch.src.shape, batch.tgt.shape  # the targets follow BOS
+        (torch.Size([2, 64]), torch.Size([2, 15]))
+    """
+
+    batch_class = PairBatch
+
+    _: KW_ONLY
+    documents: DocumentUnit = "file"
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(extra_ids=100)
+    max_len: int = 128
+    noise_density: float = 0.15
+    mean_noise_span_length: float = 3.0
+
+    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
+        super().__post_init__(tokenizer)
+        check_range("max_len", self.max_len, minimum=4)
+        # The search for the length of a sequence takes a step for each of its tokens.
+        check_range("noise_density", self.noise_density, above=0.0, maximum=0.9)
+        check_range("mean_noise_span_length", self.mean_noise_span_length, minimum=1.0)
+        if self.block_cross_document_attention:
+            message = "must be false: the sequences of span corruption continue across documents"
+            raise InputError(message, option="block_cross_document_attention")
+
+    def encode(self, name: str, raw: Documents, tokenizer: Tokenizer) -> BatchedDataset:
+        noise = self.noise_density, self.mean_noise_span_length
+        lengths = span_lengths(self.max_len, *noise)
+        n_spans, n_sentinels = count_noise(lengths[0], *noise)[1], len(tokenizer.sentinel_ids)
+        if n_sentinels < n_spans:
+            message = f"must have {n_spans} sentinels (<extra_id_0>, ...), got {n_sentinels}"
+            raise InputError(f"{message}: set data.tokenizer.extra_ids", option="data.tokenizer")
+        arrays = self.cached(
+            name,
+            ("stream", tokenizer.to_str()),
+            partial(stream_arrays, raw, tokenizer, self.num_workers),
+        )
+        ids = arrays["ids"][1:]  # without the EOS before the first document
+        n_rows = len(ids) // lengths[0] + (len(ids) % lengths[0] > 1)
+        if not n_rows:
+            raise InputError(f"the {name} split has no text", file=raw.location(0))
+        order = self.batch_order(name, np.ones(n_rows, np.int64), max_rows=self.batch_size)
+        return SpanCorruptionDataset(ids, lengths, noise, tokenizer, order)
+
+    @property
+    def sentinel_ids(self) -> list[int]:
+        """Ids of the sentinels, whose loss an evaluation reports separately."""
+        return self.tokenizer.sentinel_ids

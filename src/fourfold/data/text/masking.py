@@ -1,8 +1,10 @@
-"""Masking of tokens for masked language models (Devlin et al. 2019, section 3.1).
+"""Masking of tokens for masked language models, and corruption of spans for encoder-decoders.
 
+Source: Devlin et al. 2019, section 3.1 (masking); Raffel et al. 2019, section 3.1.4 (spans).
 Shapes: B sequences, T tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,3 +162,68 @@ def masked_batch(
         epoch=epoch,
         position=position,
     )
+
+
+def count_noise(length: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:
+    """Return the number of noise tokens and of noise spans in a sequence of `length` tokens.
+
+    The numbers are those of T5's `random_spans_noise_mask`; halves are rounded to even numbers.
+
+    Example:
+        >>> count_noise(12, 0.3, 2.0)
+        (4, 2)
+    """
+    n_noise = min(max(round(length * noise_density), 1), length - 1)
+    return n_noise, min(max(round(n_noise / mean_span_length), 1), length - n_noise)
+
+
+def span_lengths(
+    max_len: int, noise_density: float, mean_span_length: float
+) -> tuple[int, int, int]:
+    """Return the lengths of the sequences that give inputs of at most `max_len` tokens.
+
+    As in T5's `random_spans_helper`, they are the largest number of tokens before corruption, and
+    the numbers of input and target tokens after it, with an EOS each.
+
+    Example:
+        >>> span_lengths(512, 0.15, 3.0)
+        (568, 512, 114)
+    """
+
+    def corrupted(length: int) -> tuple[int, int, int]:
+        n_noise, n_spans = count_noise(length, noise_density, mean_span_length)
+        return length, length - n_noise + n_spans + 1, n_noise + n_spans + 1
+
+    length = max_len - 1
+    while corrupted(length + 1)[1] <= max_len:
+        length += 1
+    return corrupted(length)
+
+
+def noise_mask(
+    length: int, n_noise: int, n_spans: int, draws: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Mark the noise tokens of a sequence, a bool array (length,).
+
+    Spans of ordinary and of noise tokens alternate, beginning with ordinary tokens. `draws` are at
+    least `length` - 1 random numbers for the ordinary and for the noise spans. All divisions into
+    `n_spans` spans of at least one token are equally probable.
+    """
+    sizes = []
+    for total, numbers in zip((length - n_noise, n_noise), draws, strict=True):
+        cuts = np.sort(numbers[: total - 1].argsort(kind="stable")[: n_spans - 1]) + 1
+        sizes.append(np.diff(cuts, prepend=0, append=total))
+    return np.repeat(np.arange(2 * n_spans) % 2 == 1, np.stack(sizes, 1).ravel())
+
+
+def replace_spans(ids: np.ndarray, mask: np.ndarray, sentinels: Sequence[int]) -> np.ndarray:
+    """Replace each span of tokens where `mask` is True by one sentinel, in their order.
+
+    Example:
+        >>> mask = np.array([True, True, False, False, True, False])
+        >>> replace_spans(np.arange(10, 16), mask, range(999, 900, -1))
+        array([999,  12,  13, 998,  15])
+    """
+    starts = mask & ~np.concatenate([[False], mask[:-1]])
+    numbers = np.maximum(starts.cumsum() - 1, 0)
+    return np.where(starts, np.asarray(sentinels)[numbers], ids)[starts | ~mask]

@@ -281,7 +281,8 @@ class RecallDataset(BatchedDataset):
         ids = torch.from_numpy(self.ids[rows].astype(np.int64))
         targets = ids[:, 1:].clone()
         targets[:, :-1] = IGNORE_INDEX
-        return CausalBatch(ids[:, :-1], targets, None, len(rows), 0, epoch, position)
+        options = {"n_bytes": len(rows), "epoch": epoch, "position": position}
+        return CausalBatch(ids[:, :-1], targets, **options)
 
 
 @text_data

@@ -133,10 +133,10 @@ class ConvolutionalStack(Layers):
         """Run the blocks over x (B, T, D). Of the mask, only that of padding is used.
 
         Raises:
-            InputError: The mask separates packed documents, or a cache is given.
+            InputError: The mask separates packed documents or has a prefix, or a cache is given.
         """
         reason = "convolutions, which have no keys and cannot separate packed documents"
-        check_absent(reason, documents=mask.documents, cache=cache)
+        check_absent(reason, documents=mask.documents, cache=cache, prefix=mask.prefix)
         real = None if mask.keys is None else mask.keys[:, :, None]
         for block in self.blocks:
             x = block(x, real)

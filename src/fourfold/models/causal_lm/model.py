@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, D model width, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, NormPlacement, TextPositions, TransformerConfig
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
+from fourfold.errors import InputError
 from fourfold.generation.caches import WindowCache
 from fourfold.kernels.cross_entropy import cap
 from fourfold.layers.base_model import Model, embedding_from_config
@@ -105,9 +106,20 @@ class CausalLM(Model):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         documents: Tensor | None = None,
+        prefix: Tensor | None = None,
     ) -> Tensor:
-        """Compute the final hidden states (B, T, D), which are the input of the head."""
+        """Compute the final hidden states (B, T, D), which are the input of the head.
+
+        A token attends to the tokens before it, and to those of the `prefix` (B, T) of its
+        document, see `Mask`. InputError if the prefix has another length, or if the cache has
+        earlier tokens, which have not seen the prefix.
+        """
         attn_mask, positions = mask_and_positions(ids, mask, documents, cache, causal=True)
+        n_tokens = ids.shape[1] if cache is None else cache.length
+        if prefix is not None and prefix.shape[1] != n_tokens:
+            message = f"must have one column for each of {n_tokens} tokens, got {prefix.shape[1]}"
+            raise InputError(message, option="prefix")
+        attn_mask = replace(attn_mask, prefix=prefix)
         return self.stack(self.embed(ids, positions), attn_mask, cache=cache)
 
 

@@ -12,7 +12,7 @@ from fourfold.data.loading.batches import CausalBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
-from fourfold.metrics import Perplexity
+from fourfold.metrics import Mean, Perplexity
 from fourfold.metrics.base import BatchSums
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.optim import OptimizerConfig
@@ -58,33 +58,62 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         super().__post_init__()
         self.ppl = Perplexity()
         self.exact = BatchSums()
+        self.masked_ppl = Perplexity()  # of the masked rows of the objective hybrid
+        self.weighted = Mean()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Return hidden states (B * T, D), output matrix, bias or None, and targets (B * T,)."""
-        h = self.model.hidden(batch.ids, documents=batch.documents)
+        given = {} if batch.prefix is None else {"prefix": batch.prefix}
+        h = self.model.hidden(batch.ids, documents=batch.documents, **given)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
     def step(self, batch: CausalBatch) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of the losses of all targets, and the sum of the weights."""
         output = self._output(batch)
-        limit = self.model.head.logit_cap
-        loss = linear_cross_entropy(*output, z_loss=self.z_loss, normalizer=1.0, logit_cap=limit)
-        return loss, (output[-1] != IGNORE_INDEX).sum()
+        weights = _target_weights(batch)
+        terms = {"z_loss": self.z_loss, "logit_cap": self.model.head.logit_cap}
+        loss = linear_cross_entropy(*output, weights=weights, normalizer=1.0, **terms)
+        count = output[-1] != IGNORE_INDEX
+        return loss, count.sum() if weights is None else (count * weights.double()).sum()
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
         output = self._output(batch)
         scores = token_scores(*output, logit_cap=self.model.head.logit_cap)
+        if (weights := _target_weights(batch)) is not None:
+            self._update_by_row_type(batch, *scores, weights)
+            return
         self.ppl.update(*scores, output[-1], batch.n_words, batch.n_bytes)
         if getattr(self.datamodule, "has_answers", False):
             correct = (scores[1] == output[-1]) | (output[-1] == IGNORE_INDEX)
             self.exact.update(correct.view_as(batch.targets).all(dim=1).sum(), len(batch.targets))
 
+    def _update_by_row_type(
+        self, batch: CausalBatch, nll: Tensor, best: Tensor, weights: Tensor
+    ) -> None:
+        """Add the targets of causal rows, of masked rows, and the weighted loss of both."""
+        assert batch.prefix is not None
+        is_masked = batch.prefix.any(1, keepdim=True)  # (B, 1)
+        for metric, own in ((self.ppl, ~is_masked), (self.masked_ppl, is_masked)):
+            targets = batch.targets.masked_fill(~own, IGNORE_INDEX).flatten()
+            metric.update(nll.masked_fill(targets == IGNORE_INDEX, 0.0), best, targets)
+        weights = weights.masked_fill(batch.targets.flatten() == IGNORE_INDEX, 0.0).double()
+        self.weighted.update((nll * weights).sum(), weights.sum())
+
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the metrics loss, accuracy, ppl_token, ppl_word and ppl_byte by name.
+
+        With the objective hybrid, they are loss (weighted as in training), and loss, accuracy and
+        ppl_token of each type of rows, such as causal_loss and masked_loss.
 
         If the data does not count words or bytes, ppl_word or ppl_byte is missing. For
         `SyntheticSequenceData`, there is also exact_match, the share of sequences in which every
         target is the most likely token. Greedy search generates the targets of these sequences.
         """
+        if getattr(self.datamodule, "has_masked_rows", False):
+            types = {"causal": self.ppl.compute(), "masked": self.masked_ppl.compute()}
+            found = {name: own for name, own in types.items() if "ppl_token" in own}
+            parts = {f"{name}_{k}": x for name, own in found.items() for k, x in own.items()}
+            return {"loss": self.weighted.compute()} | parts
         exact = self.exact.compute() if getattr(self.datamodule, "has_answers", False) else []
         return self.ppl.compute() | ({"exact_match": exact[0] / exact[1]} if exact else {})
 
@@ -113,3 +142,10 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         """Compute the negative log-likelihood (B, T) of each target in nats, 0 without a target."""
         scores = token_scores(*self._output(batch), logit_cap=self.model.head.logit_cap)
         return scores[0].view_as(batch.targets)
+
+
+def _target_weights(batch: CausalBatch) -> Tensor | None:
+    """Return the factor (B * T,) on the loss of each target, or None if all are 1."""
+    if batch.weights is None:
+        return None
+    return batch.weights[:, None].expand_as(batch.targets).flatten()

@@ -19,7 +19,7 @@ from fourfold.generation import LENGTH_PENALTIES, beam_search
 from fourfold.loggers.media import AttentionMaps, Media, Table
 from fourfold.loggers.samples import MAX_TOKENS, layer_maps, token_names
 from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
-from fourfold.metrics import Perplexity, TranslationScores
+from fourfold.metrics import Mean, Perplexity, TranslationScores
 from fourfold.metrics.bleu_tokenizer import bleu_tokenizer
 from fourfold.models.encoder_decoder.model import Seq2Seq
 from fourfold.training.task import BatchT, Task
@@ -29,9 +29,10 @@ from fourfold.training.task import BatchT, Task
 class Seq2SeqTask(Task[Seq2Seq, BatchT]):
     """Base class of tasks that generate a text from a source, evaluated by sacreBLEU and chrF.
 
-    The DataModule must have a method `references(split)`, which returns, for each example of the
-    split, a reference text or a list of reference texts. A subclass whose batches are not a
-    `PairBatch` overrides `as_pairs`.
+    The DataModule has a method `references(split)`, which returns, for each example of the split, a
+    reference text or a list of reference texts. Without this method, as for span corruption, an
+    evaluation generates no texts. A subclass whose batches are not a `PairBatch` overrides
+    `as_pairs`.
 
     Args:
         label_smoothing: Probability mass taken from the target (Vaswani et al. 2017, section 5.4).
@@ -61,6 +62,13 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         super().__post_init__()
         self.ppl = Perplexity()
         self.scores = TranslationScores()
+        self.without_sentinels = Mean()
+
+    def beams_of(self, split: str) -> int:
+        """Return the beam width of a split, 0 if its evaluation generates no texts."""
+        if self.datamodule is not None and not hasattr(self.datamodule, "references"):
+            return 0
+        return self.val_num_beams if split == "val" else self.num_beams
 
     def setup(self, stage: str) -> None:
         """Store the artifacts of the DataModule.
@@ -69,7 +77,7 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             InputError: BLEU will be computed, and the target language is unknown.
         """
         super().setup(stage)
-        if stage == "test" or self.val_num_beams:
+        if self.beams_of("test" if stage == "test" else "val"):
             bleu_tokenizer(self.artifacts.get("tgt_lang", ""))
 
     @property
@@ -132,9 +140,14 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         """Update the perplexity (without label smoothing) and the scores of generated texts."""
         pairs = self.as_pairs(batch)
         output = self._teacher_forced(pairs)
-        self.ppl.update(*self._token_scores(output), targets=output[-1])
-        num_beams = self.val_num_beams if split == "val" else self.num_beams
-        if num_beams:
+        nll, best = self._token_scores(output)
+        self.ppl.update(nll, best, targets=output[-1])
+        if sentinels := getattr(self.datamodule, "sentinel_ids", []):
+            others = ~torch.isin(
+                output[-1], torch.tensor([IGNORE_INDEX, *sentinels]).to(nll.device)
+            )
+            self.without_sentinels.update((nll.double() * others).sum(), others.sum())
+        if num_beams := self.beams_of(split):
             hypotheses = self.generate_texts(pairs.src, pairs.src_mask, num_beams)
             self.scores.update(pairs.rows.tolist(), hypotheses, self._references(pairs, split))
 
@@ -147,10 +160,13 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         """Return the metrics of a split by name.
 
         The names are loss, accuracy and ppl_token, and for generated texts bleu, chrf, exact_match
-        and bleu_signature. A validation with `val_num_beams` 0 has only the first three.
+        and bleu_signature. A validation with `val_num_beams` 0 has only the first three. For span
+        corruption, there is loss_without_sentinels, the loss of the other targets.
         """
         metrics: dict[str, Any] = self.ppl.compute()
-        if self.val_num_beams or split == "test":
+        if getattr(self.datamodule, "sentinel_ids", []):
+            metrics["loss_without_sentinels"] = self.without_sentinels.compute()
+        if self.beams_of(split):
             groups = self.length_groups(split) if split == "test" else {}
             metrics |= self.scores.compute(self.artifacts.get("tgt_lang", ""), groups)
         return metrics
@@ -170,7 +186,11 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         pairs = self.as_pairs(batch)
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
-        references = self._references(pairs, split)
+        has_references = hasattr(self.datamodule, "references")
+        decode = self.tokenizer.decode_batch
+        references = (
+            self._references(pairs, split) if has_references else decode(pairs.tgt.tolist())
+        )
         texts = [text if isinstance(text, str) else "\n".join(text) for text in references]
         if pairs.src.ndim > 2:
             name, sources = "image", pairs.rows.tolist()

@@ -75,10 +75,11 @@ class RecurrentLayers(RecurrentStack):
         """Map x (B, T, D) to hidden states (B, T, D), with padding on the right, so without a mask.
 
         Raises:
-            InputError: The mask separates packed documents.
+            InputError: The mask separates packed documents, or has a prefix.
         """
         reason = "a recurrent model, which cannot separate packed documents"
         check_absent(f"{reason} (block_cross_document_attention: true)", documents=mask.documents)
+        check_absent("a recurrent model, which needs data.objective causal", prefix=mask.prefix)
         y, state = super().forward(x, None, None if cache is None else cache.state)  # (B, T, H)
         if cache is not None:
             cache.state = state  # `advance` has counted the tokens
