@@ -345,10 +345,13 @@ def _link(source: Path, target: Path) -> None:
     if source.is_dir():
         part = target.with_name(f"{target.name}.shards.part")
         remove(part)
-        part.mkdir()
-        for file in source.iterdir():  # copytree would raise one error without a code for all files
-            _link_file(file, part / file.name)
-        replace(part, target)
+        try:
+            part.mkdir()
+            for file in source.iterdir():  # copytree would raise an error without a code
+                _link_file(file, part / file.name)
+            replace(part, target)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     else:
         with atomic_path(target) as part:
             _link_file(source, part)
