@@ -149,7 +149,7 @@ def test_spans_depend_on_seed_epoch_and_row_only() -> None:
             {"tokenizer": TokenizerConfig("char", extra_ids=1)},
             r"data.tokenizer must have 2 sentinels \(<extra_id_0>, ...\), got 1",
         ),
-        ({"noise_density": 1.0}, "noise_density must be above 0 and below 1"),
+        ({"noise_density": 1.0}, "noise_density must be above 0 and at most 0.9, got 1"),
         ({"mean_noise_span_length": 0.5}, "mean_noise_span_length must be at least 1"),
         ({"max_len": 3}, "max_len must be at least 4"),
         ({"block_cross_document_attention": True}, "block_cross_document_attention must be false"),
