@@ -257,6 +257,7 @@ def with_file(draw: Draw, world: "World") -> Case:
         "c.yaml",
         "checkpoint",
         "must be given",
+        "arguments are required: ",
         "there is no such file",
         "to hold out",
         "/text/",

@@ -9,6 +9,7 @@ Shapes: B rows of a batch (blocks, crops or documents), T tokens of a row.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np

@@ -290,12 +290,9 @@ class SpanCorruptionData(DocumentDataModule):
         if n_sentinels < n_spans:
             message = f"must have {n_spans} sentinels (<extra_id_0>, ...), got {n_sentinels}"
             raise InputError(f"{message}: set data.tokenizer.extra_ids", option="data.tokenizer")
-        arrays = self.cached(
-            name,
-            ("stream", tokenizer.to_str()),
-            partial(stream_arrays, raw, tokenizer, self.num_workers),
-        )
-        ids = arrays["ids"][1:]  # without the EOS before the first document
+        ids = self.encoded_stream(name, raw, tokenizer)["ids"][
+            1:
+        ]  # without the EOS before the first document
         n_rows = len(ids) // lengths[0] + (len(ids) % lengths[0] > 1)
         if not n_rows:
             raise InputError(f"the {name} split has no text", file=raw.location(0))
