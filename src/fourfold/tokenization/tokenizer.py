@@ -126,7 +126,7 @@ class Tokenizer:
     @cached_property
     def sentinel_ids(self) -> list[int]:
         """Ids of T5's sentinels <extra_id_0>, <extra_id_1> and so on, up to the first missing."""
-        found = (self.backend.token_to_id(SENTINEL.format(i)) for i in count())
+        found: Any = (self.backend.token_to_id(SENTINEL.format(i)) for i in count())
         return list(takewhile(lambda i: i is not None, found))
 
     @property

@@ -290,7 +290,7 @@ class CausalTextData(DocumentDataModule):
             masking = Masking(self.masking, tokenizer, self.seed)
             share = self.masked_rows
             loss_share = share if self.masked_loss is None else self.masked_loss
-            options = {"masking": masking, "share": share, "loss_share": loss_share}
+            options: Any = {"masking": masking, "share": share, "loss_share": loss_share}
             dataset.objective = partial(with_masked_rows, **options)
         return dataset
 

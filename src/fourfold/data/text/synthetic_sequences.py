@@ -281,7 +281,7 @@ class RecallDataset(BatchedDataset):
         ids = torch.from_numpy(self.ids[rows].astype(np.int64))
         targets = ids[:, 1:].clone()
         targets[:, :-1] = IGNORE_INDEX
-        options = {"n_bytes": len(rows), "epoch": epoch, "position": position}
+        options: Any = {"n_bytes": len(rows), "epoch": epoch, "position": position}
         return CausalBatch(ids[:, :-1], targets, **options)
 
 
