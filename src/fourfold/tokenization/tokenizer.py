@@ -126,8 +126,8 @@ class Tokenizer:
     @cached_property
     def sentinel_ids(self) -> list[int]:
         """Ids of T5's sentinels <extra_id_0>, <extra_id_1> and so on, up to the first missing."""
-        found = (self.backend.token_to_id(SENTINEL.format(i)) for i in count())
-        return list(takewhile(lambda i: i is not None, found))
+        ids = self.vocabulary
+        return [ids[name] for name in takewhile(ids.__contains__, map(SENTINEL.format, count()))]
 
     @property
     def vocabulary(self) -> dict[str, int]:

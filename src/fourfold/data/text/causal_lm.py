@@ -290,8 +290,9 @@ class CausalTextData(DocumentDataModule):
             masking = Masking(self.masking, tokenizer, self.seed)
             share = self.masked_rows
             loss_share = share if self.masked_loss is None else self.masked_loss
-            options = {"masking": masking, "share": share, "loss_share": loss_share}
-            dataset.objective = partial(with_masked_rows, **options)
+            dataset.objective = partial(
+                with_masked_rows, masking=masking, share=share, loss_share=loss_share
+            )
         return dataset
 
     def _dataset(

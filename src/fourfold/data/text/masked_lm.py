@@ -236,14 +236,15 @@ class SpanCorruptionDataset(BatchedDataset):
             noise = noise_mask(
                 len(ids), *count_noise(len(ids), *self.noise), (draws[0][i], draws[1][i])
             )
-            before = ([], [self.tokenizer.bos_id])
+            before: tuple[list[int], ...] = [], [self.tokenizer.bos_id]
             for side, mask, first, is_noise in zip(
                 sides, masks, before, (noise, ~noise), strict=True
             ):
                 tokens = replace_spans(ids, is_noise, self.tokenizer.sentinel_ids)
                 made = [*first, *tokens, self.tokenizer.eos_id]
                 side[i, : len(made)], mask[i, : len(made)] = made, True
-        return PairBatch(*map(torch.from_numpy, (*sides, *masks, rows)), epoch, position)
+        src, tgt, src_mask, tgt_mask = map(torch.from_numpy, (*sides, *masks))
+        return PairBatch(src, tgt, src_mask, tgt_mask, torch.from_numpy(rows), epoch, position)
 
 
 @text_data

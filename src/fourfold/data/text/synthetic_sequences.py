@@ -281,8 +281,8 @@ class RecallDataset(BatchedDataset):
         ids = torch.from_numpy(self.ids[rows].astype(np.int64))
         targets = ids[:, 1:].clone()
         targets[:, :-1] = IGNORE_INDEX
-        options = {"n_bytes": len(rows), "epoch": epoch, "position": position}
-        return CausalBatch(ids[:, :-1], targets, **options)
+        inputs = ids[:, :-1]
+        return CausalBatch(inputs, targets, n_bytes=len(rows), epoch=epoch, position=position)
 
 
 @text_data

@@ -63,7 +63,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Return hidden states (B * T, D), output matrix, bias or None, and targets (B * T,)."""
-        given = {} if batch.prefix is None else {"prefix": batch.prefix}
+        given: Any = {} if batch.prefix is None else {"prefix": batch.prefix}
         h = self.model.hidden(batch.ids, documents=batch.documents, **given)
         return *self.model.head.output(h.flatten(0, 1)), batch.targets.flatten()
 
@@ -71,8 +71,10 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         """Return the weighted sum of the losses of all targets, and the sum of the weights."""
         output = self._output(batch)
         weights = _target_weights(batch)
-        terms = {"z_loss": self.z_loss, "logit_cap": self.model.head.logit_cap}
-        loss = linear_cross_entropy(*output, weights=weights, normalizer=1.0, **terms)
+        limit = self.model.head.logit_cap
+        loss = linear_cross_entropy(
+            *output, z_loss=self.z_loss, weights=weights, normalizer=1.0, logit_cap=limit
+        )
         count = output[-1] != IGNORE_INDEX
         return loss, count.sum() if weights is None else (count * weights.double()).sum()
 
