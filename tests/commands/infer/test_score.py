@@ -322,6 +322,9 @@ def test_context_and_continuation_add_up() -> None:
         assert values(found) == pytest.approx(values(whole)[-len(found.tokens) :], abs=1e-11)
         assert found.tokens[-1].span[1] == 11
         assert found.per_byte == found.total / len(rest)
+    # Spaces at the end of the context belong to the continuation, also as a token of their own.
+    moved, given = fourfold.score(model, [("the cat  ", "sat"), ("the cat", "  sat")])
+    assert values(moved) == pytest.approx(values(given), abs=1e-11)
     # A token of both parts belongs to the continuation, which is never empty.
     (found,) = fourfold.score(model, [("the ca", "t")])
     tokens = [token.text for token in found.tokens]

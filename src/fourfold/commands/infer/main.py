@@ -71,7 +71,7 @@ def make_parser(command: str) -> OptionParser:
     action = "append" if command == "evaluate" else "store"
     add("--checkpoint", required=True, action=action, metavar="PATH", help=CHECKPOINT_HELP)
     parser.add_allow_class()
-    batch_size = {"classify": 64, "score": 64, "evaluate": 256}.get(command, 32)
+    batch_size = 64 if command in ("classify", "score", "evaluate") else 32
     add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     precisions = (AUTO, *PRECISIONS)
