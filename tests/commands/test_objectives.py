@@ -51,8 +51,8 @@ def test_a_resumed_run_ends_with_the_same_weights(
     ("call", "message"),
     [
         (
-            ["--config=t5/tiny_span", "--data.tokenizer.extra_ids=5"],
-            "data.tokenizer must have 7 sentinels (<extra_id_0>, ...), got 5: set"
+            ["--config=t5/tiny_span", "--data.tokenizer.extra_ids=2"],
+            "data.tokenizer must have 3 sentinels (<extra_id_0>, ...), got 2: set"
             " data.tokenizer.extra_ids",
         ),
         (

@@ -155,7 +155,8 @@ def _compute_lines(recipe: Recipe, length: int | None) -> list[str]:
 
 def _head_fraction(recipe: Recipe) -> float:
     """Return the fraction of tokens that the head reads: of a masked LM, the masked ones."""
-    return float(recipe.arguments.get("masking", {}).get("mlm_probability", 1.0))
+    masking = {} if recipe.task.model.can_generate else recipe.arguments.get("masking", {})
+    return float(masking.get("mlm_probability", 1.0))
 
 
 def _row_description(model: Model, length: int | None) -> str:

@@ -72,8 +72,8 @@ def training_flops(task: Any, batch: Any) -> float | None:
         options = {"length": batch.tgt.shape[1] - 1, "source": batch.src.shape[1]}
     elif hasattr(batch, "ids"):
         options = {"length": batch.ids.shape[1]}
-    masking = getattr(task.datamodule, "masking", None)  # the head reads the masked tokens alone
-    share = getattr(masking, "mlm_probability", 1.0)
+    masking = None if model.can_generate else getattr(task.datamodule, "masking", None)
+    share = getattr(masking, "mlm_probability", 1.0)  # the head reads the masked tokens alone
     flops = forward_flops(model, **options, head_fraction=share)
     return TRAINING_TO_FORWARD * len(inputs[0]) * flops.total
 
