@@ -1,19 +1,15 @@
 """Cases of kill_test.py: every task with every setting that could affect exact resume.
 
-The baselines that consist of convolutions are left out. `Pause` is a callback of the trainings, and
-`damage` damages the files of a killed training.
+The baselines that consist of convolutions are left out. `damage` damages the files of a killed
+training.
 """
 
-import os
 import random
 import shutil
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from lightning import Callback, Trainer
+from typing import NamedTuple
 
 from tests.fixtures.tiny_files import write_labelled
 
@@ -27,7 +23,7 @@ COMMON = (
     *("--trainer.max_epochs=-1", "--checkpoint.every_n_steps=5", "--log_every_seconds=0"),
     "--model.config.dropout=0.1",
     "--log_samples=false",
-    "--trainer.callbacks+=scripts.tools.kill_cases.Pause",
+    "--trainer.callbacks+=scripts.tools.kill_pause.Pause",
 )
 PAIRS = ("--data.rows=400", "--data.max_tokens=512", "--model.val_num_beams=0")
 LUONG = ("luong2015/tiny", *PAIRS)
@@ -75,38 +71,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("--trainer.max_steps=14", "--trainer.gradient_clip_val=0.5"),
     ),
 }
-
-
-class Pause(Callback):
-    """Callback that stops at the n-th time of a moment until a file is removed.
-
-    The environment variable KILL_PLAN names the file, which holds the moment and the number n. The
-    callback then creates a second file, NAME.reached. The training goes on after 60 seconds at the
-    latest. Without the variable, the callback does nothing.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def _pause(self, trainer: Trainer, moment: str) -> None:
-        plan = Path(os.environ.get("KILL_PLAN", ""))
-        if not trainer.is_global_zero or not plan.is_file():
-            return
-        chosen, number = plan.read_text().rsplit(" ", 1)
-        self.count += chosen == moment
-        if self.count == int(number):
-            plan.with_name(f"{plan.name}.reached").touch()
-            until = time.monotonic() + 60
-            while plan.is_file() and time.monotonic() < until:
-                time.sleep(0.005)
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._pause(trainer, "epoch end")
-
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if not trainer.sanity_checking:
-            self._pause(trainer, "validation")
 
 
 class Case(NamedTuple):

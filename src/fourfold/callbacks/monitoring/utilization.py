@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from lightning import Trainer
 
-from fourfold.analysis.flops import TRAINING_TO_FORWARD, forward_flops
 from fourfold.core.precision import PRECISIONS, canonical_precision
 from fourfold.layers.base_model import on_meta
 
@@ -60,6 +59,8 @@ def training_flops(task: Any, batch: Any) -> float | None:
     Padding counts. They are unknown if layers are frozen, because the backward pass then omits a
     part of the products, and for the models for which `fourfold plan` prints none.
     """
+    from fourfold.analysis.flops import TRAINING_TO_FORWARD, forward_flops  # of a GPU only
+
     if not task.model.has_known_cost or not all(p.requires_grad for p in task.parameters()):
         return None
     with on_meta():
