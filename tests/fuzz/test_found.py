@@ -342,7 +342,7 @@ def test_tokenizer_with_more_entries_than_embeddings_is_rejected(
     other = torch.load(io.BytesIO(world.checkpoint("lm")), weights_only=True)["fourfold"]["data"]
     data = changed(world, "mt", put("fourfold", "data", "tokenizer", value=other["tokenizer"]))
     error = refused("translate", "--checkpoint=f.ckpt", files={"f.ckpt": data}, stdin=b"one\n")
-    assert "f.ckpt: model has a tokenizer with 300 entries, but" in error
+    assert "f.ckpt: the model has a tokenizer with 300 entries, but" in error
 
 
 def test_imported_weights_can_be_tested_but_not_resumed(
