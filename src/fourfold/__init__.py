@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fourfold.commands.infer.classify import tag as tag
     from fourfold.commands.infer.fill_mask import fill as fill
     from fourfold.commands.infer.generate import generate_text as generate_text
+    from fourfold.commands.infer.score import TextScore as TextScore
+    from fourfold.commands.infer.score import TokenScore as TokenScore
     from fourfold.commands.infer.score import score as score
     from fourfold.commands.infer.translate import translate as translate
     from fourfold.explorer.write import look as look
@@ -30,6 +32,8 @@ __version__ = "0.3.0"
 
 _MODULES = {
     "Family": "fourfold.families",
+    "TextScore": "fourfold.commands.infer.score",
+    "TokenScore": "fourfold.commands.infer.score",
     "attention_maps": "fourfold.analysis.attention_maps",
     "beam_search": "fourfold.generation",
     "caption": "fourfold.commands.infer.caption",

@@ -36,7 +36,7 @@ SENTINEL = "<extra_id_0>"  # the first one of T5
 MAX_LOGITS = 2**24  # in memory at a time
 
 
-class Token(NamedTuple):
+class TokenScore(NamedTuple):
     """Scored token.
 
     Args:
@@ -79,7 +79,7 @@ class TextScore:
     per_byte: float
     is_greedy: bool
     text: str
-    tokens: list[Token]
+    tokens: list[TokenScore]
 
     def surprisals(self, by: str = "token") -> list[tuple[str, float]]:
         """Return each token or word with its surprisal, -log p.
@@ -92,7 +92,7 @@ class TextScore:
             return [(token.text, -token.log_prob) for token in self.tokens]
         ends = [match.end() for match in re.finditer(r"\S+", self.text)]
 
-        def word(token: Token) -> tuple[int, bool]:
+        def word(token: TokenScore) -> tuple[int, bool]:
             begin, end = token.span
             return bisect_right(ends, begin), begin == end > 0  # the end token is by itself
 
@@ -124,7 +124,7 @@ class Scorer(TextModel):
 
     Args:
         eos: Score the end-of-text token after each text; None means the default of the class.
-        borders: Compute `Token.borders`.
+        borders: Compute `TokenScore.borders`.
     """
 
     default_eos: ClassVar[bool | None] = False  # None: no end token is scored, and no borders exist
@@ -245,7 +245,7 @@ class Scorer(TextModel):
             # A word without white space before it begins with another kind of token.
             borders = (value[3 - self.begins[i]], *after) if self.sets else ()
             name = text[a:b] or str(self.tokenizer.backend.id_to_token(i))
-            tokens.append(Token(name, (a, b), value[0], bool(value[1]), borders))
+            tokens.append(TokenScore(name, (a, b), value[0], bool(value[1]), borders))
         tokens = tokens[: len(tokens) - (bool(self.sets) and not self.eos)]
         total = fsum(token.log_prob for token in tokens)
         counts = len(tokens), len(scored.split()), len(scored.encode())
@@ -398,7 +398,7 @@ def score(
             rest of the word); conditional (source and target) or prefix (a sentinel of T5). None
             means the first one that fits the model.
         eos: Score the end-of-text token, too; None means only for conditional.
-        borders: Compute `Token.borders`, which `TextScore.surprisals("word")` uses.
+        borders: Compute `TokenScore.borders`, which `TextScore.surprisals("word")` uses.
         batch_size: Number of inputs of the model in a batch. A masked LM has one input per token.
         together: Number of successive texts that share a batch.
 
