@@ -104,6 +104,13 @@ def test_generation_stops_and_keeps_the_order(saved: Any) -> None:
     assert found[1] == cut
 
 
+@pytest.mark.parametrize("kind", ["causal", "pairs"])
+def test_a_task_may_ask_for_more_than_a_small_model_can_read(kind: str, saved: Any) -> None:
+    long = "the cat sat on the mat. " * 20
+    asked = [("the cat", {"until": []}), (long, {"until": [], "max_gen_toks": 10_000})]
+    assert len(FourfoldLM(saved(kind)).generate_until(requests(*asked))) == 2
+
+
 def test_the_harness_agrees_with_its_own_model_pair_by_pair(
     saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

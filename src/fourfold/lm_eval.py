@@ -1,6 +1,6 @@
 """Models of fourfold in EleutherAI's lm-evaluation-harness (extra `eval`).
 
-    python -m fourfold.lm_eval run --model fourfold --model_args path=RUN --tasks lambada_openai
+    python -m fourfold.lm_eval --model fourfold --model_args path=RUN --tasks lambada_openai
 
 is the command `lm_eval`, which by itself only knows the models of its own package. In Python, the
 import of this module registers the name "fourfold" for `lm_eval.simple_evaluate`.
@@ -35,7 +35,8 @@ class FourfoldLM(LM):
         batch_size: Number of inputs in a batch.
         device: auto, cpu, cuda or cuda:N.
         precision: As in `fourfold score`.
-        max_gen_toks: Number of new tokens if a task does not say it.
+        max_gen_toks: Number of new tokens if a task does not say it. At most half of the tokens
+            that the model can read are new, so that half of a long context is read.
         **ignored: Other arguments of the harness, such as max_batch_size.
     """
 
@@ -102,7 +103,9 @@ class FourfoldLM(LM):
         stops = given.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
         options: dict[str, Any] = {"truncate": True, "batch_size": self.batch_size}
-        options["max_new_tokens"] = given.get("max_gen_toks", self.max_gen_toks)
+        wanted = int(given.get("max_gen_toks", self.max_gen_toks))
+        limit = getattr(self.model.config, "max_len", None)
+        options["max_new_tokens"] = wanted if limit is None else min(wanted, limit // 2)
         if hasattr(self.model, "decode"):
             texts = translate(self.model, prompts, num_beams=1, **options)
             for stop in stops:

@@ -291,9 +291,8 @@ class SpanCorruptionData(DocumentDataModule):
         if n_sentinels < n_spans:
             message = f"must have {n_spans} sentinels (<extra_id_0>, ...), got {n_sentinels}"
             raise InputError(f"{message}: set data.tokenizer.extra_ids", option="data.tokenizer")
-        ids = self.encoded_stream(name, raw, tokenizer)["ids"][
-            1:
-        ]  # without the EOS before the first document
+        # Without the EOS before the first document.
+        ids = self.encoded_stream(name, raw, tokenizer)["ids"][1:]
         n_rows = len(ids) // lengths[0] + (len(ids) % lengths[0] > 1)
         if not n_rows:
             raise InputError(f"the {name} split has no text", file=raw.location(0))
