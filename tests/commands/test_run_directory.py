@@ -1,7 +1,9 @@
 import errno
+import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -219,6 +221,37 @@ for number in range(400):
     for process in processes:
         assert process.communicate(timeout=120)[1] == ""
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_lock_makes_a_directory_again_that_is_removed_at_any_step(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, steps = tmp_path / "new/r", []
+
+    def replaced(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            steps.append(1)
+            if len(steps) == step and path.parent.exists():
+                path.parent.rename(tmp_path / "gone")
+            return original(*arguments, **options)
+
+        return call
+
+    run = RunDirectory(path)
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "open"):
+            patch.setattr(os, name, replaced(getattr(os, name)))
+        with run.lock():
+            assert (path / ".lock").is_file()
+    assert (tmp_path / "gone").exists() == (step in {3, 4})
+
+
+@pytest.mark.parametrize("linked", ["", "r"])
+def test_directory_that_is_no_directory_is_an_error(linked: str, tmp_path: Path) -> None:
+    (tmp_path / "new").symlink_to(tmp_path / "missing")
+    with pytest.raises(OSError), RunDirectory(tmp_path / "new" / linked).lock():
+        pass
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -162,9 +162,15 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock of the directory in a `with` block; InputError if another process does."""
-        while True:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with self._open_lock(os.O_CREAT) as file:
+        for attempts_left in reversed(range(100)):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                opened = self._open_lock(os.O_CREAT)
+            except (FileNotFoundError, FileExistsError):
+                if attempts_left:  # another process may have just removed the directory
+                    continue
+                raise
+            with opened as file:
                 if not _try_lock(file):
                     self._is_new = False  # the other process made the directory
                     raise InputError(
