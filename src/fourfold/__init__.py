@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from fourfold.commands.infer.classify import tag as tag
     from fourfold.commands.infer.fill_mask import fill as fill
     from fourfold.commands.infer.generate import generate_text as generate_text
-    from fourfold.commands.infer.score import TextScore as TextScore
-    from fourfold.commands.infer.score import TokenScore as TokenScore
-    from fourfold.commands.infer.score import score as score
     from fourfold.commands.infer.translate import translate as translate
     from fourfold.explorer.write import look as look
     from fourfold.families import Family as Family
     from fourfold.families import register as register
     from fourfold.generation import beam_search as beam_search
     from fourfold.generation import generate as generate
+    from fourfold.generation.score import TextScore as TextScore
+    from fourfold.generation.score import TokenScore as TokenScore
+    from fourfold.generation.score import score as score
     from fourfold.models.registry import create as create
     from fourfold.models.registry import list_models as list_models
 
@@ -32,8 +32,8 @@ __version__ = "0.3.0"
 
 _MODULES = {
     "Family": "fourfold.families",
-    "TextScore": "fourfold.commands.infer.score",
-    "TokenScore": "fourfold.commands.infer.score",
+    "TextScore": "fourfold.generation.score",
+    "TokenScore": "fourfold.generation.score",
     "attention_maps": "fourfold.analysis.attention_maps",
     "beam_search": "fourfold.generation",
     "caption": "fourfold.commands.infer.caption",
@@ -47,7 +47,7 @@ _MODULES = {
     "look": "fourfold.explorer.write",
     "register": "fourfold.families",
     "save": "fourfold.checkpoints.save",
-    "score": "fourfold.commands.infer.score",
+    "score": "fourfold.generation.score",
     "tag": "fourfold.commands.infer.classify",
     "translate": "fourfold.commands.infer.translate",
 }

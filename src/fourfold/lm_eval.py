@@ -18,8 +18,8 @@ from lm_eval.api.registry import register_model
 
 from fourfold.commands.infer.devices import load_model
 from fourfold.commands.infer.generate import generate_text
-from fourfold.commands.infer.score import METHODS, fitting_methods, score
 from fourfold.commands.infer.translate import translate
+from fourfold.generation.score import METHODS, fitting_methods, score
 
 
 @register_model("fourfold")

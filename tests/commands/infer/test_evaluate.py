@@ -13,8 +13,8 @@ from torch import nn
 
 import fourfold
 from fourfold.commands.infer import evaluate
-from fourfold.commands.infer.evaluate import Question, answer, items_by, read_questions, tabulate
 from fourfold.errors import InputError
+from fourfold.generation.minimal_pairs import Question, answer, items_by, read_questions, tabulate
 from tests.commands.infer.test_score import bigram_model, build, make_tokenizer
 
 PAIRS = ["the cat sat.\tthe cat sat sat.", "a dog\ta dog", "cats slept\tthe cats slept slept"]

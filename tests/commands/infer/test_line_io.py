@@ -2,9 +2,9 @@ import io
 
 import pytest
 
-from fourfold.commands.infer.base import Item, run_batches
-from fourfold.commands.infer.line_io import INPUTS, process, read_lines
+from fourfold.commands.infer.line_io import process, read_lines
 from fourfold.errors import InputError
+from fourfold.generation.text_model import INPUTS, Item, run_batches
 
 
 def through(text: str, batch_size: int = 2) -> tuple[list[str], list[list[str]]]:

@@ -710,7 +710,7 @@ def test_control_characters_of_class_names_are_escaped(
 
 def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Defaults of `fourfold.load` come from generation_config.json for an imported model."""
-    from fourfold.commands.infer import base
+    from fourfold.generation import text_model
 
     stored: dict[str, Any] = {
         "bos_id": 5,
@@ -729,8 +729,8 @@ def test_translate_uses_all_stored_defaults(ask: Ask, monkeypatch: pytest.Monkey
         seen.update(options, model=model)
         return original(model, *arguments, **options)
 
-    original = base.beam_search
-    monkeypatch.setattr(base, "beam_search", search)
+    original = text_model.beam_search
+    monkeypatch.setattr(text_model, "beam_search", search)
     lines(ask("translate", "mt", "one two\n"))
     found = seen["model"].generation_defaults
     assert (found.bos_id, {found.eos_id, *found.stop_ids}) == (5, {6, 8, 9})

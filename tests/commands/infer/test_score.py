@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import fourfold
-from fourfold.commands.infer.score import METHODS, Scorer, TextScore
 from fourfold.data.loading.batches import CausalBatch, PairBatch
 from fourfold.errors import InputError
+from fourfold.generation.score import METHODS, Scorer, TextScore
 from fourfold.models import (
     T5,
     CausalLM,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fourfold.commands.infer.base import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.data.vision.features import input_transform
+from fourfold.generation.text_model import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
 
 

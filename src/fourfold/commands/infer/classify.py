@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.commands.infer.base import Item, TextModel, check_model, run_batches
 from fourfold.core.validation import check_positive
 from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.errors import InputError
 from fourfold.generation.step import check_logits
+from fourfold.generation.text_model import Item, TextModel, check_model, run_batches
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.layers.base_model import Model
 from fourfold.models.masked_lm.classifiers import TokenClassifier

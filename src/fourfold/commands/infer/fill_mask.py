@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from fourfold.commands.infer.base import Item, TextModel, check_model, one_or_all, run_batches
 from fourfold.core.validation import check_positive
 from fourfold.generation.step import check_logits
+from fourfold.generation.text_model import Item, TextModel, check_model, one_or_all, run_batches
 from fourfold.layers.base_model import Model
 from fourfold.models.masked_lm.encoder_features import EncoderWithFeatures
 from fourfold.models.masked_lm.model import MaskedLM

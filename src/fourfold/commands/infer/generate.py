@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.commands.infer.base import (
+from fourfold.core.validation import MAX_SIZE, check_positive
+from fourfold.errors import InputError
+from fourfold.generation import GenerationDefaults, generate
+from fourfold.generation.inputs import MAX_CONTINUATION
+from fourfold.generation.text_model import (
     Item,
     TextModel,
     check_model,
@@ -21,10 +25,6 @@ from fourfold.commands.infer.base import (
     one_or_all,
     run_batches,
 )
-from fourfold.core.validation import MAX_SIZE, check_positive
-from fourfold.errors import InputError
-from fourfold.generation import GenerationDefaults, generate
-from fourfold.generation.inputs import MAX_CONTINUATION
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import first_known
 from fourfold.tokenization.chat import ChatTemplate

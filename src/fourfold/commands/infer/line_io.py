@@ -5,9 +5,9 @@ from itertools import islice
 from typing import BinaryIO, TextIO
 
 from fourfold.errors import InputError
+from fourfold.generation.text_model import INPUTS
 
 STDIN = "<stdin>"  # name of standard input in messages
-INPUTS = "inputs"  # name of the inputs of a function in messages
 ESCAPES = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
     **str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}),

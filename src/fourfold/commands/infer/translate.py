@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fourfold.commands.infer.base import Item, TextModel, check_model, check_penalty, run_batches
+from fourfold.generation.text_model import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
 
 

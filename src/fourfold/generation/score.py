@@ -21,10 +21,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fourfold.commands.infer.base import Item, TextModel, run_batches
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.generation.step import check_logits, eval_copy
+from fourfold.generation.text_model import Item, TextModel, run_batches
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import first_known
 from fourfold.layers.heads import VocabularyHead

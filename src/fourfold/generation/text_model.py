@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fourfold.commands.infer.line_io import INPUTS
 from fourfold.core.validation import check_positive, quote
 from fourfold.errors import InputError
-from fourfold.generation import beam_search
+from fourfold.generation.beam_search import beam_search
 from fourfold.generation.text_reader import TextReader
 from fourfold.layers.base_model import Model
+
+INPUTS = "inputs"  # name of the inputs of a function in messages
 
 
 class Item(NamedTuple):
