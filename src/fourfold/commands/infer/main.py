@@ -42,12 +42,12 @@ characters as \\x1b and so on."""
 
 # Module and function that answers a list of lines: a list of texts, or of cells, for each line.
 FUNCTIONS = {
-    "translate": "translate:translate",
-    "generate": "generate:generate_text",
-    "fill": "fill_mask:fill",
-    "classify": "classify:classify_lines",
-    "caption": "caption:caption_lines",
-    "score": "score:score_lines",
+    "translate": "commands.infer.translate:translate",
+    "generate": "commands.infer.generate:generate_text",
+    "fill": "commands.infer.fill_mask:fill",
+    "classify": "commands.infer.classify:classify_lines",
+    "caption": "commands.infer.caption:caption_lines",
+    "score": "generation.score:score_lines",
 }
 COUNTS = ("batch_size", "num_beams", "max_new_tokens", "n_best", "top_k")  # at least 1
 LOADING_OPTIONS = ("checkpoint", "allow_class", "device", "precision", "quantize")
@@ -187,7 +187,7 @@ def make_answer(command: str, model: Any, options: Namespace) -> Callable[[list[
     """Return the function from lines of input to lines of output of a command."""
     from fourfold.commands.infer.line_io import escape
 
-    function = resolve_name(f"fourfold.commands.infer.{FUNCTIONS[command]}")
+    function = resolve_name(f"fourfold.{FUNCTIONS[command]}")
     given = {name: x for name, x in vars(options).items() if name not in LOADING_OPTIONS}
     streams = given.get("stream", False)
     if command == "generate":
