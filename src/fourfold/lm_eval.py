@@ -19,7 +19,7 @@ from lm_eval.api.registry import register_model
 from fourfold.commands.infer.devices import load_model
 from fourfold.commands.infer.generate import generate_text
 from fourfold.commands.infer.translate import translate
-from fourfold.generation.score import METHODS, fitting_methods, score
+from fourfold.generation.score import Scorer, fitting_methods, score
 
 
 @register_model("fourfold")
@@ -60,7 +60,8 @@ class FourfoldLM(LM):
         given = str(batch_size)  # also "auto", or "auto:4"
         self.batch_size = int(given) if given.isdigit() else 64
         self._device = self.model.device
-        self.is_masked = (method or next(iter(fitting_methods(self.model)))) in METHODS["masked"]
+        fit = fitting_methods(self.model)
+        self.is_masked = fit.get(method or next(iter(fit)), Scorer).default_eos is None
 
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False

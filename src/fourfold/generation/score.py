@@ -132,11 +132,12 @@ class Scorer(TextModel):
     def __init__(self, model: Model, eos: bool | None = None, borders: bool = False) -> None:
         super().__init__(eval_copy(model) if model.training else model)
         if eos and self.default_eos is None:
-            raise InputError("must not be given for a masked LM", option="eos")
+            raise InputError("must not be given for this method", option="eos")
         tokenizer = self.tokenizer
         self.eos = self.default_eos if eos is None else eos
         self.n_divided = 0  # number of texts that are longer than the model
         self.prefix = [] if tokenizer.prepended_id is None else [tokenizer.prepended_id]
+        self.start = first_known(*self.prefix, tokenizer.eos_id)
         self.begins, self.sets = tokenizer.begins_word, []
         borders = borders and self.default_eos is not None
         for tokens in (self.begins.copy(), ~self.begins) if borders else ():
@@ -205,7 +206,7 @@ class Scorer(TextModel):
     def rows(self, context: str, continuation: str) -> list[Row]:
         """Return the rows of a request, in the order of the text."""
         tokens, _, first = self.encode(context, continuation)
-        ids = [first_known(*self.prefix, self.tokenizer.eos_id), *(i for i, _ in tokens)]
+        ids = [self.start, *(i for i, _ in tokens)]
         windows = self.windows(first, len(tokens), self.max_len)
         return [Row(ids[a:end], tokens[start:end], start - a) for a, start, end in windows]
 
@@ -236,7 +237,7 @@ class Scorer(TextModel):
 
     def _result(self, request: Request, rows: list[Row]) -> TextScore:
         """Return the score of a request from the values of its rows."""
-        text, scored = "".join(request), request[1]
+        text = "".join(request)
         targets = [target for row in rows for target in row.targets]
         values = [value for row in rows for value in row.values]
         tokens = []
@@ -246,33 +247,37 @@ class Scorer(TextModel):
             borders = (value[3 - self.begins[i]], *after) if self.sets else ()
             name = text[a:b] or str(self.tokenizer.backend.id_to_token(i))
             tokens.append(TokenScore(name, (a, b), value[0], bool(value[1]), borders))
-        tokens = tokens[: len(tokens) - (bool(self.sets) and not self.eos)]
-        total = fsum(token.log_prob for token in tokens)
-        counts = len(tokens), len(scored.split()), len(scored.encode())
-        per_token, per_word, per_byte = (total / n if n else nan for n in counts)
-        is_greedy = all(token.is_best for token in tokens)
-        return TextScore(total, per_token, per_word, per_byte, is_greedy, text, tokens)
+        return summarise(request, tokens[: len(tokens) - (bool(self.sets) and not self.eos)])
+
+
+def summarise(request: Request, tokens: list[TokenScore]) -> TextScore:
+    """Return the score of a request whose scored tokens are given."""
+    total = fsum(token.log_prob for token in tokens)
+    counts = len(tokens), len(request[1].split()), len(request[1].encode())
+    per_token, per_word, per_byte = (total / n if n else nan for n in counts)
+    is_greedy = all(token.is_best for token in tokens)
+    return TextScore(total, per_token, per_word, per_byte, is_greedy, "".join(request), tokens)
 
 
 class MaskedScorer(Scorer):
     """Pseudo-log-likelihood: sum of log p(token | text with this token masked).
 
-    Source: Salazar et al. 2020. A model that predicts the token at position t from the state at
-    t - 1 has a subclass with `shift` 1, and its own `states`.
+    Source: Salazar et al. 2020.
     """
 
     default_eos = None
     l2r: ClassVar[bool] = False  # mask all later tokens of the same word, too
-    shift: ClassVar[int] = 0
+    shift: ClassVar[int] = 0  # 1 if the state at position t - 1 predicts the token at position t
 
     def rows(self, context: str, continuation: str) -> list[Row]:
         tokens, words, first = self.encode(context, continuation)
         if self.tokenizer.mask_id is None:
             raise InputError("has a tokenizer without a mask token", option="model")
+        start_id = self.start if self.shift else self.tokenizer.bos_id
         found, limit = [], self.max_len and self.max_len - 2
         for begin, start, end in self.windows(first, len(tokens), limit):
             ids = [i for i, _ in tokens[begin:end]]
-            ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
+            ids = [start_id, *ids, self.tokenizer.eos_id]
             for i in range(start, end):
                 last = bisect_right(words, words[i], i, end) if self.l2r else i + 1
                 at, masked = i - begin + 1, (i - begin + 1, last - begin + 1)
@@ -298,13 +303,45 @@ class WordMaskedScorer(MaskedScorer):
     l2r = True
 
 
+class NextMaskedScorer(MaskedScorer):
+    """Pseudo-log-likelihood of a causal LM with masked next-token prediction (GPT-BERT).
+
+    Source: Charpentier and Samuel 2024. The text stands between the tokens that separate documents
+    in training.
+    """
+
+    shift = 1
+
+    def states(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        return self.model.hidden(ids, mask=mask, prefix=torch.ones_like(ids, dtype=torch.bool))
+
+
+class FusedScorer(NextMaskedScorer):
+    """Sum of the causal score and that of masked next-token prediction (GPT-BERT)."""
+
+    def score(
+        self, requests: Sequence[Request], batch_size: int, together: int = 1
+    ) -> list[TextScore]:
+        causal = Scorer(self.model).score(requests, batch_size, together)
+        masked = super().score(requests, batch_size, together)
+        found = []
+        for request, one, other in zip(requests, causal, masked, strict=True):
+            pairs = zip(one.tokens, other.tokens, strict=True)
+            both = [
+                a._replace(log_prob=a.log_prob + b.log_prob, is_best=a.is_best and b.is_best)
+                for a, b in pairs
+            ]
+            found.append(summarise(request, both))
+        return found
+
+
 class ConditionalScorer(Scorer):
     """Sum of log p(target token | source, target tokens before), for an encoder-decoder.
 
     Inputs and targets are those of the training (`Seq2SeqTask`).
     """
 
-    default_eos = True
+    default_eos: ClassVar[bool | None] = True
 
     def parts(self, context: str, continuation: str) -> tuple[list[int], list[int], list[Target]]:
         """Return the tokens of the source, those before the targets, and the targets."""
@@ -321,7 +358,10 @@ class ConditionalScorer(Scorer):
         return self.tokenizer.encode(context), [], tokens
 
     def rows(self, context: str, continuation: str) -> list[Row]:
-        source, start, tokens = self.parts(context, continuation)
+        return [self.row(*self.parts(context, continuation))]
+
+    def row(self, source: list[int], start: list[int], tokens: list[Target]) -> Row:
+        """Return the row with a source, in which the targets follow `start`."""
         stored = getattr(self.model.generation_defaults, "bos_id", None)
         given = getattr(self.model.config, "decoder_start_token_id", None)
         start = [first_known(stored, given, self.tokenizer.bos_id), *start]
@@ -330,7 +370,7 @@ class ConditionalScorer(Scorer):
         if self.max_len is not None and max(len(source), len(ids)) > self.max_len:
             message = f"has more than {self.max_len} tokens in source or target"
             raise InputError(message, option="the text")
-        return [Row(ids, tokens, len(start) - 1, tuple(source))]
+        return Row(ids, tokens, len(start) - 1, tuple(source))
 
     def hidden(self, rows: list[Row]) -> Tensor:
         numbers = {source: i for i, source in enumerate(dict.fromkeys(r.source for r in rows))}
@@ -342,25 +382,54 @@ class ConditionalScorer(Scorer):
 
 
 class PrefixScorer(ConditionalScorer):
-    """Score of a text as the content of a sentinel, for a model of span corruption (T5).
+    """Score of a text as the content of a sentinel (T5) or of a mask (BART) after its context.
 
-    The encoder reads the context and the sentinel, and the decoder the sentinel and the text.
+    The encoder reads the context and the sentinel. The decoder of a model of span corruption begins
+    with the sentinel, that of a model of text infilling with the context.
     """
 
-    default_eos = False
+    default_eos: ClassVar[bool | None] = False
 
     def parts(self, context: str, continuation: str) -> tuple[list[int], list[int], list[Target]]:
         tokens, _, first = self.encode(context, continuation)
+        before = [i for i, _ in tokens[:first]]
+        if self.tokenizer.backend.token_to_id(SENTINEL) is None and self.tokenizer.mask_id:
+            given = getattr(self.model.config, "decoder_start_token_id", None)
+            begin = [] if given is None else [self.tokenizer.bos_id]
+            return [*before, self.tokenizer.mask_id], [*begin, *before], tokens[first:]
+        return [*before, self.sentinel], [self.sentinel], tokens[first:]
+
+    @property
+    def sentinel(self) -> int:
+        """Id of the first sentinel; InputError if there is none."""
         if (sentinel := self.tokenizer.backend.token_to_id(SENTINEL)) is None:
             raise InputError(f"has a vocabulary without the sentinel {SENTINEL}", option="model")
-        return [*(i for i, _ in tokens[:first]), sentinel], [sentinel], tokens[first:]
+        return sentinel
+
+
+class SentinelScorer(PrefixScorer):
+    """Sum of log p(token | text in which a sentinel replaces this token), for T5."""
+
+    default_eos = None
+
+    def rows(self, context: str, continuation: str) -> list[Row]:
+        tokens, _, first = self.encode(context, continuation)
+        ids, start = [i for i, _ in tokens], [self.sentinel]
+        return [
+            self.row([*ids[:i], *start, *ids[i + 1 :]], start, [tokens[i]])
+            for i in range(first, len(ids))
+        ]
 
 
 # Scorers by kind of model and method; the first method of a kind is its default.
 METHODS: dict[str, dict[str, type[Scorer]]] = {
-    "causal": {"causal": Scorer},
+    "causal": {"causal": Scorer, "mntp": NextMaskedScorer, "fused": FusedScorer},
     "masked": {"masked_l2r": WordMaskedScorer, "masked": MaskedScorer},
-    "encoder-decoder": {"conditional": ConditionalScorer, "prefix": PrefixScorer},
+    "encoder-decoder": {
+        "conditional": ConditionalScorer,
+        "prefix": PrefixScorer,
+        "masked": SentinelScorer,
+    },
 }
 
 
@@ -394,9 +463,11 @@ def score(
         texts: Texts, or pairs (context, continuation) or (source, target), whose second part is
             scored. A continuation is joined to its context as it is, so it usually begins with a
             space.
-        method: causal; masked_l2r or masked (pseudo-log-likelihood with and without masking the
-            rest of the word); conditional (source and target) or prefix (a sentinel of T5). None
-            means the first one that fits the model.
+        method: causal, mntp (masked next-token prediction) or fused (the sum of both) for causal
+            LMs; masked_l2r or masked (pseudo-log-likelihood with and without masking the rest of
+            the word) for masked LMs; conditional (source and target), prefix (a sentinel before the
+            text) or masked (a sentinel for each token) for encoder-decoders. None means the first
+            one that fits the model.
         eos: Score the end-of-text token, too; None means only for conditional.
         borders: Compute `TokenScore.borders`, which `TextScore.surprisals("word")` uses.
         batch_size: Number of inputs of the model in a batch. A masked LM has one input per token.

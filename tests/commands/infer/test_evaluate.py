@@ -273,3 +273,39 @@ def test_the_picture_has_a_row_for_each_group(tmp_path: Path, monkeypatch: Any) 
     tables = tabulate(questions_of(2, 1, n=5), {"A": answers(np.ones(15, bool))})
     evaluate.draw([tables["all"][0], *tables["groups"]], {"A": "run"}, tmp_path / "a.png")
     assert labels == ["all items", "group 0", "group 1"]
+
+
+@pytest.mark.parametrize("name", ["lm", "mlm"])
+def test_the_callback_logs_what_the_command_prints(
+    name: str, run: Any, configs: dict[str, Path], here: Path
+) -> None:
+    pairs, plain, judged = here / "own.tsv", here / "plain", here / "judged"
+    words = ("one", "two", "three", "four", "five")
+    lines = [f"{a} {b} {c}\t{c} {a} {a}\n" for a in words for b in words for c in words]
+    pairs.write_text("".join(lines))
+    steps = ["--trainer.max_steps", 3, "--trainer.val_check_interval", 2]
+    given = ["--config", configs[name], *steps, "--run_dir"]
+    callback = "--trainer.callbacks"
+    more = [f"{callback}+=fourfold.callbacks.monitoring.minimal_pairs.MinimalPairs"]
+    more += [f"{callback}.benchmark=pairs", f"{callback}.file={pairs}", f"{callback}.limit=99"]
+    assert run("fit", *given, plain).code == 0
+    assert run("fit", *given, judged, *more).code == 0
+    weights = (
+        torch.load(x / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for x in (plain, judged)
+    )
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    assert "val/pairs" in (judged / "metrics.csv").read_text()
+    result = run("test", "--run_dir", judged)
+    assert result.code == 0, result.err
+    found = json.loads((judged / "metrics.json").read_text())
+    pairs.write_text("".join(lines[:99]))
+    assert run("evaluate", "pairs", pairs, "--checkpoint", judged, "--out", here / "o").code == 0
+    printed = json.loads((here / "o/metrics.json").read_text())["all"][0]
+    assert 0 < found["test/pairs"] < 1
+    assert found["test/pairs"] == pytest.approx(printed["A"] / 100)
+    assert found["test/pairs_ties"] == printed["A ties"] / 99
+    assert found["test/pairs_own"] == found["test/pairs"]
+    shown = run("test", "--run_dir", judged, f"{callback}.file={here / 'none.tsv'}")
+    assert shown.code == 2
+    assert "none.tsv" in shown.err

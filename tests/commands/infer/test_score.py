@@ -18,6 +18,7 @@ import fourfold
 from fourfold.data.loading.batches import CausalBatch, PairBatch
 from fourfold.errors import InputError
 from fourfold.generation.score import METHODS, Scorer, TextScore
+from fourfold.losses import IGNORE_INDEX
 from fourfold.models import (
     T5,
     CausalLM,
@@ -54,6 +55,7 @@ def make_tokenizer(
 
 
 TOKENIZER = make_tokenizer()
+WITHOUT_SENTINEL = make_tokenizer(sentinel=False)
 V = TOKENIZER.vocab_size
 SIZES: dict[str, Any] = {"vocab_size": V, "max_len": 40}
 
@@ -74,11 +76,12 @@ def build(kind: str, tokenizer: Tokenizer = TOKENIZER, **changes: Any) -> Any:
             RecurrentEncoderDecoderConfig(**recurrent, mix_outputs=True, input_feeding=False)
         ),
     }
+    models["infilling"] = models["bart"]
     model = models[kind]().double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.4)
-    model.tokenizer = tokenizer
+    model.tokenizer = WITHOUT_SENTINEL if kind == "infilling" else tokenizer
     return model
 
 
@@ -96,6 +99,11 @@ CASES: list[tuple[str, str, list[Any]]] = [
     ("attention", "conditional", PAIRS),
     ("t5", "prefix", TEXTS),
     ("t5", "prefix", PAIRS),
+    ("t5", "masked", TEXTS),
+    ("infilling", "prefix", PAIRS),
+    ("causal", "mntp", TEXTS),
+    ("causal", "mntp", PAIRS),
+    ("causal", "fused", PAIRS),
 ]
 
 
@@ -115,10 +123,10 @@ def test_a_head_of_zeros_gives_the_logarithm_of_the_vocabulary(
     nn.init.zeros_(model.head.weight)
     if model.head.bias is not None:
         nn.init.zeros_(model.head.bias)
+    expected = -math.log(V) * (1 + (method == "fused"))
     for found in fourfold.score(model, texts, method=method):
-        n = len(found.tokens)
-        assert found.total == pytest.approx(-n * math.log(V), abs=1e-9)
-        assert found.per_token == pytest.approx(-math.log(V))
+        assert found.total == pytest.approx(len(found.tokens) * expected, abs=1e-9)
+        assert found.per_token == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("kind", "method", "texts"), CASES)
@@ -314,6 +322,63 @@ def test_prefix_scores_are_those_of_the_sentinel_format() -> None:
         assert values(found) == pytest.approx(expected.tolist(), abs=1e-10)
 
 
+def test_infilling_scores_are_those_of_the_mask_format() -> None:
+    model, tokenizer = build("infilling"), WITHOUT_SENTINEL
+    for context in ("", "the mat"):
+        (found,) = fourfold.score(model, [(context, " dog ran")], method="prefix")
+        before = tokenizer.encode(context)
+        ids = tokenizer.encode(context + " dog ran")
+        src = torch.tensor([[*before, tokenizer.mask_id, tokenizer.eos_id]])
+        tgt = torch.tensor([[2, tokenizer.bos_id, *ids]])  # after the start token of the config
+        logits = model(src, tgt[:, :-1])[0, 1:]
+        expected = -F.cross_entropy(logits, torch.tensor(ids), reduction="none")
+        assert values(found) == pytest.approx(expected.tolist()[len(before) :], abs=1e-10)
+
+
+def test_masked_scores_of_an_encoder_decoder_are_those_of_a_slow_loop() -> None:
+    model = build("t5")
+    sentinel = TOKENIZER.backend.token_to_id("<extra_id_0>")
+    for text, found in zip(TEXTS, fourfold.score(model, TEXTS, method="masked"), strict=True):
+        ids = TOKENIZER.encode(text)
+        expected = []
+        for i, token in enumerate(ids):
+            src = torch.tensor([[*ids[:i], sentinel, *ids[i + 1 :], TOKENIZER.eos_id]])
+            logits = model(src, torch.tensor([[TOKENIZER.bos_id, sentinel]]))[0, -1]
+            expected.append(logits.log_softmax(-1)[token].item())
+        assert values(found) == pytest.approx(expected, abs=1e-10)
+
+
+def test_mntp_scores_are_losses_of_masked_rows_of_the_task() -> None:
+    model = build("causal")
+    task = CausalLanguageModeling(model.config)
+    task.model = model
+    for text, found in zip(TEXTS, fourfold.score(model, TEXTS, method="mntp"), strict=True):
+        ids = TOKENIZER.encode(text)
+        expected = []
+        for i, token in enumerate(ids):
+            masked = [*ids[:i], TOKENIZER.mask_id, *ids[i + 1 :]]
+            row = torch.tensor([[TOKENIZER.eos_id, *masked, TOKENIZER.eos_id]])
+            targets = torch.full_like(row, IGNORE_INDEX)
+            targets[0, i] = token  # from the position before the mask
+            prefix, weights = torch.ones_like(row, dtype=torch.bool), torch.ones(1)
+            batch = CausalBatch(row, targets, prefix=prefix, weights=weights)
+            expected.append(-task.step(batch)[0].item())
+        assert values(found) == pytest.approx(expected, abs=1e-10)
+    one, other = (fourfold.score(model, TEXTS, method=method) for method in ("causal", "mntp"))
+    for a, b, both in zip(one, other, fourfold.score(model, TEXTS, method="fused"), strict=True):
+        assert both.total == pytest.approx(a.total + b.total, abs=1e-10)
+        assert both.per_byte == pytest.approx(a.per_byte + b.per_byte, abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["mntp", "fused"])
+def test_models_that_cannot_see_later_tokens_have_no_mntp(method: str) -> None:
+    with pytest.raises(InputError, match="prefix"):
+        fourfold.score(build("lstm"), TEXTS, method=method)
+    model = build("causal", make_tokenizer(mask=False))
+    with pytest.raises(InputError, match="tokenizer without a mask token"):
+        fourfold.score(model, TEXTS, method=method)
+
+
 def test_context_and_continuation_add_up() -> None:
     model = build("causal")
     (whole,) = fourfold.score(model, ["the cat sat"])
@@ -455,11 +520,11 @@ def test_surprisals_of_windows_and_of_masked_lms() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "texts", "message"),
     [
-        ("causal", {"method": "masked"}, TEXTS, "method must be one of causal, got 'masked'"),
+        ("causal", {"method": "masked"}, TEXTS, "method must be one of causal, mntp, fused"),
         ("pairs", {}, TEXTS, "inputs:1: the text must be a source and a target"),
         ("pairs", {}, [*PAIRS, ("a", "cat " * 99)], "inputs:5: the text has more than 40 tokens"),
         ("pairs", {}, [("cat " * 99, "a")], "inputs:1: the text has more than 40 tokens"),
-        ("masked", {"eos": True}, TEXTS, "eos must not be given for a masked LM"),
+        ("masked", {"eos": True}, TEXTS, "eos must not be given for this method"),
         ("causal", {}, ["a", ""], "inputs:2: the scored text must have at least one token"),
         ("causal", {"batch_size": 0}, ["a"], "batch_size must be at least 1, got 0"),
     ],
@@ -528,8 +593,8 @@ def test_the_command_writes_surprisals(ask: Any, by: str) -> None:
     ("kind", "text", "options", "message"),
     [
         ("pairs", "a cat\tcat\na cat\n", [], "<stdin>:2: the text must be a source and a target"),
-        ("causal", "a\n", ["--method=prefix"], "--method must be one of causal, got 'prefix'"),
-        ("masked", "a\n", ["--eos"], "--eos must not be given for a masked LM"),
+        ("causal", "a\n", ["--method=prefix"], "--method must be one of causal, mntp, fused"),
+        ("masked", "a\n", ["--eos"], "--eos must not be given for this method"),
         ("masked", "a\t\n", [], "<stdin>:1: the scored text must have at least one token"),
         ("causal", "a\n", ["--by", "line"], "--by: invalid choice: 'line'"),
     ],
