@@ -104,6 +104,7 @@ class Row:
     (see `Tier`). `runs` has the changes of each tier that runs the row:
 
     - config, model, data, trainer, run: changed options of the first training (`Recipe.options`).
+    - test: changed options of the test of the first training, in the same sections.
     - recipe, minutes: config file and duration that replace those of the tier.
     - each: changes of all trainings, as a mapping with the keys above.
     - the name of a part: changes of that part, or null to omit the part.

@@ -17,6 +17,7 @@ from fourfold.models import (
     TokenClassifier,
     TokenClassifierConfig,
 )
+from fourfold.tasks import CausalSequenceClassification
 
 TEXT: dict[str, Any] = {
     "d_model": 12,
@@ -75,8 +76,9 @@ def test_unknown_pool_raises() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_causal_classifier_reads_the_last_real_token(side: str) -> None:
-    config = CausalClassifierConfig(**{**TEXT, "n_classes": 3})
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_causal_classifier_reads_the_last_real_token(bidirectional: bool, side: str) -> None:
+    config = CausalClassifierConfig(**{**TEXT, "n_classes": 3, "bidirectional": bidirectional})
     model = randomised(CausalClassifier(config))
     ids, mask, _, lengths = padded()
     if side == "left":
@@ -86,6 +88,19 @@ def test_causal_classifier_reads_the_last_real_token(side: str) -> None:
         alone = ids[row : row + 1][:, mask[row]]
         assert alone.shape[1] == n
         torch.testing.assert_close(model.classify(model.hidden(alone))[0], logits[row])
+
+
+def test_a_bidirectional_classifier_sees_later_tokens() -> None:
+    ids = torch.randint(29, (1, 7))
+    changed = ids.clone()
+    changed[0, -1] = (ids[0, -1] + 1) % 29
+    for bidirectional in (False, True):
+        config = CausalClassifierConfig(**TEXT, n_classes=3, bidirectional=bidirectional)
+        model = randomised(CausalClassifier(config))
+        first = [model.hidden(given)[:, 0] for given in (ids, changed)]
+        assert torch.equal(*first) is not bidirectional
+    with pytest.raises(InputError, match=r"lm_weight must be 0 .*, got 0\.5"):
+        CausalSequenceClassification(config)
 
 
 def test_head_dropout_is_active_only_in_training() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fourfold.data.loading.batches import SequenceBatch
+from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX, upcast_fp32
 from fourfold.models import CausalClassifier, CausalClassifierConfig
 from fourfold.models.masked_lm.sequence_classification_task import SequenceClassification
@@ -24,7 +25,8 @@ class CausalSequenceClassification(SequenceClassification):
     Args:
         optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
         lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
-            text is the mean over the tokens of the text, as in the paper's code.
+            text is the mean over the tokens of the text, as in the paper's code. Must be 0 with
+            `config.bidirectional`, since the next token is then visible.
     """
 
     model_class = CausalClassifier  # type: ignore[assignment]
@@ -32,6 +34,12 @@ class CausalSequenceClassification(SequenceClassification):
     config: CausalClassifierConfig = CausalClassifierConfig()  # type: ignore[assignment]
     optimizer: OptimizerConfig = OptimizerConfig(lr=6.25e-5)
     lm_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        if getattr(self.config, "bidirectional", False) and self.lm_weight:
+            message = f"must be 0 with bidirectional attention, got {self.lm_weight:g}"
+            raise InputError(message, option="lm_weight")
+        super().__post_init__()
 
     def _classify(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the hidden states (B, T, D), and the logits (B, K) in fp32."""

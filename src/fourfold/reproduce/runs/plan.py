@@ -53,10 +53,8 @@ def row_runs(
         changed = merged(recipe.options, {k: v for k, v in changes.items() if k in SECTIONS})
         folder = runs.joinpath(table.name, tier, row.name, part, f"seed_{seed}")
         where = [*link, "--run_dir", str(folder), "--seed_everything", str(seed)]
-        fit, test = (
-            ["--config", config, *options(given), *where]
-            for given in (changed, merged(changed, recipe.test))
-        )
+        for_test = merged(merged(changed, recipe.test), changes.get("test", {}))
+        fit, test = (["--config", config, *options(given), *where] for given in (changed, for_test))
         if isinstance(recipe, Tier) and not recipe.train:
             fit = []
         minutes = changes.get("minutes", recipe.minutes)
