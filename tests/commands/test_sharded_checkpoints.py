@@ -97,6 +97,19 @@ def test_every_command_reads_it(
         assert [result.code for result in found] == [0, 0], found[0].err
         tables = [result.out.splitlines()[-8:-1] for result in found]
         assert tables[0] == tables[1]
+    predicted = []
+    for source in (checkpoint, one):
+        folder = here / f"predicted{len(predicted)}"
+        call = run("predict", *config, "--ckpt_path", source, "--run_dir", folder)
+        assert call.code == 0, call.err
+        (file,) = folder.glob("predictions.*")
+        predicted.append(torch.load(file, weights_only=True))
+    assert unequal(*predicted) == ""
+    scored = []
+    for source in (checkpoint, one):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one two\n")))
+        scored.append(run("score", "--checkpoint", source))
+    assert scored[0].out == scored[1].out != ""
     exported = run("export", checkpoint, here / "exported")
     assert exported.code == 0, exported.err
     tuned = ["--model.init_from", checkpoint, "--run_dir", here / "tuned"]

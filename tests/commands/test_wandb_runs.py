@@ -195,6 +195,26 @@ def test_checkpoints_are_versions_with_aliases(name: str, track: Track) -> None:
         assert Path(entry.local_path).read_bytes() == file.read_bytes()
 
 
+def test_a_sharded_checkpoint_is_sent_as_a_folder(
+    elsewhere: pytest.MonkeyPatch, configs: dict[str, Path], tmp_path: Path
+) -> None:
+    from fourfold.cli import main
+
+    run = tmp_path / "r"
+    call = ["fit", "--config", str(configs["vit"]), "--run_dir", str(run), *OPTIONS[:5]]
+    assert main([*call, "--trainer.max_steps=1", "--checkpoint.format=sharded"]) == 0
+    (part,) = runs_in(run)
+    sent = [a for a in part.artifacts if a.type == "model"]
+    assert sent
+    for artifact in sent:
+        (folder,) = [run / f"checkpoints/{x}.ckpt" for x in artifact.aliases if x in "best last"]
+        assert folder.is_dir()
+        names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+        assert {entry.path for entry in artifact.manifest.contents} == names
+        for entry in artifact.manifest.contents:
+            assert Path(entry.local_path).read_bytes() == (folder / entry.path).read_bytes()
+
+
 def test_how_to_send_it_is_said_once(
     elsewhere: pytest.MonkeyPatch,
     configs: dict[str, Path],
