@@ -50,7 +50,7 @@ COMMANDS = {
     "classify": (INFER, "classify one image file or one sentence per line"),
     "caption": (INFER, "describe one image file per line"),
     "score": (INFER, "log-probability of one text per line"),
-    "evaluate": (INFER, "accuracy on minimal pairs (BLiMP, Zorro) or LAMBADA"),
+    "evaluate": (INFER, "accuracy on minimal pairs (BLiMP, Zorro), LAMBADA or GLUE"),
     "look": ("commands.look", "one HTML file with the attention of a checkpoint"),
     "import": (CONVERT, "write a checkpoint from a directory of transformers"),
     "export": (CONVERT, "write a directory of transformers from a checkpoint"),

@@ -72,12 +72,8 @@ def make_parser() -> OptionParser:
         "them to DIR/seeds.json. All other options are those of `fourfold fit`.",
     )
     parser.add_argument("--run_dir", required=True, metavar="DIR", help="directory of the runs")
-    parser.add_argument(
-        "--seeds",
-        default="0,1,2",
-        metavar="LIST",
-        help="integers separated by commas (default %(default)s); each becomes --seed_everything",
-    )
+    help_text = "integers separated by commas (default %(default)s); each is a --seed_everything"
+    parser.add_argument("--seeds", default="0,1,2", metavar="LIST", help=help_text)
     return parser
 
 

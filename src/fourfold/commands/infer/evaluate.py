@@ -25,7 +25,6 @@ from fourfold.generation.minimal_pairs import (
 from fourfold.metrics.significance import difference_intervals
 
 SIGNIFICANT = 0.05
-NAME_WIDTH = 60  # characters of the first column
 
 
 def evaluate(options: Namespace, argv: Sequence[str]) -> int:
@@ -71,16 +70,17 @@ def _answer_runs(path: str, questions: Sequence[Question], options: Namespace) -
 
 
 def show(tables: Mapping[str, Rows]) -> None:
-    """Print a table of accuracies in percent; groups that are the paradigms are left out."""
-    keys = [key for key in tables["all"][0] if not key.endswith((" near", " nats"))]
-    print(" " * NAME_WIDTH + "".join(f"{key:>9}" for key in keys[1:]))
+    """Print a table of scores in percent; groups that are the paradigms are left out."""
+    keys = [key for key in tables["all"][0] if not key.endswith((" near", " nats", " seeds"))]
+    width = 2 + max(len(row[""]) for rows in tables.values() for row in rows)
+    print(" " * width + "".join(f"{key:>9}" for key in keys[1:]))
     for kind, rows in tables.items():
         if kind == "groups" and len(rows) in (1, len(tables["paradigms"])):
             continue
         for row in rows:
             cells = (row.get(key, "") for key in keys[1:])
             shown = (f"{x:.4g}" if isinstance(x, float) else str(x) for x in cells)
-            print(row[""].ljust(NAME_WIDTH) + "".join(f"{cell:>9}" for cell in shown))
+            print(row[""].ljust(width) + "".join(f"{cell:>9}" for cell in shown))
         print()
 
 

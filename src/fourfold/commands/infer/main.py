@@ -33,7 +33,8 @@ DESCRIPTIONS = {
     "log-probability (natural logarithm) in total, per token, per word and per byte.",
     "evaluate": "Evaluate language models on minimal pairs: the correct sentence must have the\n"
     "higher score. Or on last words: all tokens must be the most likely ones. FILE is the\n"
-    "published zip archive, a folder or a file; lines of pairs are correct, tab, incorrect.",
+    "published zip archive, a folder or a file; lines of pairs are correct, tab, incorrect.\n"
+    "`fourfold evaluate glue --help` describes the fine-tuning on tasks of GLUE.",
 }
 EPILOG = """\
 One line is written for each line of standard input, in the same order; an empty line stays empty.
@@ -89,13 +90,8 @@ def make_parser(command: str) -> OptionParser:
         add("--max-new-tokens", type=int, metavar="N", help="maximum number of new tokens")
         help_text = "token that is never generated, such as <unk>; may be given several times"
         add("--suppress-tokens", action="append", default=[], metavar="TEXT", help=help_text)
-        add(
-            "--n-best",
-            type=int,
-            default=1,
-            metavar="N",
-            help="outputs per line, tab-separated (%(default)s)",
-        )
+        help_text = "outputs per line, tab-separated (%(default)s)"
+        add("--n-best", type=int, default=1, metavar="N", help=help_text)
     if command == "generate":
         help_text = "0 takes the likeliest token; default: that of the checkpoint, otherwise 0"
         add("--temperature", type=float, help=help_text)
@@ -153,6 +149,8 @@ def main(argv: Sequence[str]) -> int:
         InputError: An option, the checkpoint or a line is invalid.
     """
     command, *arguments = argv
+    if argv[:2] == ["evaluate", "glue"]:
+        return int(resolve_name("fourfold.commands.infer.glue:main")(argv))
     options = parse(command, arguments)
     if command == "evaluate":
         from fourfold.commands.infer.evaluate import evaluate

@@ -17,23 +17,25 @@ class GlueTask(NamedTuple):
     """Columns and classes of the files of one GLUE task.
 
     A column is a name in the header, or an index in files without a header. The classes are in the
-    order of GLUE's class numbers, and empty if the task is a regression.
+    order of GLUE's class numbers, and empty if the task is a regression. The metric is that of the
+    test that papers report.
     """
 
     text: tuple[str | int, ...]
     label: str | int
     classes: tuple[str, ...]
+    metric: str = "accuracy"
 
 
 _SENTENCES = ("sentence1", "sentence2")
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 GLUE_TASKS = {
-    "CoLA": GlueTask((3,), 1, _BINARY),  # no header
+    "CoLA": GlueTask((3,), 1, _BINARY, "mcc"),  # no header
     "SST-2": GlueTask(("sentence",), "label", _BINARY),
-    "MRPC": GlueTask(("#1 String", "#2 String"), "Quality", _BINARY),
-    "STS-B": GlueTask(_SENTENCES, "score", ()),
-    "QQP": GlueTask(("question1", "question2"), "is_duplicate", _BINARY),
+    "MRPC": GlueTask(("#1 String", "#2 String"), "Quality", _BINARY, "f1"),
+    "STS-B": GlueTask(_SENTENCES, "score", (), "spearman"),
+    "QQP": GlueTask(("question1", "question2"), "is_duplicate", _BINARY, "f1"),
     "MNLI": GlueTask(_SENTENCES, "gold_label", ("entailment", "neutral", "contradiction")),
     "QNLI": GlueTask(("question", "sentence"), "label", _ENTAILMENT),
     "RTE": GlueTask(_SENTENCES, "label", _ENTAILMENT),
