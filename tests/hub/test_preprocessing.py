@@ -156,7 +156,8 @@ def test_exported_tokenizer_adds_the_special_tokens_of_training(
         tokenizer.backend.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
     shape: Any = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "max_len": 20}
     model = MaskedLM(MaskedLMConfig(**shape, vocab_size=tokenizer.vocab_size, n_segments=2))
-    write_tokenizer(tmp_path, tokenizer.to_str(), model, n_separators)
+    model.tokenizer, model.artifacts = tokenizer, {"n_separators": n_separators}
+    write_tokenizer(tmp_path, model)
     texts = ["one two", "three"]
     parts = [RaggedArray.from_lengths(*tokenizer.encode_corpus([text])) for text in texts]
     rows, first = join_segments(parts, tokenizer, 20, n_separators)

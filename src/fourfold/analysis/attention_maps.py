@@ -115,8 +115,7 @@ def _watch_weights(module: Any, visit: Callable[[Tensor, Tensor], None]) -> Remo
         found = found[(None,) * (4 - found.ndim)].expand(-1, -1, weights.shape[2], -1)
         visit(weights, found)
 
-    handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    return handle
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def attention_maps(

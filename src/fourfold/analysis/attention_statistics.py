@@ -49,8 +49,7 @@ def mean_distance(weights: Tensor, distances: Tensor) -> Tensor:
 
     Pairs whose distance (T, S) is NaN are left out of the mean.
     """
-    known = ~distances.isnan()
-    mass = (weights * known).sum((-1, -2))
+    mass = (weights * ~distances.isnan()).sum((-1, -2))
     return (weights * distances.nan_to_num()).sum((-1, -2)) / mass.clamp(min=1e-12)
 
 
@@ -107,8 +106,7 @@ def head_statistics(
         "first": [x[..., 0].mean(-1) for x in pairs],
     }
     if separators is not None and bool(separators.any()):
-        places = separators[:, None, None]
-        found["separator"] = [(x * places).sum(-1).mean(-1) for x in pairs]
+        found["separator"] = [(x * separators[:, None, None]).sum(-1).mean(-1) for x in pairs]
     if is_self:
         if distances is None:
             distances = token_distances(*weights.shape[-2:])

@@ -112,8 +112,7 @@ def forward_flops(
 def _hidden_flops(stack: Any, x: Tensor, mask: Mask = Mask()) -> int:
     """Count the FLOPs of a naive stack for pairs of query and key that its windows hide."""
     length = x.shape[1]
-    modules = stack.named_modules()
-    layers = [module for name, module in modules if name.rpartition(".")[2] == "attn"]
+    layers = [module for name, module in stack.named_modules() if name.rpartition(".")[2] == "attn"]
     hidden = 0
     for layer, window in zip(layers, stack.windows, strict=False):
         if window is not None:

@@ -140,8 +140,7 @@ def trained_gradient_norms(model: CausalLM, ids: Tensor, distances: Sequence[int
 
 def _outputs(layer: nn.RNNBase, x: Tensor) -> Tensor:
     """Run a recurrent module on inputs x (S, T, D); return the outputs (S, T, H), without state."""
-    y: Tensor = layer(x)[0]
-    return y
+    return layer(x)[0]
 
 
 def _mean(norms: Sequence[list[float]]) -> list[float]:

@@ -5,7 +5,7 @@ that autograd would store for the backward pass are added. The device of these t
 the attention kernel is a fused one, which stores no attention weights (T, T).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from functools import lru_cache
@@ -98,24 +98,18 @@ def training_memory(
     precision = canonical_precision(precision, "precision")
     weight, compute = (getattr(torch, name) for name in PRECISIONS[precision])
     fixed, by_row = _activation_bytes(model, length, source, precision)
-    n_parameters, n_trained, n_states = _counts(model, optimizer)
-    return Memory(
-        # Autocast caches the cast weights, which do not depend on the number of rows.
-        weights=n_parameters * weight.itemsize + fixed,
-        gradients=n_trained * weight.itemsize * (2 if replicated else 1),
-        optimizer=n_states * weight.itemsize,
-        activations=round(rows * by_row),
-        loss=_loss_bytes(model, rows, length, head_fraction, compute.itemsize, weight != compute),
-    )
-
-
-def _counts(model: nn.Module, optimizer: str) -> tuple[int, int, int]:
-    """Count parameters, trained parameters and states of the optimizer."""
     trained = [p.numel() for p in model.parameters() if p.requires_grad]
     n_states = sum(trained) * OPTIMIZER_STATES[optimizer]
     if optimizer == "muon":
         n_states -= sum(p.numel() for p in hidden_matrices(model))
-    return sum(p.numel() for p in model.parameters()), sum(trained), n_states
+    return Memory(
+        # Autocast caches the cast weights, which do not depend on the number of rows.
+        weights=sum(p.numel() for p in model.parameters()) * weight.itemsize + fixed,
+        gradients=sum(trained) * weight.itemsize * (2 if replicated else 1),
+        optimizer=n_states * weight.itemsize,
+        activations=round(rows * by_row),
+        loss=_loss_bytes(model, rows * head_fraction, length, compute.itemsize, weight != compute),
+    )
 
 
 def format_bytes(count: float) -> str:
@@ -218,13 +212,7 @@ class _UpToHead(nn.Module):
 class _FusedAttention(TorchFunctionMode):
     """Mode in which attention stores what a fused kernel on a GPU stores, for any mask."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         device = args[0].device.type
@@ -245,14 +233,7 @@ class _Kernel(torch.autograd.Function):
         return y
 
 
-def _loss_bytes(
-    model: Model,
-    rows: float,
-    length: int | None,
-    head_fraction: float,
-    compute: int,
-    is_mixed: bool,
-) -> int:
+def _loss_bytes(model: Model, rows: float, length: int | None, compute: int, is_mixed: bool) -> int:
     """Estimate the bytes that the loss stores.
 
     The cross-entropy of tokens stores a slice of the logits, two fp32 buffers of its size, the
@@ -265,7 +246,7 @@ def _loss_bytes(
     if not isinstance(head, VocabularyHead):
         return 0
     vocab_size, width = head.weight.shape
-    tokens = round(rows * (length or model.config.max_len) * head_fraction)
+    tokens = round(rows * (length or model.config.max_len))
     slice_ = (compute + 2 * 4) * min(DEVICE_FACTOR * MAX_SLICE_LOGITS, tokens * vocab_size)
     return slice_ + tokens * width * compute + (4 + compute * is_mixed) * vocab_size * width
 
@@ -294,7 +275,6 @@ def split_batch(
         )
     share = total // devices
     for accumulation in range(1, share + 1):
-        divides = not exact or share % accumulation == 0
-        if divides and fits(share // accumulation):
+        if (not exact or share % accumulation == 0) and fits(share // accumulation):
             return share // accumulation, accumulation
     raise InputError("must be larger: not even the smallest micro-batch fits", option="--memory")

@@ -69,8 +69,7 @@ def write_graphs(model: Any, folder: Path, file_format: str) -> list[str]:
     """Write a model as traced graphs (`graph_files.write_graphs`), with its preprocessing."""
     from fourfold.hub import graph_files
 
-    facts = _write_preprocessing(model, folder)
-    return graph_files.write_graphs(model, folder, file_format, facts)
+    return graph_files.write_graphs(model, folder, file_format, _write_preprocessing(model, folder))
 
 
 def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
@@ -83,8 +82,7 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
     artifacts, is_clip = getattr(model, "artifacts", {}), hasattr(model.config, "image_tower")
     keys: dict[str, Any] = {}
     if getattr(model, "tokenizer", None) is not None:
-        options = artifacts.get("n_separators", 1), artifacts.get("chat_template")
-        keys = preprocessing.write_tokenizer(folder, model.tokenizer.to_str(), model, *options)
+        keys = preprocessing.write_tokenizer(folder, model)
     if is_clip:  # CLIP has its own rule for the token that ends a text
         keys = {f"text_config.{k}": value for k, value in keys.items() if k != "eos_token_id"}
     if "crop_pct" in artifacts:

@@ -65,8 +65,7 @@ class Save:
         self, content: Any, path: Path, group: Any, then: Callable[[], None], asynchronous: bool
     ) -> None:
         tensors: dict[str, Tensor] = {}
-        index = _map_tensors(content, partial(_to_meta, tensors))
-        self._writer = _Writer(index, path, then)
+        self._writer = _Writer(_map_tensors(content, partial(_to_meta, tensors)), path, then)
         self._future: Future[Any] | None = None
         with self._errors():
             future = (dcp.async_save if asynchronous else dcp.save)(

@@ -12,7 +12,6 @@ from typing import Any, cast
 from jsonargparse import ActionConfigFile
 from lightning import LightningDataModule, Trainer
 
-from fourfold.analysis.flops import parameters
 from fourfold.commands.config_files import config_files, locate
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.auto_precision import device_kind
@@ -91,11 +90,6 @@ class Recipe:
         if self.counts_tokens:
             return None
         return next((int(self.arguments[k]) for k in LENGTH_KEYS if k in self.arguments), None)
-
-    @cached_property
-    def n_parameters(self) -> int:
-        """Number of parameters of the model."""
-        return parameters(self.task.model).total
 
     @property
     def devices(self) -> int:

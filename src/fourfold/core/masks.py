@@ -43,8 +43,7 @@ def causal_mask(q_len: int, k_len: int, device: torch.device) -> Tensor:
         >>> causal_mask(2, 3, torch.device("cpu")).int().tolist()
         [[1, 1, 0], [1, 1, 1]]
     """
-    ones = torch.ones(q_len, k_len, dtype=torch.bool, device=device)
-    return ones.tril(k_len - q_len)
+    return torch.ones(q_len, k_len, dtype=torch.bool, device=device).tril(k_len - q_len)
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,9 @@ class Mask:
 
         n_batch = next((x.shape[0] for x in (keys, documents, prefix) if x is not None), None)
         if flex and q_len and k_len and n_batch != 0:
-            key = causal, window, n_global
             tensors = keys, documents, self.query_documents, prefix
             sizes = n_batch, None, q_len, k_len, str(device)
-            return LoweredMask(block_mask(allowed, key, tensors, *sizes))
+            return LoweredMask(block_mask(allowed, (causal, window, n_global), tensors, *sizes))
         # All four dimensions, so that the predicate computes the whole mask by broadcasting.
         b = torch.arange(1 if n_batch is None else n_batch, device=device)[:, None, None, None]
         q = torch.arange(q_len, device=device)[None, None, :, None]

@@ -49,8 +49,7 @@ def make_view(model: Model, settings: Settings) -> View:
     if make is None:
         problem = f"is a {type(model).__name__}, for which there is no page"
         raise InputError(problem, option="the checkpoint")
-    view: View = make(model, settings.truncate, settings.generate)
-    return view
+    return make(model, settings.truncate, settings.generate)
 
 
 def build_document(
@@ -125,9 +124,8 @@ def join_documents(parts: Sequence[tuple[dict[str, Any], bytes]]) -> tuple[dict[
             moved = [{**entry, "offset": entry["offset"] + base} for entry in row["maps"]]
             rows.append({**row, **model, "title": f"{name}: {row['title']}", "maps": moved})
         data += maps
-    first = parts[0][0]
     title = f"Attention of {len(parts)} models"
-    return {**first, "title": title, "notice": notices, "rows": rows}, data
+    return {**parts[0][0], "title": title, "notice": notices, "rows": rows}, data
 
 
 def _row(

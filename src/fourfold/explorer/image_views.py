@@ -133,9 +133,8 @@ class MaskedImageView(ImageView):
         images, visible = self._batch(example.image), self.tensor(example.visible)
         names, distances = patch_names(side, side, 1), patch_distances(side, side, 1)
         seen = [0, *(1 + patch for patch in example.visible)]
-        own = distances[seen][:, seen]
         kinds = {
-            "self": Kind("visible", "visible", name="encoder", distances=own),
+            "self": Kind("visible", "visible", name="encoder", distances=distances[seen][:, seen]),
             "decoder_stack": Kind("patches", "patches", name="decoder", distances=distances),
         }
         collector.collect(self.model, lambda: self.model(images, visible=visible), kinds)

@@ -54,8 +54,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Return the index of the word, as of `Tokenizer.word_starts`, to which each token belongs."""
-    starts = tokenizer.word_starts(np.asarray(ids, np.int64))
-    return [int(i) for i in np.cumsum(starts) - 1]
+    return [int(i) for i in np.cumsum(tokenizer.word_starts(np.asarray(ids, np.int64))) - 1]
 
 
 def special_positions(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ Shapes: H heads, T queries, S keys.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,6 +59,7 @@ class Layers:
     with_heads: tuple[int, ...] | None = None  # of other layers, only the mean over heads is stored
 
 
+@dataclass(eq=False)
 class Collector:
     """Collector of the attention maps and curves of one example, which records them in a model.
 
@@ -67,24 +68,19 @@ class Collector:
         precision: Bits of a stored weight, 8 (quantized) or 16 (half floats).
         layers: Layers whose maps are stored.
         model_index: 0 for the model, 1 for the second model of a comparison.
-
-    Attributes:
         maps: Entries of the maps.
         curves: Curves, such as the entropy by layer: dictionaries of titles, `x` and `y`.
         centers: Predicted centre of the window of each target token, in source positions from 0, if
             the model has local-p attention (Luong et al. 2015); otherwise None.
     """
 
-    def __init__(
-        self, data: bytearray, precision: int, layers: Layers, model_index: int = 0
-    ) -> None:
-        self.data = data
-        self.precision = precision
-        self.layers = layers
-        self.model_index = model_index
-        self.maps: list[dict[str, Any]] = []
-        self.curves: list[dict[str, Any]] = []
-        self.centers: list[float] | None = None
+    data: bytearray
+    precision: int
+    layers: Layers
+    model_index: int = 0
+    maps: list[dict[str, Any]] = field(default_factory=list)
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    centers: list[float] | None = None
 
     def add(self, name: str, weights: Array, queries: str, keys: str, **fields: Any) -> None:
         """Store the weights (T, S) of a map and its entry.

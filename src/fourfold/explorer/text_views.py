@@ -40,10 +40,8 @@ class CausalView(View):
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a `CausalBatch`, whose first tokens, at most 64, are prompts."""
-        decode = self.reader.tokenizer.decode
         limit = min(MAX_TOKENS, self.reader.max_len or MAX_TOKENS) // 2
-        rows = [row["ids"] for row in real_rows(batch, limit)]
-        return [Example(short_title(decode(ids)), ids) for ids in rows]
+        return [self.from_ids(row["ids"]) for row in real_rows(batch, limit)]
 
     def complete(self, example: Example) -> Example:
         """Generate the target by greedy search, up to the end token."""
@@ -51,14 +49,13 @@ class CausalView(View):
         n_new = self.n_new if limit is None else min(self.n_new, limit - len(example.ids))
         if n_new < 1:
             return example
-        tokenizer = self.reader.tokenizer
         ids = generate(
             self.model,
             self.tensor(example.ids),
             max_new_tokens=n_new,
             temperature=0.0,
             eos_id=self.end_ids,
-            pad_id=tokenizer.pad_id,
+            pad_id=self.reader.tokenizer.pad_id,
         )
         return replace(example, target=self.until_end(ids[0, len(example.ids) :].tolist()))
 
@@ -110,8 +107,7 @@ class MaskedView(View):
             guess = self.model(batch, **options)[0].argmax(-1).tolist()
         guess = [example.truth.get(i, token) for i, token in enumerate(guess)]
         chosen = [guess[i] if i in positions else token for i, token in enumerate(ids)]
-        wanted = self.tensor(chosen)
-        logits, ranks = self.run(collector, {"self": kind}, wanted, batch, **options)
+        logits, ranks = self.run(collector, {"self": kind}, self.tensor(chosen), batch, **options)
         places = {i: i for i in positions}
         steps = self.steps(logits, chosen, places, ranks, "masked", list="tokens")
         for step in steps:
@@ -135,9 +131,8 @@ class TranslationView(View):
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the source texts of a `PairBatch`; the model generates its own targets."""
-        rows = [ids[mask].tolist() for ids, mask in zip(batch.src, batch.src_mask, strict=True)]
-        decode = self.reader.tokenizer.decode
-        return [Example(short_title(decode(ids)), ids) for ids in rows]
+        rows = zip(batch.src, batch.src_mask, strict=True)
+        return [self.from_ids(ids[mask].tolist()) for ids, mask in rows]
 
     def complete(self, example: Example) -> Example:
         """Generate a missing target by beam search with the options of the checkpoint."""
@@ -179,11 +174,8 @@ class ClassifierView(View):
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a batch with the field `ids` (B, T)."""
-        decode = self.reader.tokenizer.decode
-        return [
-            Example(short_title(decode(row["ids"])), row["ids"], segments=row["segments"])
-            for row in real_rows(batch, MAX_TOKENS)
-        ]
+        rows = real_rows(batch, MAX_TOKENS)
+        return [self.from_ids(row["ids"], segments=row["segments"]) for row in rows]
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         ids = self.tensor(example.ids)
@@ -195,8 +187,7 @@ class ClassifierView(View):
                 return self.model.classify(self.model.hidden(ids))
             segments = example.segments if self.model.config.n_segments > 1 else None
             known = None if segments is None else self.tensor(segments)
-            output: Tensor = self.model(ids, segments=known)
-            return output
+            return self.model(ids, segments=known)
 
         output = collector.collect(self.model, forward, {"self": kind})
         classes = self.classes(output[0]) if output.ndim == 2 else []

@@ -18,6 +18,7 @@ from fourfold.errors import InputError
 from fourfold.explorer.inputs import (
     Example,
     Hypothesis,
+    short_title,
     special_positions,
     token_texts,
     word_numbers,
@@ -74,6 +75,10 @@ class View:
             InputError: The model reads no images, or the file is no image.
         """
         raise InputError("must not be given: the model reads no images", option="--image")
+
+    def from_ids(self, ids: Sequence[int], **fields: Any) -> Example:
+        """Make an input of token ids, which has their text as its title."""
+        return Example(short_title(self.reader.tokenizer.decode(ids)), ids, **fields)
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a batch of a dataset to inputs of the page."""
@@ -215,8 +220,7 @@ class View:
 
     def class_names(self, logits: Tensor) -> Sequence[str]:
         """Return the names of the K classes, those of the training data or default names."""
-        names: Sequence[str] | None = self.model.artifacts.get("class_names")
-        return names or default_class_names(len(logits))
+        return self.model.artifacts.get("class_names") or default_class_names(len(logits))
 
     def search(self, source: Tensor, **options: Any) -> list[Hypothesis]:
         """Generate texts by beam search with the options stored in the checkpoint.

@@ -273,11 +273,10 @@ class MaskedScorer(Scorer):
         tokens, words, first = self.encode(context, continuation)
         if self.tokenizer.mask_id is None:
             raise InputError("has a tokenizer without a mask token", option="model")
-        start_id = self.start if self.shift else self.tokenizer.bos_id
         found, limit = [], self.max_len and self.max_len - 2
         for begin, start, end in self.windows(first, len(tokens), limit):
             ids = [i for i, _ in tokens[begin:end]]
-            ids = [start_id, *ids, self.tokenizer.eos_id]
+            ids = [self.start if self.shift else self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
             for i in range(start, end):
                 last = bisect_right(words, words[i], i, end) if self.l2r else i + 1
                 at, masked = i - begin + 1, (i - begin + 1, last - begin + 1)
@@ -324,15 +323,14 @@ class FusedScorer(NextMaskedScorer):
     ) -> list[TextScore]:
         causal = Scorer(self.model).score(requests, batch_size, together)
         masked = super().score(requests, batch_size, together)
-        found = []
-        for request, one, other in zip(requests, causal, masked, strict=True):
-            pairs = zip(one.tokens, other.tokens, strict=True)
-            both = [
-                a._replace(log_prob=a.log_prob + b.log_prob, is_best=a.is_best and b.is_best)
-                for a, b in pairs
-            ]
-            found.append(summarise(request, both))
-        return found
+        return [
+            summarise(request, [_sum(*pair) for pair in zip(one.tokens, other.tokens, strict=True)])
+            for request, one, other in zip(requests, causal, masked, strict=True)
+        ]
+
+
+def _sum(a: TokenScore, b: TokenScore) -> TokenScore:
+    return a._replace(log_prob=a.log_prob + b.log_prob, is_best=a.is_best and b.is_best)
 
 
 class ConditionalScorer(Scorer):

@@ -88,8 +88,7 @@ def make_graphs(model: Any) -> dict[str, Graph]:
         known = ", ".join(sorted(name for family in families() for name in family.graphs))
         message = f"must be transformers for a {type(model).__name__}, since graphs exist for"
         raise InputError(f"{message} {known} and their subclasses", option="--format")
-    made: dict[str, Graph] = make(model)
-    return made
+    return make(model)
 
 
 def _text_inputs(vocab_size: int) -> list[Input]:

@@ -60,6 +60,11 @@ def _transpose(x: Tensor) -> Tensor:
     return x.mT if x.ndim == 2 else x
 
 
+def _join_tokens(*tokens: Tensor) -> tuple[Tensor]:
+    """Return one table (N, D) of tokens (1, n, D)."""
+    return (torch.cat([x[0] for x in tokens]),)
+
+
 # Tensors that have the same layout in both libraries.
 KEEP = TensorOp(lambda *x: x, lambda *x: x)
 # Conv1D of GPT and GPT-2 stores weights as (in, out); torch.nn.Linear stores (out, in).
@@ -77,15 +82,9 @@ SQUEEZE_0 = TensorOp(lambda x: (x[0],), lambda x: (x[None],))
 # The external tensor is a vector, the native tensor a table with one row.
 UNSQUEEZE_0 = TensorOp(lambda x: (x[None],), lambda x: (x[0],))
 # Class and distillation tokens, each (1, 1, D); the native tensor is one table (N, D).
-PREFIX_TOKENS = TensorOp(
-    lambda *tokens: (torch.cat([x[0] for x in tokens]),),
-    lambda table: tuple(row[None, None] for row in table),
-)
+PREFIX_TOKENS = TensorOp(_join_tokens, lambda table: tuple(row[None, None] for row in table))
 # A class token (1, 1, D) and registers (1, n, D); the native tensor is one table.
-CLASS_AND_REGISTERS = TensorOp(
-    lambda *tokens: (torch.cat([x[0] for x in tokens]),),
-    lambda table: (table[None, :1], table[None, 1:]),
-)
+CLASS_AND_REGISTERS = TensorOp(_join_tokens, lambda table: (table[None, :1], table[None, 1:]))
 # Gemma stores the weights of a norm minus 1. The sum is computed in at least fp32.
 ADD_ONE = TensorOp(
     lambda x: (x.to(torch.promote_types(x.dtype, torch.float32)) + 1,),

@@ -155,29 +155,19 @@ def _find(contents: Sequence[Json], key: str) -> list[Any]:
     return []
 
 
-def write_tokenizer(
-    path: Path,
-    text: str,
-    model: Any,
-    n_separators: int = 1,
-    chat_template: Mapping[str, str] | None = None,
-) -> dict[str, int]:
+def write_tokenizer(path: Path, model: Any) -> dict[str, int]:
     """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer` of transformers.
 
-    Args:
-        path: Directory, which must exist.
-        text: Tokenizer as JSON.
-        model: Model that uses the tokenizer. The class of the model determines the special tokens
-            that `AutoTokenizer` adds to a text.
-        n_separators: Number of end-of-text tokens between the two texts of a pair.
-        chat_template: Chat template and its special tokens; None if there is none.
+    The class of the model determines the special tokens that `AutoTokenizer` adds to a text, and
+    its artifacts the number of separators of a pair and the chat template. `path` is a directory.
 
     Returns:
         Special token ids for config.json by key, such as pad_token_id.
     """
-    tokenizer = Tokenizer.from_str(text)
+    tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
+    artifacts = getattr(model, "artifacts", {})
     ids: dict[str, Any] = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
-    _add_template(tokenizer, model, n_separators)
+    _add_template(tokenizer, model, artifacts.get("n_separators", 1))
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -189,8 +179,8 @@ def write_tokenizer(
         config["model_max_length"] = model.config.max_len
     if getattr(model.config, "n_segments", 0) > 1:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    if chat_template is not None:
-        config |= chat_template
+    if "chat_template" in artifacts:
+        config |= artifacts["chat_template"]
         config["chat_template"] = config.pop("template")
     (path / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
     write_json(path / TOKENIZER_CONFIG_FILE, config)
@@ -231,8 +221,7 @@ def count_separators(text: str) -> int:
     tokenizer = Tokenizer.from_str(text)
     if tokenizer.backend.post_processor is None:
         return 1
-    ids = tokenizer.backend.encode("a", "b").ids
-    return 2 if ids.count(tokenizer.eos_id) == 3 else 1
+    return 2 if tokenizer.backend.encode("a", "b").ids.count(tokenizer.eos_id) == 3 else 1
 
 
 def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:

@@ -83,8 +83,7 @@ def read_two_ropes(
     parameters = config.get("rope_parameters")
     full, local = ((parameters or {}).get(kind) for kind in ("full_attention", "sliding_attention"))
     rope = read_rope({**config, "rope_theta": config.get(keys[0], thetas[0])}, full, thetas[0])
-    theta = {"rope_theta": config.get(keys[1], thetas[1])}
-    local = read_rope(theta, local, thetas[1])
+    local = read_rope({"rope_theta": config.get(keys[1], thetas[1])}, local, thetas[1])
     if window is None:
         return {**rope, "rope_local_theta": None}
     if local["rope_scaling"] is not None:

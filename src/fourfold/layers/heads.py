@@ -95,14 +95,7 @@ class VocabularyHead(nn.Module):
         return h
 
     def loss(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        *,
-        weights: Tensor | None = None,
-        label_smoothing: float = 0.0,
-        label_smoothing_type: str = "uniform",
-        normalizer: Tensor | float | None = None,
+        self, hidden: Tensor, targets: Tensor, *, weights: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Compute the cross-entropy of the target tokens without holding all logits at once.
 
@@ -111,19 +104,15 @@ class VocabularyHead(nn.Module):
             targets: Target token ids int64, of the shape of `hidden` without D. Targets equal to
                 `fourfold.losses.IGNORE_INDEX` (-100) are ignored.
             weights: Factor on the loss of each target, of the shape of `targets`. None means 1.
-            label_smoothing: Probability mass that is taken from the target.
-            label_smoothing_type: Distribution of this mass; see
-                `fourfold.losses.smoothing_weights`.
-            normalizer: Divisor of the summed loss. None means the number of targets that count.
+            options: `label_smoothing`, `label_smoothing_type`, `z_loss` and `normalizer` of
+                `fourfold.losses.linear_cross_entropy`.
         """
         return linear_cross_entropy(
             *self.output(hidden.flatten(0, -2)),
             targets.flatten(),
             weights=None if weights is None else weights.flatten(),
-            label_smoothing=label_smoothing,
-            label_smoothing_type=label_smoothing_type,
-            normalizer=normalizer,
             logit_cap=self.logit_cap,
+            **options,
         )
 
     def forward(self, h: Tensor) -> Tensor:

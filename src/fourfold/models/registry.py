@@ -59,8 +59,7 @@ def create_config(name: str, **overrides: Any) -> ModelConfig:
     for field in overrides:
         known = list(config_class.__dataclass_fields__)
         check_choice(f"field of {config_class.__name__}", field, known)
-    config: ModelConfig = config_class(**{**fields, **overrides})
-    return config
+    return config_class(**{**fields, **overrides})
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -157,9 +157,8 @@ class ChatTemplate:
         Raises:
             InputError: The template rejects the conversation.
         """
-        names = tokenizer.special_tokens
         mark = secrets.token_hex(8)
-        looks_special = re.compile("|".join(map(re.escape, names)))
+        looks_special = re.compile("|".join(map(re.escape, tokenizer.special_tokens)))
         texts: list[str] = []
 
         def hide(match: re.Match[str]) -> str:

@@ -264,8 +264,7 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str], special: lis
     # The trainer numbers tokens such as "##x" in the order of a hash map. This order resolves ties
     # between merges differently in each process. As special tokens they have fixed numbers.
     suffixes = ["##" + c for c in alphabet if len(split("a" + c + "a")) == 1]
-    options = _trainer_options(config, special + suffixes, alphabet)
-    trainer = trainers.WordPieceTrainer(**options)
+    trainer = trainers.WordPieceTrainer(**_trainer_options(config, special + suffixes, alphabet))
     backend.train_from_iterator(texts, trainer)
     return wordpiece_backend(backend.get_vocab(), unk_token, special, config.lowercase)
 

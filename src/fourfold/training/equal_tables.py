@@ -29,8 +29,7 @@ def check_equal_tables(trainer: Trainer, artifacts: dict[str, Any], datamodule: 
     """
     if trainer.world_size == 1:
         return
-    mine = table_digests(artifacts, getattr(datamodule, "splits", {}))
-    first, *others = gather_objects(mine)
+    first, *others = gather_objects(table_digests(artifacts, getattr(datamodule, "splits", {})))
     for rank, other in enumerate(others, start=1):
         if differing := [name for name in first | other if first.get(name) != other.get(name)]:
             message = f"must be equal on all ranks, but rank {rank} has another {differing[0]} than"

@@ -26,8 +26,7 @@ def apply_finetuning(model: Model, tuning: TuningConfig) -> None:
             embedding.tokens.requires_grad_(False)
     elif tuning.freeze:
         ids, head = layer_ids(model)
-        n_layers = head - 1
-        last_frozen = n_layers if tuning.freeze == "all" else int(tuning.freeze)
+        last_frozen = head - 1 if tuning.freeze == "all" else int(tuning.freeze)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(ids[name] > last_frozen)
         model.train(model.training)  # freezes the statistics of the batch norms in frozen layers

@@ -52,28 +52,8 @@ def load_task(
         InputError: There is no such checkpoint; it is corrupted; its task is not one of `expect`;
             or the task is neither part of fourfold nor in `classes`.
     """
-    path = find_checkpoint(Path(path)) if is_run(path) else path
-    task = task_from_checkpoint(read_file(path), path, classes, overrides, strict)
-    expected = (expect,) if isinstance(expect, str) else expect
-    if expected and not {cls.__name__ for cls in type(task).__mro__}.intersection(expected):
-        needed = " or ".join(expected)
-        problem = f"the checkpoint holds the task {type(task).__name__}, but {needed} is needed"
-        raise InputError(problem, file=path)
-    return task
-
-
-def task_from_checkpoint(
-    content: Mapping[str, Any],
-    path: str | Path,
-    classes: Classes = (),
-    overrides: Mapping[str, Any] = NOTHING,
-    strict: bool = True,
-) -> "Task[Any, Any]":
-    """Build a task with its weights, in eval mode, from the content of the checkpoint `path`.
-
-    The other arguments and the errors are those of `load_task`.
-    """
-    path = Path(path)
+    path = find_checkpoint(Path(path)) if is_run(path) else Path(path)
+    content = read_file(path)
     check_content(content, path)
     saved = content["fourfold"]
     task_class = find_task_class(saved["task"]["class"], path, classes)
@@ -91,6 +71,11 @@ def task_from_checkpoint(
     task.artifacts = saved["data"]
     defaults = stored_defaults(content, path)
     task.model.generation_defaults = within_vocabulary(defaults, task.model, path)
+    expected = (expect,) if isinstance(expect, str) else expect
+    if expected and not {cls.__name__ for cls in type(task).__mro__}.intersection(expected):
+        needed = " or ".join(expected)
+        problem = f"the checkpoint holds the task {type(task).__name__}, but {needed} is needed"
+        raise InputError(problem, file=path)
     return task.eval()
 
 

@@ -52,8 +52,7 @@ def find_nonfinite(task: Any, micro_batches: Sequence[MicroBatch]) -> str:
         where += f" (rows {', '.join(map(str, rows[:MAX_ROWS]))}{more})"
     cause = [f"the weights model.{name} are not finite" for name in weights[:1]] or found
     described = f"{where}: {(cause or ['the outputs of all modules are finite'])[0]}"
-    reports = gather_objects(described if failed else None)
-    return next(filter(None, reports), described)
+    return next(filter(None, gather_objects(described if failed else None)), described)
 
 
 def _is_finite(values: Any) -> bool:

@@ -12,7 +12,6 @@ the checkpoint. If the command was stopped, the same command skips the trainings
 import json
 import shlex
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -91,6 +90,7 @@ def _model(path: str) -> list[str]:
     model = read_source(path)
     family = f"{type(model).__name__}{'' if model.tokenizer else ' without a tokenizer'}"
     check_choice(f"the model of {path}", family, tuple(RECIPES))
-    weights = model.state_dict().values()
-    code = reduce(lambda code, tensor: crc32(tensor.flatten().view(torch.uint8).numpy(), code), weights, 0)
+    code = 0
+    for tensor in model.state_dict().values():
+        code = crc32(tensor.flatten().view(torch.uint8).numpy(), code)
     return [f"{Path(path).name}-{code:08x}", "--config", RECIPES[family], "--model.init_from", path]

@@ -28,8 +28,7 @@ TEXT = "tag:yaml.org,2002:str"
 @cache
 def load_schema() -> dict[str, Any]:
     """Return the JSON Schema of the configs."""
-    content: dict[str, Any] = json.loads((recipes_folder() / "schema.json").read_text("utf-8"))
-    return content
+    return json.loads((recipes_folder() / "schema.json").read_text("utf-8"))
 
 
 def check_keys(arguments: list[str]) -> list[str]:

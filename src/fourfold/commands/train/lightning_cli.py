@@ -264,8 +264,7 @@ class FourfoldCLI(LightningCLI):
         config.pop("config", None)
         if self.shares_seed:  # so that another `seed_everything` changes the seed of the data, too
             del config["data"]["init_args"]["seed"]
-        text: str = self.command_parser.dump(config, skip_unset=False, skip_validation=True)
-        return text
+        return self.command_parser.dump(config, skip_unset=False, skip_validation=True)
 
     def fit(self, model: Task, **options: Any) -> None:
         """Run the command. After `validate` and `test`, print the metrics.

@@ -180,8 +180,7 @@ def parse_config(parser: Parser, arguments: list[str]) -> tuple[Namespace, Names
     shown = [text for text in arguments if not text.startswith("--print_config")]
     given = parser.parse_args(shown, defaults=False)
     command = given.get("subcommand")
-    own = _without_penalty(given.get(command, given))
-    config = parser.parse_args([*arguments, *own])
+    config = parser.parse_args([*arguments, *_without_penalty(given.get(command, given))])
     for name in ("model", "data"):
         section = config.get(command, config)[name]
         if section is None or resolve_name(section["class_path"]) in (Task, LightningDataModule):

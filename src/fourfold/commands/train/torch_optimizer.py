@@ -36,10 +36,8 @@ def replace_optimizer(
     for name in ("optimizer", "schedule"):
         parameter = signature(type(task)).parameters.get(name)
         values = vars(getattr(task, name, None) or object)
-        changed = (
-            [k for k, v in vars(parameter.default).items() if values[k] != v] if parameter else []
-        )
-        if changed:
+        defaults = vars(parameter.default) if parameter else {}
+        if changed := [key for key, default in defaults.items() if values[key] != default]:
             message = f"must have its defaults with --optimizer, got another {', '.join(changed)}"
             raise InputError(message, option=f"model.{name}")
 

@@ -152,11 +152,9 @@ def iterate_table(
             for number, record in read_json_lines(path)
         )
     else:
-        lines = (
-            line.removesuffix("\n").removesuffix("\r") for line in iterate_text(path, lines=True)
-        )
-        tab_separated = (line.split("\t") for line in lines)
-        records = read_csv(path) if ".csv" in suffixes else tab_separated
+        lines = iterate_text(path, lines=True)
+        tsv = (line.removesuffix("\n").removesuffix("\r").split("\t") for line in lines)
+        records = read_csv(path) if ".csv" in suffixes else tsv
         rows = _select_columns(records, columns, path, table_source(path), drop_uneven)
     is_empty = True
     for row in rows:

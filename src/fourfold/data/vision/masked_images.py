@@ -32,10 +32,8 @@ class MaskedImageDataset(ImageDataset):
         """
         batch: Any = super().batch(rows, epoch, position)
         noise = bits(self.seed, epoch, rows, self.n_patches, _STREAM)
-        visible = np.sort(noise.argsort(axis=1)[:, : self.n_visible], axis=1)
-        return MaskedImageBatch(
-            batch.images, torch.from_numpy(visible), batch.rows, epoch, position
-        )
+        visible = torch.from_numpy(np.sort(noise.argsort(axis=1)[:, : self.n_visible], axis=1))
+        return MaskedImageBatch(batch.images, visible, batch.rows, epoch, position)
 
 
 @dataclass(eq=False, repr=False)

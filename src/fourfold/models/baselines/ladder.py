@@ -39,7 +39,6 @@ Rung = Literal[
 SINGLE_HEAD = ("parameter_free", "projections", "scaled")
 WITHOUT_RESIDUAL = (*SINGLE_HEAD, "heads")
 WITHOUT_NORM = ("none", *WITHOUT_RESIDUAL, "residual")
-WITH_ATTENTION = ("heads", "residual", "norm", "full")
 
 
 @dataclass(frozen=True)

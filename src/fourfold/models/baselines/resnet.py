@@ -83,5 +83,4 @@ class ResNet(Model):
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits (B, K) of images (B, C, side, side)."""
         check_image_shape(images, self.config.n_channels, self.config.image_size)
-        logits: Tensor = self.net(images)
-        return logits
+        return self.net(images)

@@ -66,8 +66,7 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         assert isinstance(attention, AttentionMaps)
         if attention.maps:
             dataset = self.datamodule.split(split)
-            row = int(batch.rows[0])
-            pixels = dataset.images.pixels(row, dataset.transform.n_channels)
+            pixels = dataset.images.pixels(int(batch.rows[0]), dataset.transform.n_channels)
             image = dataset.transform([pixels], 0, batch.rows[:1].cpu().numpy())[0]
             media["attention"] = attention._replace(image=image)
         return media
@@ -89,5 +88,4 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         owners = torch.tensor([i for i, word in enumerate(pieces) for _ in word][: len(rows)])
         by_word = [rows[owners == i].mean(0).view(side, side) for i in owners.unique().tolist()]
         title = f"attention to the image by generated word: {generated[0]}"
-        names = words[: len(by_word)] or ["(end)"]
-        return AttentionMaps(by_word, names, [], [], title=title)
+        return AttentionMaps(by_word, words[: len(by_word)] or ["(end)"], [], [], title=title)

@@ -59,11 +59,8 @@ class T5Config(EncoderDecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 4 <= self.n_buckets < 2 * self.max_distance:
-            raise InputError(
-                f"must be at least 4 and less than twice max_distance ({self.max_distance}),"
-                f" got {self.n_buckets}",
-                option="n_buckets",
-            )
+            message = f"must be at least 4 and less than twice max_distance ({self.max_distance})"
+            raise InputError(f"{message}, got {self.n_buckets}", option="n_buckets")
 
 
 class RelativeBias(nn.Module):

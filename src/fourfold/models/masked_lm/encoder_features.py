@@ -49,11 +49,8 @@ class FeatureConfig(MaskedLMConfig):
         object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
         layers = self.feature_layers
         if not layers or not all(-1 <= layer <= self.n_layers for layer in layers):
-            raise InputError(
-                f"must be numbers from 0 to n_layers ({self.n_layers}), or -1 for the last layer,"
-                f" got {list(layers)}",
-                option="feature_layers",
-            )
+            message = f"must be numbers from 0 to n_layers ({self.n_layers}), or -1 for the last"
+            raise InputError(f"{message} layer, got {list(layers)}", option="feature_layers")
 
 
 class EncoderWithFeatures(MaskedLM):

@@ -103,9 +103,8 @@ class CaptionDecoder(Layers):
         )
         self.from_state = Linear(hidden, width)
         self.dropout = Dropout(config.dropout)
-        self.from_image = self.cross_attn = self.gate = None
-        if config.image == "once":
-            self.from_image = Linear(memory_size, width)
+        self.cross_attn = self.gate = None
+        self.from_image = Linear(memory_size, width) if config.image == "once" else None
         if attends:
             self.cross_attn = RecurrentAttention(
                 hidden,
@@ -213,8 +212,7 @@ class RecurrentCaptioner(Seq2Seq):
             )
         else:
             locations = src.flatten(2).mT
-        memory: RecurrentMemory = self.decoder.memory(locations)  # type: ignore[operator]
-        return memory
+        return self.decoder.memory(locations)  # type: ignore[operator]
 
     def decode(  # type: ignore[override]
         self, tgt: Tensor, memory: RecurrentMemory, *, cache: Any = None, **masks: Any

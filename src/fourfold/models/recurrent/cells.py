@@ -145,8 +145,7 @@ class RecurrentStack(Layers):
     @property
     def rnn(self) -> nn.RNNBase:
         """Module of torch that holds the weights."""
-        rnn: nn.RNNBase = self._modules[self.name]  # type: ignore[assignment]
-        return rnn
+        return self._modules[self.name]  # type: ignore[return-value]
 
     def add_forget_bias(self) -> None:
         """Add `forget_bias` to the biases of the forget gates of an LSTM, in place.

@@ -57,8 +57,7 @@ def read_teacher(path: str, artifacts: Mapping[str, Any]) -> Callable[[Tensor], 
     @torch.no_grad()
     def logits(images: Tensor) -> Tensor:
         model.to(images.device)
-        result: Tensor = model(images.to(next(model.parameters()).dtype))
-        return result
+        return model(images.to(model.dtype))
 
     return logits
 
