@@ -103,7 +103,7 @@ def test_the_changes_of_a_row_have_known_keys(name: str) -> None:
     for row in TABLES[name].rows.values():
         for tier, changes in row.runs.items():
             parts = TABLES[name].tiers[tier].parts
-            known = {*of_run, "each", "start", "words", "teacher", "columns", *parts}
+            known = {*of_run, "test", "each", "start", "words", "teacher", "columns", *parts}
             assert set(changes) <= known, row.name
             for key in ("each", *parts):
                 assert set(changes.get(key) or {}) <= of_run, f"{row.name}, {key}"
