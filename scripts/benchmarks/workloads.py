@@ -94,7 +94,7 @@ SIZES: dict[str, dict[str, Shape]] = {
     # 7 million parameters, for `score`; a batch is a number of pairs of each paradigm.
     "small": {
         "causal_lm": Shape(256, 6, 8, 8192, 20, 128),
-        "masked_lm": Shape(256, 6, 8, 8192, 2, 128),
+        "masked_lm": Shape(256, 6, 8, 8192, 1, 128),
     },
     # GPT-2 124M with its vocabulary padded as in nanoGPT, BERT base, ViT-B/16 and Vaswani base.
     "gpu": {
