@@ -34,7 +34,7 @@ Request = tuple[str, str]
 Target = tuple[int, tuple[int, int]]  # id and span of a token
 SENTINEL = "<extra_id_0>"  # the first one of T5
 MAX_LOGITS = 2**24  # in memory at a time
-CPU_LOGITS = 2**22  # on a CPU, where memory that is larger than its caches is slower
+CPU_LOGITS = 2**22  # on a CPU, where fewer at a time are faster
 
 
 class TokenScore(NamedTuple):
