@@ -24,6 +24,7 @@ from fourfold.environment import machine
 from scripts.benchmarks.decoding import measure_decoding
 from scripts.benchmarks.memory import measure_memory
 from scripts.benchmarks.report import markdown, summary_line, write_report
+from scripts.benchmarks.scoring import measure_scoring
 from scripts.benchmarks.train_steps import Measurement, measure_steps
 from scripts.benchmarks.workloads import (
     DEFAULT_WORKLOADS,
@@ -41,8 +42,8 @@ MEASURE: dict[str, Callable[[str, str, Shape, Settings], Iterator[Measurement]]]
     "evaluate": measure_steps,
     "memory": measure_memory,
     "greedy": measure_decoding,
-    "prefill": measure_decoding,
     "beam": measure_decoding,
+    "score": measure_scoring,
 }
 
 

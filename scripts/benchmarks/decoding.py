@@ -1,4 +1,4 @@
-"""Benchmarks of prefill, greedy decoding and beam search against transformers and litgpt.
+"""Benchmarks of greedy decoding and beam search against transformers and litgpt.
 
 All have the same weights: fourfold's model is saved as a transformers directory. Random weights
 never produce the end-of-text token, so all rows have the maximum length.
@@ -20,10 +20,10 @@ from scripts.benchmarks import workloads
 from scripts.benchmarks.contenders import DTYPES, TASKS, encoder_decoder
 from scripts.benchmarks.measurements import copying, measure_rounds, ratios
 from scripts.benchmarks.peers import litgpt
-from scripts.benchmarks.peers.registry import PeerUnavailable, check_available
+from scripts.benchmarks.peers.registry import available
 from scripts.benchmarks.peers.transformers import load_causal_lm, load_seq2seq
 from scripts.benchmarks.train_steps import Measurement
-from scripts.benchmarks.workloads import FOURFOLD, GreedyDecoding, Settings, Shape, make_batch
+from scripts.benchmarks.workloads import FOURFOLD, Settings, Shape, make_batch
 
 # Loads a peer's model of a data type from a directory.
 Loader = Callable[[str, torch.dtype], nn.Module]
@@ -64,15 +64,8 @@ def measure_decoding(
 ) -> Iterator[Measurement]:
     """Measure the decoding of a workload, interleaved with a copy of a large tensor."""
     device = torch.device(settings.device)
-    unavailable: dict[str, str] = {}
-    peers = []
     decoding = (TRANSFORMERS, LITGPT) if family == "llama" else (TRANSFORMERS,)
-    for name in (name for name in decoding if name in settings.peers):
-        try:
-            check_available(name, settings)
-            peers.append(name)
-        except PeerUnavailable as error:
-            unavailable[name] = str(error)
+    peers, unavailable = available(decoding, settings)
     print(f"{workload}: {family}, building the models", file=sys.stderr, flush=True)
     copy, copied_bytes = copying(device)
     for case in CASES[workload, family](settings, shape, device, peers):
@@ -99,7 +92,7 @@ def measure_decoding(
                 case.name,
                 values=[1000 * value for value in per_token],
                 ratios=relative[name],
-                utilization=utilization if case.batch_size == 1 < case.n_new else [],
+                utilization=utilization if case.batch_size == 1 else [],
                 limit=MEMORY_BANDWIDTH,
                 n_parameters=sum(p.numel() for p in case.model.parameters()),
                 note=notes.get(name, ""),
@@ -109,21 +102,10 @@ def measure_decoding(
 
 
 def greedy_cases(
-    workload: str,
-    family: str,
-    settings: Settings,
-    shape: Shape,
-    device: torch.device,
-    peers: list[str],
+    family: str, settings: Settings, shape: Shape, device: torch.device, peers: list[str]
 ) -> list[DecodingCase]:
-    """Create the cases of greedy decoding by a causal LM, one for each batch size.
-
-    The workload prefill is the first token after a prompt as long as a row of the training.
-    """
-    sizes, case_name = workloads.GREEDY_DECODING[settings.size], "batch {}"
-    if workload == "prefill":
-        sizes = GreedyDecoding(shape.length - 1, 1, (1,))
-        case_name = f"prompt of {sizes.prompt_len} tokens"
+    """Create the cases of greedy decoding by a causal LM, one for each batch size."""
+    sizes = workloads.GREEDY_DECODING[settings.size]
     n_new = sizes.max_new_tokens
     shape = replace(shape, length=max(shape.length, sizes.prompt_len + n_new))
     model, load = _with_same_weights(settings, TASKS[family](shape, 0.0), device)
@@ -138,8 +120,7 @@ def greedy_cases(
         for library, peer in loaded.items():
             greedy = _transformers_greedy if library == TRANSFORMERS else litgpt.greedy
             functions[library] = partial(greedy, peer, ids, n_new)
-        name = case_name.format(batch_size)
-        cases.append(DecodingCase(name, batch_size, functions, model, n_new))
+        cases.append(DecodingCase(f"batch {batch_size}", batch_size, functions, model, n_new))
     return cases
 
 
@@ -163,11 +144,7 @@ def beam_cases(
 CASES: dict[
     tuple[str, str], Callable[[Settings, Shape, torch.device, list[str]], list[DecodingCase]]
 ] = {
-    **{
-        (work, family): partial(greedy_cases, work, family)
-        for work in ("greedy", "prefill")
-        for family in workloads.WORKLOADS[work]
-    },
+    **{("greedy", family): partial(greedy_cases, family) for family in ("causal_lm", "llama")},
     ("beam", "encoder_decoder"): beam_cases,
 }
 

@@ -16,8 +16,8 @@ TITLES = {
     "evaluate": "Evaluation step: loss without gradients",
     "memory": "Peak memory of a training step",
     "greedy": "Greedy decoding with the same weights",
-    "prefill": "First token after a prompt, with the same weights",
     "beam": "Beam search with the same weights",
+    "score": "Scores of minimal pairs with the same weights",
 }
 RATIO = "relative to fourfold"
 SHARE = "share of the limit"
@@ -90,7 +90,8 @@ def heading(machine: dict[str, Any], settings: Settings) -> str:
         f"Precision {settings.precision}, dropout {settings.dropout:g}, {settings.rounds} rounds;"
         f" {shapes}; greedy decoding of {greedy.max_new_tokens} tokens after {greedy.prompt_len}.",
         "",
-        "Each contender runs in its own process. All are measured once per round, in random order."
+        "All contenders are measured once per round, in random order; in training and evaluation,"
+        " each in its own process."
         f" A value is median [minimum, maximum] over the rounds. `{RATIO}` is the ratio to"
         " uncompiled fourfold in the same round; above 1, fourfold is faster or smaller."
         f" `{SHARE}` is the rate of fourfold's operations in the time of the contender, relative to"

@@ -14,7 +14,7 @@ from fourfold.data.loading.batches import CausalBatch, ImageBatch, MaskedBatch, 
 from fourfold.losses import IGNORE_INDEX
 
 FOURFOLD = "fourfold"  # the contender that others are compared with
-PEER_NAMES = ("transformers", "timm", "nanogpt", "litgpt")
+PEER_NAMES = ("transformers", "timm", "nanogpt", "litgpt", "lm_eval", "minicons")
 FAMILIES = ("causal_lm", "llama", "masked_lm", "vit", "encoder_decoder")
 PRECISIONS = ("bf16", "fp32")
 # Workloads, and the families that each is defined for.
@@ -23,8 +23,8 @@ WORKLOADS = {
     "evaluate": FAMILIES,
     "memory": FAMILIES,
     "greedy": ("causal_lm", "llama"),
-    "prefill": ("causal_lm", "llama"),
     "beam": ("encoder_decoder",),
+    "score": ("causal_lm", "masked_lm"),
 }
 DEFAULT_WORKLOADS = ("train", "evaluate", "memory", "greedy", "beam")
 
@@ -91,11 +91,10 @@ SIZES: dict[str, dict[str, Shape]] = {
         "vit": Shape(192, 12, 3, 1000, 8, 224),
         "encoder_decoder": Shape(256, 3, 4, 8000, 64, 13),
     },
-    # Wide enough for matrix products to reach their full rate.
-    "wide": {
-        "causal_lm": Shape(768, 4, 12, 50304, 4, 512),
-        "llama": Shape(768, 4, 12, 50304, 4, 512),
-        "masked_lm": Shape(768, 4, 12, 30522, 4, 512),
+    # 7 million parameters, for `score`; a batch is a number of pairs of each paradigm.
+    "small": {
+        "causal_lm": Shape(256, 6, 8, 8192, 20, 128),
+        "masked_lm": Shape(256, 6, 8, 8192, 1, 128),
     },
     # GPT-2 124M with its vocabulary padded as in nanoGPT, BERT base, ViT-B/16 and Vaswani base.
     "gpu": {
@@ -116,7 +115,7 @@ SIZES: dict[str, dict[str, Shape]] = {
 }
 GREEDY_DECODING = {
     "laptop": GreedyDecoding(32, 64, (1, 32)),
-    "wide": GreedyDecoding(32, 64, (1, 32)),
+    "small": GreedyDecoding(32, 64, (1, 32)),
     "gpu": GreedyDecoding(128, 128, (1, 32)),
     "tiny": GreedyDecoding(4, 3, (1, 2)),
 }

@@ -1,6 +1,6 @@
 """Registry of peer libraries: families that each has, and whether it is installed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -26,6 +26,8 @@ PEERS: dict[str, Peer] = {
     "timm": Peer("timm", timm.FAMILIES),
     "nanogpt": Peer("torch", nanogpt.FAMILIES),
     "litgpt": Peer("litgpt", litgpt.FAMILIES),
+    "lm_eval": Peer("lm_eval", {}),  # scores only
+    "minicons": Peer("minicons", {}),
 }
 assert tuple(PEERS) == PEER_NAMES
 
@@ -41,6 +43,18 @@ def check_available(name: str, settings: Settings) -> None:
         raise PeerUnavailable("not installed")
     if name == "nanogpt" and settings.nanogpt is None:
         raise PeerUnavailable("requires --nanogpt FILE")
+
+
+def available(names: Iterable[str], settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """Return the chosen peers among `names`, and by name why others are unavailable."""
+    peers, unavailable = [], {}
+    for name in (name for name in names if name in settings.peers):
+        try:
+            check_available(name, settings)
+            peers.append(name)
+        except PeerUnavailable as error:
+            unavailable[name] = str(error)
+    return peers, unavailable
 
 
 def build_contender(name: str, family: str, shape: Shape, settings: Settings) -> Contender:

@@ -148,10 +148,4 @@ def _pair_loss(model: Any, batch: Any) -> Tensor:
     return model(**inputs, decoder_input_ids=batch.tgt[:, :-1], labels=labels).loss
 
 
-FAMILIES = {
-    "causal_lm": causal_lm,
-    "llama": llama,
-    "masked_lm": masked_lm,
-    "vit": vit,
-    "encoder_decoder": encoder_decoder,
-}
+FAMILIES = {make.__name__: make for make in (causal_lm, llama, masked_lm, vit, encoder_decoder)}

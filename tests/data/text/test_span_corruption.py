@@ -1,15 +1,18 @@
 """Span corruption against T5's own test vectors (`preprocessors_test.py`) and by properties."""
 
 from collections import Counter
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fourfold.data import SpanCorruptionData
+from fourfold.data.loading.batches import PairBatch
 from fourfold.data.text.masking import count_noise, noise_mask, replace_spans, span_lengths
 from fourfold.errors import InputError
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -102,15 +105,16 @@ def data_of(**options: Any) -> SpanCorruptionData:
     return SpanCorruptionData(**given | options)
 
 
-def test_batches_hold_every_token_in_order() -> None:
-    data = data_of()
-    split, tokenizer = data.split("val"), data.tokenizer
-    assert tokenizer.sentinel_ids == list(range(399, 379, -1))  # <extra_id_0> is the last entry
-    batch = split.batch(np.arange(len(split)), 3, 5)
-    assert (batch.epoch, batch.position) == (3, 5)
-    assert batch.src.shape[1] == 40
+@cache
+def characters() -> Any:
+    """Return the validation split with a character vocabulary and 50 sentinels."""
+    return data_of(tokenizer=TokenizerConfig("char", extra_ids=50)).split("val")
+
+
+def merged(batch: PairBatch, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of all rows, with each span in the place of its sentinel."""
     raw = []
-    for row in range(len(split)):
+    for row in range(len(batch.src)):
         src, tgt = batch.src[row][batch.src_mask[row]], batch.tgt[row][batch.tgt_mask[row]]
         assert src[-1] == tgt[-1] == tokenizer.eos_id
         assert tgt[0] == tokenizer.bos_id
@@ -124,10 +128,45 @@ def test_batches_hold_every_token_in_order() -> None:
         for i in src[:-1].tolist():
             raw += parts.pop(i) if i in tokenizer.sentinel_ids else [i]
         assert not parts
+    return raw
+
+
+def test_batches_hold_every_token_in_order() -> None:
+    data = data_of()
+    split, tokenizer = data.split("val"), data.tokenizer
+    assert tokenizer.sentinel_ids == list(range(399, 379, -1))  # <extra_id_0> is the last entry
+    batch = split.batch(np.arange(len(split)), 3, 5)
+    assert (batch.epoch, batch.position) == (3, 5)
+    assert batch.src.shape[1] == 40
+    raw = merged(batch, tokenizer)
     assert raw == split.ids.tolist()[: len(raw)]
     assert len(split.ids) - len(raw) <= 1
     full = batch.src_mask[:-1], batch.tgt_mask[:-1]
     assert all(mask.all() for mask in full)  # only the last sequence may need padding
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(4, 60),
+    st.floats(0.01, 0.9),
+    st.floats(1.0, 20.0),
+    st.integers(2, 400),
+    st.integers(0, 9),
+)
+def test_batches_merge_to_the_tokens_for_all_lengths_and_densities(
+    max_len: int, density: float, mean: float, n_tokens: int, epoch: int
+) -> None:
+    lengths = span_lengths(max_len, density, mean)
+    assume(count_noise(lengths[0], density, mean)[1] <= 50)
+    ids = characters().ids[:n_tokens]
+    split = replace(characters(), ids=ids, lengths=lengths, noise=(density, mean))
+    n_rows = n_tokens // lengths[0] + (n_tokens % lengths[0] > 1)
+    batch = split.batch(np.arange(n_rows), epoch, 0)
+    assert batch.src.shape == (n_rows, lengths[1])
+    assert batch.tgt.shape == (n_rows, lengths[2] + 1)
+    raw = merged(batch, split.tokenizer)
+    assert raw == ids.tolist()[: len(raw)]
+    assert n_tokens - len(raw) == (n_tokens % lengths[0] == 1)
 
 
 def test_spans_depend_on_seed_epoch_and_row_only() -> None:
