@@ -51,18 +51,15 @@ class MaskedAutoencoderConfig(PatchConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rope_theta is not None:
-            message = (
-                "must be None for a masked autoencoder, whose encoder sees some patches only, got"
-            )
-            message += f" {self.rope_theta}; every other family takes it"
+            message = "must be None for a masked autoencoder, whose encoder sees some patches only,"
+            message += f" got {self.rope_theta}; every other family takes it"
             raise InputError(message, option="rope_theta")
         assert self.decoder_blocks  # the constructor checks the divisibility of decoder_d_model
 
     @property
     def decoder_blocks(self) -> TransformerConfig:
         """Config of the blocks of the decoder, as a `TransformerConfig` of its own."""
-        names = ("d_model", "n_heads", "d_ff")
-        sizes = {name: getattr(self, f"decoder_{name}") for name in names}
+        sizes = {name: getattr(self, f"decoder_{name}") for name in ("d_model", "n_heads", "d_ff")}
         return second_stack(self, n_layers=self.n_decoder_layers, **sizes)
 
 
