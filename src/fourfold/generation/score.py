@@ -169,8 +169,7 @@ class Scorer(TextModel):
             known.update((request, self._result(request, own)) for request, own in new.items())
             return [None] * len(items)
 
-        starts = range(0, len(requests), together)
-        groups = [requests[start : start + together] for start in starts]
+        groups = [requests[i : i + together] for i in range(0, len(requests), together)]
         run_batches(groups, prepare, run, -(-batch_size // together))
         return [known[request] for request in requests]
 

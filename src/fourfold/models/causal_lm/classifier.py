@@ -47,7 +47,7 @@ class CausalClassifier(CausalLM):
         initialize(self.classifier, config.init)
 
     def hidden(self, ids: Tensor, *, prefix: Tensor | None = None, **given: Any) -> Tensor:
-        if self.config.bidirectional and prefix is None:
+        if getattr(self.config, "bidirectional", False) and prefix is None:
             prefix = torch.ones_like(ids, dtype=torch.bool)
         return super().hidden(ids, prefix=prefix, **given)
 
