@@ -106,7 +106,7 @@ def measure_scoring(
         fourfold.save(task.model, folder)
         scores = {name: LOADERS[name](folder, family) for name in peers}
     sizes = BATCH_SIZES[family]
-    for method in fitting_methods(task.model):
+    for method in filter(MINICONS.get, fitting_methods(task.model)):
         calls = {FOURFOLD: partial(own, method=method)}
         notes = dict.fromkeys([FOURFOLD, *peers], "")
         own(rounds[0], method)  # the first call is slower
