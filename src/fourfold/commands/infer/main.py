@@ -112,8 +112,8 @@ def make_parser(command: str) -> OptionParser:
     elif command in ("fill", "classify"):
         add("--top-k", type=int, default=1, metavar="K", help="alternatives, tab-separated")
     elif command in ("score", "evaluate"):
-        help_text = "causal; masked_l2r or masked; conditional or prefix; default: the first that"
-        add("--method", help=f"{help_text} fits, but `evaluate` prefers prefix")
+        help_text = "causal, mntp, fused; masked_l2r, masked; conditional, prefix, masked; default:"
+        add("--method", help=f"{help_text} the first that fits, but `evaluate` prefers prefix")
         help_text = "score the end-of-text token; default: only for conditional"
         add("--eos", action=BooleanOptionalAction, help=help_text)
     if command == "score":
