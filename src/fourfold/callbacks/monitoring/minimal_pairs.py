@@ -14,8 +14,8 @@ class MinimalPairs(Callback):
     `val/blimp` and `test/blimp` are means over the paradigms of what `fourfold evaluate` prints, as
     fractions. They may be the metric of `--checkpoint.monitor`. A test also logs the accuracy of
     each group, such as `test/blimp_ellipsis`, and `test/blimp_ties`, the share of pairs with equal
-    scores. Each rank scores all pairs. The training itself does not change. Not for sharded
-    weights.
+    scores. Each rank scores all pairs, and the training itself does not change. The callback does
+    not support sharded weights (FSDP2).
 
     Args:
         benchmark: Name of the benchmark, which is also that of the metric.
