@@ -1,5 +1,6 @@
 """Minimal pairs and last words: readers, ties, averages, comparisons, output and bad input."""
 
+import itertools
 import json
 import math
 import zipfile
@@ -12,10 +13,13 @@ import torch
 from torch import nn
 
 import fourfold
+from fourfold.callbacks.monitoring.minimal_pairs import MinimalPairs
 from fourfold.commands.infer import evaluate
 from fourfold.errors import InputError
 from fourfold.generation.minimal_pairs import Question, answer, items_by, read_questions, tabulate
 from tests.commands.infer.test_score import bigram_model, build, make_tokenizer
+from tests.fixtures.tiny_tasks import TASKS
+from tests.test_lightning_internals import make_trainer
 
 PAIRS = ["the cat sat.\tthe cat sat sat.", "a dog\ta dog", "cats slept\tthe cats slept slept"]
 # Group sizes of BLiMP, and accuracies of BabyLM's baselines of 2023 by group with their mean, from
@@ -309,3 +313,20 @@ def test_the_callback_logs_what_the_command_prints(
     shown = run("test", "--run_dir", judged, f"{callback}.file={here / 'none.tsv'}")
     assert shown.code == 2
     assert "none.tsv" in shown.err
+
+
+@pytest.mark.parametrize("name", ["causal LM", "hybrid LM", "span corruption"])
+def test_two_processes_log_the_accuracy_of_one(name: str, texts: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    task, data = TASKS[name](texts)
+    own = texts.joinpath("train.txt").read_text().split()[:40]
+    pairs = tmp_path / "own.tsv"
+    pairs.write_text("".join(f"{a} {b}\t{b} {a}\n" for a, b in itertools.pairwise(own)))
+    found = []
+    for options in ({}, {"devices": 2, "strategy": "ddp_fork"}):
+        callback = MinimalPairs("pairs", str(pairs))
+        trainer = make_trainer(tmp_path, callbacks=[callback], **options)
+        trainer.test(task, data, verbose=False)
+        found.append(float(trainer.callback_metrics["test/pairs"]))
+    assert 0 < found[0] < 1
+    assert found[0] == found[1]
