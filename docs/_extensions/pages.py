@@ -75,7 +75,7 @@ def write_entry(app: Sphinx, error: Exception | None) -> None:
     """Write `index.html` at the top of the site, which opens the first page."""
     first = f"{app.config.root_doc}.html"
     text = f'<title>fourfold</title><meta http-equiv="refresh" content="0; url={first}">'
-    Path(app.outdir, "index.html").write_text(f"<!doctype html>{text}\n")
+    Path(app.outdir, "index.html").write_text(f"<!doctype html>{text}\n", encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -110,7 +110,7 @@ def _reset_peak(device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     try:
-        PROC_CLEAR_REFS.write_text("5")  # Linux: resets VmHWM
+        PROC_CLEAR_REFS.write_text("5", encoding="utf-8")  # Linux: resets VmHWM
     except OSError:  # not Linux, or not permitted
         return _peak(device)
     return _proc_bytes("VmRSS")
@@ -126,7 +126,7 @@ def _peak(device: torch.device) -> int:
 
 
 def _proc_bytes(name: str) -> int:
-    lines = PROC_STATUS.read_text().splitlines()
+    lines = PROC_STATUS.read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name + ":")).split()[1])
 
 

@@ -82,7 +82,7 @@ def measure(length: int, device: torch.device) -> list[tuple[object, ...]]:
 
 def main(argv: Sequence[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with open(argv[0], "w", newline="") as file:
+    with open(argv[0], "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(COLUMNS)
         for length in LENGTHS[device.type]:

@@ -112,7 +112,7 @@ def measure(name: str, device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 def main(argv: Sequence[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with open(argv[0], "w", newline="") as file:
+    with open(argv[0], "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(COLUMNS)
         for name in argv[1:] or RECIPES:

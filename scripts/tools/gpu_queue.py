@@ -61,7 +61,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 def read_parts(file: Path) -> list[Part]:
     """Read the table."""
-    with file.open(newline="") as rows:
+    with file.open(encoding="utf-8", newline="") as rows:
         return [Part(**{**row, "limit": int(row["limit"])}) for row in csv.DictReader(rows)]
 
 

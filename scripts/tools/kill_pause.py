@@ -23,7 +23,7 @@ class Pause(Callback):
         plan = Path(os.environ.get("KILL_PLAN", ""))
         if not trainer.is_global_zero or not plan.is_file():
             return
-        chosen, number = plan.read_text().rsplit(" ", 1)
+        chosen, number = plan.read_text(encoding="utf-8").rsplit(" ", 1)
         self.count += chosen == moment
         if self.count == int(number):
             plan.with_name(f"{plan.name}.reached").touch()

@@ -356,7 +356,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="directory of kills.csv and table.md")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # a forked child of a process with threads would hang
-    import fourfold.commands.train.lightning_cli
+    import fourfold.commands.train.lightning_cli  # noqa: F401
     import fourfold.tasks  # noqa: F401
 
     work = options.work or Path(tempfile.mkdtemp(prefix="kill_test_"))

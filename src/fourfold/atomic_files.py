@@ -86,7 +86,8 @@ def write_atomically(file: Path, text: str) -> None:
 
 def sync(path: Path) -> None:
     """Flush the content of a file, or the list of files in a folder, to the disk (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows flushes only files that are open for writing.
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

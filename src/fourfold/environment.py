@@ -71,7 +71,7 @@ def hardware() -> str:
 def processor() -> str:
     """Return the name of the CPU, or the name of its architecture if the name is not known."""
     cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:(.*)", text, re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 
@@ -87,7 +87,7 @@ def commit() -> str | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(file.parent), *arguments]
-        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
+        return subprocess.check_output(command, encoding="utf-8", stderr=subprocess.DEVNULL)
 
     try:
         git("ls-files", "--error-unmatch", file.name)

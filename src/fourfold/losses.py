@@ -26,6 +26,11 @@ def upcast_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the data type of sums over many targets: float64, unless a device lacks it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def smoothing_weights(
     label_smoothing: float, label_smoothing_type: str, vocab_size: int
 ) -> tuple[float, float]:

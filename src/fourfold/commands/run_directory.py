@@ -4,7 +4,6 @@ runs/NAME/  config.yaml  metrics.csv  metrics.json  checkpoints/{last,previous,b
 """
 
 import errno
-import fcntl
 import json
 import os
 import shlex
@@ -19,6 +18,13 @@ import yaml
 from fourfold.atomic_files import set_aside
 from fourfold.commands.config_files import fingerprints
 from fourfold.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    import msvcrt
+
+    fcntl = None  # type: ignore[assignment]
 
 # Errors of PyYAML, besides its own, for values such as `!!int x`.
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -182,10 +188,11 @@ class RunDirectory:
                     yield
                     return
 
-    def _open_lock(self, flags: int = 0) -> IO[str]:
+    def _open_lock(self, flags: int = 0) -> IO[bytes]:
         """Open the lock file for reading and writing; never another file that it links to."""
-        descriptor = os.open(self._lock_file, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
-        return os.fdopen(descriptor, "r+")
+        no_follow = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+        descriptor = os.open(self._lock_file, os.O_RDWR | no_follow | flags, 0o666)
+        return os.fdopen(descriptor, "r+b")
 
     def is_locked(self) -> bool:
         """Return True if another process trains in this directory."""
@@ -268,11 +275,13 @@ class RunDirectory:
         return content
 
 
-def _try_lock(file: IO[str]) -> bool:
+def _try_lock(file: IO[bytes]) -> bool:
     """Lock an open file until it is closed; return False if another process has locked it."""
     try:
-        # lockf, not flock: data workers of a killed training would still hold a flock.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is None:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:  # lockf, not flock: data workers of a killed training would still hold a flock
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # other errors come from file systems without locks
         return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True

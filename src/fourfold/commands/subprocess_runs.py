@@ -6,7 +6,6 @@ the lock of its run directory. `wait_until_unlocked` waits for the end of such a
 """
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 
 from fourfold.commands.run_directory import RunDirectory
 
+SIGKILL = 9  # a number, as below, since Windows lacks some of the names
+STOPS = {75, 128 + 1, 128 + 2, 128 + 15}  # of `StopOnSignal`; SIGHUP, SIGINT, SIGTERM
 GRACE_SECONDS = 5.0  # time for a child to end after Ctrl-C, which the terminal sends to it, too
 POLL_SECONDS = 0.2  # interval between two attempts to get a lock
 
@@ -66,14 +67,14 @@ def _wait(child: "subprocess.Popen[bytes]", limit: float | None) -> int:
 
 def is_stop(code: int) -> bool:
     """Return True for the exit code of a run that was stopped by SIGINT, SIGTERM or SIGHUP."""
-    return code == os.EX_TEMPFAIL or code - 128 in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return code in STOPS
 
 
 def describe_exit(code: int) -> str:
     """Describe the exit code of a failed run by a phrase, such as "failed with exit code 2"."""
     if code <= 128:
         return f"failed with exit code {code}"
-    hint = ", possibly for lack of memory" if code - 128 == signal.SIGKILL else ""
+    hint = ", possibly for lack of memory" if code - 128 == SIGKILL else ""
     return f"was killed by signal {code - 128}{hint}"
 
 

@@ -98,7 +98,7 @@ def has_bf16(device: object = "cpu") -> bool:
 
 def cpu_flag(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Return the flag in `BF16_FLAGS` that the CPU has; None without one, and if it is unknown."""
-    words = cpuinfo.read_text().split() if cpuinfo.is_file() else []
+    words = cpuinfo.read_text(encoding="utf-8").split() if cpuinfo.is_file() else []
     return next((flag for flag in BF16_FLAGS if flag in words), None)
 
 

@@ -28,7 +28,7 @@ from fourfold.generation.text_model import Item, TextModel, run_batches
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import first_known
 from fourfold.layers.heads import VocabularyHead
-from fourfold.losses import upcast_fp32
+from fourfold.losses import sum_dtype, upcast_fp32
 
 Request = tuple[str, str]
 Target = tuple[int, tuple[int, int]]  # id and span of a token
@@ -235,7 +235,7 @@ class Scorer(TextModel):
         columns = [own, own >= log_p.amax(-1)]  # faster than argmax
         columns += [log_p[:, tokens].logsumexp(-1) for tokens in self.sets]
         check_logits(-columns[0])
-        return torch.stack([column.double() for column in columns], 1)
+        return torch.stack([column.to(sum_dtype(h.device)) for column in columns], 1)
 
     def _result(self, request: Request, rows: list[Row]) -> TextScore:
         """Return the score of a request from the values of its rows."""

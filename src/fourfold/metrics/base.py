@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fourfold.errors import InputError
+from fourfold.losses import sum_dtype
 
 
 def lower_is_better(name: str) -> bool:
@@ -25,13 +26,13 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
-def stack_float64(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Stack scalars to a float64 vector on the device of the first, without waiting for the GPU."""
+def stack_for_sum(first: Tensor, *others: Tensor | float) -> Tensor:
+    """Stack scalars to a vector on the device of the first, in its `sum_dtype`, without waiting."""
+    dtype = sum_dtype(first.device)
     numbers = [
-        x if isinstance(x, Tensor) else first.new_full((), x, dtype=torch.float64)
-        for x in (first, *others)
+        x if isinstance(x, Tensor) else first.new_full((), x, dtype=dtype) for x in (first, *others)
     ]
-    return torch.stack([x.detach().double() for x in numbers])
+    return torch.stack([x.detach().to(dtype) for x in numbers])
 
 
 class RowMetric(Metric):
@@ -77,7 +78,9 @@ class BatchSums(Metric):
 
     def update(self, first: Tensor, *others: Tensor | float) -> None:
         """Add the scalars of a batch, in the same order for each batch."""
-        batch = stack_float64(first, *others)
+        batch = stack_for_sum(first, *others)
+        if batch.dtype != torch.float64:  # an Apple GPU; many batches need more digits than one
+            batch = batch.cpu().double()
         self.sums = batch if self.sums is None else self.sums + batch
 
     def compute(self) -> list[float]:

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from fourfold.losses import IGNORE_INDEX
+from fourfold.losses import IGNORE_INDEX, sum_dtype
 from fourfold.metrics.base import BatchSums
 
 
@@ -24,7 +24,7 @@ class Perplexity(BatchSums):
         # No prediction is `IGNORE_INDEX`, which is negative.
         correct = (predictions == targets).sum()
         n_tokens = (targets != IGNORE_INDEX).sum()
-        super().update(nll.double().sum(), n_tokens, n_words, n_bytes, correct)
+        super().update(nll.sum(dtype=sum_dtype(nll.device)), n_tokens, n_words, n_bytes, correct)
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
         """Return loss, accuracy, ppl_token, ppl_word and ppl_byte by name, if their n is not 0."""

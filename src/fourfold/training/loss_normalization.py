@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from fourfold.errors import InputError, TrainingStopped
 from fourfold.lightning_internals import is_accumulating
-from fourfold.metrics.base import stack_float64
+from fourfold.metrics.base import stack_for_sum
 
 # With gradient accumulation, losses are divided by this number until the number of targets is
 # known. Dividing and multiplying by a power of two does not round.
@@ -64,7 +64,7 @@ class LossNormalizer:
         self.nonfinite = torch.zeros((), dtype=torch.bool)
         self.stop_requested = False
         self.stop_requested_anywhere = False
-        # (4,) float64, which counts exactly: loss, targets, nonfinite losses, requests to stop.
+        # (4,) in `sum_dtype`: loss, targets, nonfinite losses, requests to stop.
         self._sums: Tensor | None = None
         self._loss_dtype = torch.float32
 
@@ -78,7 +78,7 @@ class LossNormalizer:
         """
         self.nonfinite = ~total.detach().isfinite()
         self._loss_dtype = total.dtype
-        sums = stack_float64(total, count, self.nonfinite, self.stop_requested)
+        sums = stack_for_sum(total, count, self.nonfinite, self.stop_requested)
         if self._sums is not None and trainer.accumulate_grad_batches > 1:
             sums = self._sums + sums
         if not is_accumulating(trainer):

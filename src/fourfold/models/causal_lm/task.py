@@ -11,7 +11,7 @@ from torch import Tensor
 from fourfold.data.loading.batches import CausalBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
-from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores
+from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, sum_dtype, token_scores
 from fourfold.metrics import Mean, Perplexity
 from fourfold.metrics.base import BatchSums
 from fourfold.models import CausalLM, CausalLMConfig
@@ -74,7 +74,9 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         terms: Any = {"z_loss": self.z_loss, "logit_cap": self.model.head.logit_cap}
         loss = linear_cross_entropy(*output, weights=weights, normalizer=1.0, **terms)
         count = output[-1] != IGNORE_INDEX
-        return loss, count.sum() if weights is None else (count * weights.double()).sum()
+        if weights is None:
+            return loss, count.sum()
+        return loss, (count * weights).sum(dtype=sum_dtype(loss.device))
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
         output = self._output(batch)
@@ -96,7 +98,8 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         for metric, own in ((self.ppl, ~is_masked), (self.masked_ppl, is_masked)):
             targets = batch.targets.masked_fill(~own, IGNORE_INDEX).flatten()
             metric.update(nll.masked_fill(targets == IGNORE_INDEX, 0.0), best, targets)
-        weights = weights.masked_fill(batch.targets.flatten() == IGNORE_INDEX, 0.0).double()
+        weights = weights.masked_fill(batch.targets.flatten() == IGNORE_INDEX, 0.0)
+        weights = weights.to(sum_dtype(nll.device))
         self.weighted.update((nll * weights).sum(), weights.sum())
 
     def compute_metrics(self, split: str) -> dict[str, Any]:

@@ -18,7 +18,13 @@ from fourfold.data.loading.batches import PairBatch
 from fourfold.generation import LENGTH_PENALTIES, beam_search
 from fourfold.loggers.media import AttentionMaps, Media, Table
 from fourfold.loggers.samples import MAX_TOKENS, layer_maps, token_names
-from fourfold.losses import IGNORE_INDEX, LABEL_SMOOTHING_TYPES, linear_cross_entropy, token_scores
+from fourfold.losses import (
+    IGNORE_INDEX,
+    LABEL_SMOOTHING_TYPES,
+    linear_cross_entropy,
+    sum_dtype,
+    token_scores,
+)
 from fourfold.metrics import Mean, Perplexity, TranslationScores
 from fourfold.metrics.bleu_tokenizer import bleu_tokenizer
 from fourfold.models.encoder_decoder.model import Seq2Seq
@@ -146,7 +152,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             others = ~torch.isin(
                 output[-1], torch.tensor([IGNORE_INDEX, *sentinels]).to(nll.device)
             )
-            self.without_sentinels.update((nll.double() * others).sum(), others.sum())
+            total = (nll * others).sum(dtype=sum_dtype(nll.device))
+            self.without_sentinels.update(total, others.sum())
         if num_beams := self.beams_of(split):
             hypotheses = self.generate_texts(pairs.src, pairs.src_mask, num_beams)
             self.scores.update(pairs.rows.tolist(), hypotheses, self._references(pairs, split))
