@@ -6,8 +6,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from fourfold import __version__
 
 # Written in pieces, so that this file does not find itself.
 FORBIDDEN = re.compile(
@@ -105,3 +108,10 @@ def test_every_requirement_is_pinned_within_its_range(root: Path) -> None:
             version = pins.get(canonicalize_name(requirement.name))
             assert version, f"{requirement.name} is not in constraints.txt; run `make lock`"
             assert requirement.specifier.contains(version), f"{requirement} against {version}"
+
+
+def test_all_files_state_the_same_version(root: Path) -> None:
+    cited = yaml.safe_load((root / "CITATION.cff").read_text())["version"]
+    heading = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading
+    assert cited == heading[1] == __version__
