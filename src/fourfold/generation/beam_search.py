@@ -237,8 +237,7 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Search for the targets with the highest log-probability divided by a length penalty.
 
-    Special tokens and options of the search that are None are those that are stored with the model
-    (`model.generation_defaults`), otherwise 4 beams and the penalty gnmt with alpha 0.6.
+    An argument that is None has the stored value, otherwise 4 beams, penalty gnmt and alpha 0.6.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
