@@ -21,8 +21,9 @@ _SECTIONS = (
 _TOKENS = "bos eos pad unk sep cls mask decoder_start forced_bos"
 _GENERATION = {
     int | list[int]: " ".join(f"{name}_token_id" for name in _TOKENS.split()),
-    int: "num_beams max_new_tokens top_k",
-    float: "length_penalty temperature top_p",
+    int: "num_beams max_new_tokens top_k num_return_sequences no_repeat_ngram_size min_length"
+    " min_new_tokens",
+    float: "length_penalty temperature top_p min_p repetition_penalty",
     bool: "do_sample",
 }
 _IMAGES = {dict: "image_processor", bool: "do_center_crop do_normalize"}

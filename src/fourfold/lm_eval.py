@@ -104,6 +104,7 @@ class FourfoldLM(LM):
         stops = given.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
         options: dict[str, Any] = {"truncate": True, "batch_size": self.batch_size}
+        options["num_return_sequences"] = 1
         wanted = int(given.get("max_gen_toks", self.max_gen_toks))
         limit = getattr(self.model.config, "max_len", None)
         options["max_new_tokens"] = wanted if limit is None else min(wanted, limit // 2)

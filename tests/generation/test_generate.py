@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -136,7 +137,8 @@ def test_beam_search_rows_do_not_depend_on_the_batch(
     sources: list[Tensor],
     padded: tuple[Tensor, Tensor],
 ) -> None:
-    options = {"num_beams": 4, "n_best": 3, "max_new_tokens": 16, "eos_id": EOS, "pad_id": 0}
+    options: Any = {"num_beams": 4, "num_return_sequences": 3}
+    options |= {"max_new_tokens": 16, "eos_id": EOS, "pad_id": 0}
     src, mask = padded
     for model in (causal_lm, translator):
         ids, scores = beam_search(model, src, src_mask=mask, **options)
@@ -168,7 +170,7 @@ def test_n_best_are_sorted_distinct_and_scored_by_the_model(
             "length_penalty_type": length_penalty_type,
             "max_new_tokens": 16,
         }
-        ids, scores = beam_search(translator, src[None], n_best=5, **options)
+        ids, scores = beam_search(translator, src[None], num_return_sequences=5, **options)
         ended = [EOS in row for row in ids[0].tolist()]
         assert ended == sorted(ended, reverse=True)
         for group in (True, False):
@@ -285,7 +287,7 @@ def test_suppressed_tokens_are_never_generated(
             assert not torch.isin(found, torch.tensor(unwanted)).any()
         search = partial(beam_search, model, ids, 3, eos_id=EOS, pad_id=0, max_new_tokens=6)
         unwanted = common(search()[0][:, start:])
-        found = search(n_best=3, suppress_tokens=unwanted)[0][..., start:]
+        found = search(num_return_sequences=3, suppress_tokens=unwanted)[0][..., start:]
         assert not torch.isin(found, torch.tensor(unwanted)).any()
         # If a single token is left, a beam of three has two columns without a hypothesis.
         only, scores = search(suppress_tokens=[token for token in range(13) if token != 7])
@@ -350,8 +352,8 @@ def test_invalid_arguments_are_rejected(causal_lm: CausalLM, translator: Encoder
             "num_beams must be at least 1 and at most 13, got 14",
         ),
         (
-            lambda: beam_search(translator, ids, 4, n_best=5),
-            "n_best must be at least 1 and at most 4, got 5",
+            lambda: beam_search(translator, ids, 4, num_return_sequences=5),
+            "num_return_sequences needs .* num_beams of that width, got 5",
         ),
         (
             lambda: beam_search(translator, ids, max_new_tokens=0),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fourfold.errors import InputError
-from fourfold.generation import beam_search, cuda_graph, generate
+from fourfold.generation import DecodingOptions, beam_search, cuda_graph, generate
 from fourfold.kernels import cpu_decoding
 from fourfold.models import (
     CausalLM,
@@ -64,12 +64,18 @@ VALUES: dict[str, Any] = {
     "num_beams": 1,
     "length_penalty": 3.0,
     "length_penalty_type": "none",
-    "n_best": 2,
+    "min_p": 0.6,
+    "num_return_sequences": 2,
+    "repetition_penalty": 3.0,
+    "no_repeat_ngram_size": 1,
+    "min_length": 12,
+    "min_new_tokens": 6,
+    "forced_bos_token_id": 7,
 }
 # Options without an effect: a cache only saves time, and greedy search draws no random numbers.
-# The most probable token is among the top_k and top_p tokens, as in transformers.
+# The most probable token is among the top_k, top_p and min_p tokens, as in transformers.
 IDLE = {
-    "greedy": {"use_cache", "top_k", "top_p", "seed", "copies"},
+    "greedy": {"use_cache", "top_k", "top_p", "min_p", "seed", "copies"},
     "sampling": {"use_cache"},
     "beams": {"use_cache"},
 }
@@ -93,7 +99,9 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def options_of(function: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(function).parameters)[2:]
+    *names, decoding = list(inspect.signature(function).parameters)[2:]
+    assert decoding == "decoding"
+    return [*names, *DecodingOptions.__annotations__]
 
 
 def test_every_option_has_a_value() -> None:
@@ -158,7 +166,8 @@ def test_no_path_ignores_an_option(
             assert (name, expected.split()[0]) == (name, name), expected
             continue
         assert not isinstance(plain, str)
-        is_idle = name in (None, *IDLE[decoder]) or (name == "bos_id" and not is_seq2seq)
+        is_idle = name in (None, *IDLE[decoder])
+        is_idle |= name in ("bos_id", "forced_bos_token_id") and not is_seq2seq
         assert same(plain, expected) == is_idle, name
 
 
@@ -175,9 +184,8 @@ def test_beams_of_one_treat_options_as_greedy_search_does(model: Any) -> None:
     base: dict[str, Any] = {"bos_id": 2, "pad_id": 0, "eos_id": [5, 7]}
     names = {"src_mask": "mask"}
     n_refused = 0
-    for name in set(options_of(beam_search)) - {"num_beams", "n_best"} - {"length_penalty"}:
-        if name == "length_penalty_type":
-            continue
+    own = {"num_beams", "num_return_sequences", "length_penalty", "length_penalty_type"}
+    for name in set(options_of(beam_search)) - own:
         options, other = base | {"max_new_tokens": 9, name: VALUES[name]}, {}
         for key, value in options.items():
             other[names.get(key, key)] = value

@@ -24,10 +24,9 @@ from fourfold.errors import InputError, errors_in, reading
 from fourfold.finetuning.config import TuningConfig
 from fourfold.hub import directory
 from fourfold.layers.base_model import Model
-from fourfold.layers.generation_defaults import GenerationDefaults
+from fourfold.layers.generation_defaults import SAMPLING, GenerationDefaults
 
 ModelT = TypeVar("ModelT", bound=Model)
-SAMPLING_OPTIONS = frozenset({"temperature", "top_k", "top_p"})
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MISMATCH = "the weights do not match the model's config"
 
@@ -82,7 +81,7 @@ def load(
 def generation_defaults(init_args: Mapping[str, Any]) -> GenerationDefaults:
     """Return the fields of GenerationDefaults that are among the arguments of a task."""
     # The temperature of a task, for example, is that of its distillation.
-    names = {field.name for field in fields(GenerationDefaults)} - SAMPLING_OPTIONS
+    names = {field.name for field in fields(GenerationDefaults)} - {*SAMPLING}
     return GenerationDefaults(**{name: init_args.get(name) for name in names})
 
 
@@ -94,7 +93,7 @@ def stored_defaults(content: Mapping[str, Any], path: Path) -> GenerationDefault
     task = content["fourfold"]["task"]
     defaults = generation_defaults(task["init_args"])
     if not task["class"]:  # a directory of `fourfold.save`, which stores all fields
-        sampling = {name: task["init_args"].get(name) for name in SAMPLING_OPTIONS}
+        sampling = {name: task["init_args"].get(name) for name in SAMPLING}
         defaults = replace(defaults, **sampling)
     with reading(path):
         source = _source_record(content)

@@ -230,8 +230,8 @@ class View:
         """
         num_beams = getattr(self.model.generation_defaults, "num_beams", None) or 1
         found: list[Hypothesis] = []
-        options = {"num_beams": num_beams, "n_best": num_beams, "eos_id": self.end_ids, **options}
-        ids, scores = beam_search(self.model, source, **options)
+        options = {"eos_id": self.end_ids, "num_return_sequences": num_beams, **options}
+        ids, scores = beam_search(self.model, source, num_beams, **options)
         rows = ids.reshape(-1, ids.shape[-1])[:, 1:].tolist()
         for row, score in zip(rows, scores.flatten().tolist(), strict=True):
             if not set(self.end_ids).isdisjoint(row) and score > -math.inf:  # not padding

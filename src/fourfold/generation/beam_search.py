@@ -23,7 +23,8 @@ tokens, t new tokens, L maximum of t, V vocabulary.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +33,10 @@ from torch import Tensor, nn
 from fourfold.core.validation import MAX_BEAMS, check_choice, check_range
 from fourfold.generation.caches import beam_cache
 from fourfold.generation.inputs import GenerationInputs, require
+from fourfold.generation.logits_processors import LogitsProcessors
 from fourfold.generation.renamed import renamed
 from fourfold.generation.step import Step, check_logits, decoding_mode
-from fourfold.layers.generation_defaults import first_known
+from fourfold.layers.generation_defaults import DecodingOptions, first_known
 from fourfold.losses import upcast_fp32
 
 # Divisors of the log-probability of n tokens, EOS included. The same alpha has different effects:
@@ -108,20 +110,26 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def extend(
-    hypotheses: ActiveBeams, logits: Tensor, n: int, suppressed: Tensor | None = None
+    hypotheses: ActiveBeams, logits: Tensor, n: int, process: Callable[..., Tensor] | None = None
 ) -> ActiveBeams:
     """Extend hypotheses by one token: the min(n, k * V) most probable extensions of each sequence.
 
-    The logits (R * k, V) are those of the next token of each hypothesis.
+    The logits (R * k, V) are those of the next token of each hypothesis. `process` changes them.
     """
     ids, scores, _ = hypotheses
     k = scores.shape[1]
     vocab_size = logits.shape[-1]
-    # As in transformers, the probabilities of the tokens that remain are not renormalized.
     # Only the n best tokens of a hypothesis can be among the n best extensions.
-    allowed = logits if suppressed is None else logits.index_fill(-1, suppressed, -math.inf)
-    top, tokens = allowed.topk(min(n, vocab_size))  # (R * k, n')
-    log_p = (top.to(scores.dtype) - row_logsumexp(logits, scores.dtype)).unflatten(0, (-1, k))
+    if process is None:
+        top, tokens = logits.topk(min(n, vocab_size))  # (R * k, n')
+        top = top.to(scores.dtype) - row_logsumexp(logits, scores.dtype)
+    else:
+        # As in transformers, the probabilities that remain are not renormalized, and greedy search,
+        # which is a beam of one, compares processed logits instead of processed log-probabilities.
+        log_p = process(logits.to(scores.dtype) - row_logsumexp(logits, scores.dtype))
+        tokens = (process(logits) if n == 1 else log_p).topk(min(n, vocab_size)).indices
+        top = log_p.gather(1, tokens)
+    log_p = top.unflatten(0, (-1, k))
     scores, flat = (scores[..., None] + log_p).flatten(1).topk(min(n, k * vocab_size))
     tokens = tokens.unflatten(0, (-1, k)).flatten(1).gather(1, flat)
     parents = flat // log_p.shape[2]
@@ -158,7 +166,7 @@ def search(
     eos_ids: Sequence[int],
     pad_id: int,
     n_best: int = 1,
-    suppressed: Tensor | None = None,
+    processors: LogitsProcessors | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Search for the `n_best` continuations of each prompt with the highest scores.
 
@@ -180,7 +188,11 @@ def search(
         k = hypotheses.scores.shape[1]
         # At most one extension of each hypothesis ends with each end token, so K remain.
         spare = k * len(set(eos_ids)) if num_beams > 1 else 0
-        candidates = extend(hypotheses, logits, num_beams + spare, suppressed)
+        process = None
+        if processors and processors.are_used:
+            new = hypotheses.ids.flatten(0, 1)  # (R * k, t)
+            process = partial(processors, rows.repeat_interleave(k), new)
+        candidates = extend(hypotheses, logits, num_beams + spare, process)
         last = candidates.ids[:, :, -1]
         ended = sum((last == eos_id for eos_id in eos_ids), torch.zeros_like(last)).bool()
         ids, scores = candidates.ids[:, :num_beams], candidates.scores[:, :num_beams]
@@ -206,7 +218,7 @@ def search(
     return finished.ids[:, :, : int(finished.lengths.max())], finished.scores
 
 
-@renamed(beam="num_beams", max_len="max_new_tokens")
+@renamed(beam="num_beams", max_len="max_new_tokens", n_best="num_return_sequences")
 def beam_search(
     model: nn.Module,
     src: Tensor,
@@ -219,14 +231,13 @@ def beam_search(
     eos_id: int | Sequence[int] | None = None,
     pad_id: int | None = None,
     max_new_tokens: int | None = None,
-    n_best: int = 1,
     suppress_tokens: Sequence[int] | None = None,
     use_cache: bool = True,
+    **decoding: Unpack[DecodingOptions],
 ) -> tuple[Tensor, Tensor]:
     """Search for the targets with the highest log-probability divided by a length penalty.
 
-    Special tokens and options of the search that are None are those that are stored with the model
-    (`model.generation_defaults`), otherwise 4 beams and the penalty gnmt with alpha 0.6.
+    An argument that is None has the stored value, otherwise 4 beams, penalty gnmt and alpha 0.6.
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
@@ -237,27 +248,28 @@ def beam_search(
         src_mask: (B, T) bool, True = real token, padding on either side; None means no padding.
         bos_id: First token of the targets of an encoder-decoder.
         eos_id: Token or tokens that end a target; [] means that no token does.
-        pad_id: Token that fills the columns after EOS; EOS if no padding token is known.
+        pad_id: Token after EOS; EOS if no padding token is known.
         max_new_tokens: Maximum number of new tokens with EOS; None as in `generate`.
-        n_best: Number N of targets to return for each source, at most `num_beams`.
         suppress_tokens: Ids of tokens that are never generated, such as that of `<unk>`.
         use_cache: Use a key-value cache; False is slow and serves to verify the cache.
+        **decoding: `DecodingOptions`, such as `num_return_sequences` (N) and `min_length`.
 
     Returns:
         Token ids int64, and scores (B,). The ids are `bos_id` and t new tokens (B, 1 + t), or for a
-        causal LM `src` and t new tokens (B, T + t). `n_best` > 1 adds a second dimension N: targets
-        with EOS by decreasing score, then targets without EOS, then padding with the score -inf.
+        causal LM `src` and t new tokens (B, T + t). N > 1 adds a second dimension: results with EOS
+        by decreasing score, then results without EOS, then padding with the score -inf.
 
     Raises InputError if an argument is invalid or too large for the model.
     """
     special: Any = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")
     stored = inputs.defaults
+    n_best = stored.n_results(decoding, num_beams or MAX_BEAMS)
     if num_beams is None:
         num_beams = max(stored.num_beams or DEFAULT_BEAMS, n_best)
     alpha = first_known(length_penalty, stored.length_penalty, DEFAULT_LENGTH_PENALTY)
     kind = first_known(length_penalty_type, stored.length_penalty_type, DEFAULT_LENGTH_PENALTY_TYPE)
-    _check_options(inputs.vocab_size, num_beams, n_best, alpha, kind)
+    _check_options(inputs.vocab_size, num_beams, alpha, kind)
     require("eos_id", eos_id is not None or bool(inputs.eos_ids), "token that ends a target")
     limit = inputs.limit(max_new_tokens, minimum=1)  # (B,)
     with decoding_mode(model) as inputs.model:
@@ -272,17 +284,16 @@ def beam_search(
             eos_ids=inputs.eos_ids,
             pad_id=inputs.pad_id,
             n_best=n_best,
-            suppressed=inputs.suppressed(suppress_tokens),
+            processors=LogitsProcessors(inputs, start, suppress_tokens or (), decoding),
         )
     # Copied outside of inference mode, so that both can take part in training.
     ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
     return (ids[:, 0], scores[:, 0].clone()) if n_best == 1 else (ids, scores.clone())
 
 
-def _check_options(vocab_size: int, num_beams: int, n_best: int, alpha: float, kind: str) -> None:
+def _check_options(vocab_size: int, num_beams: int, alpha: float, kind: str) -> None:
     """Raise InputError if an option of beam search is unknown or outside its range."""
     check_choice("length_penalty_type", kind, tuple(LENGTH_PENALTIES))
     check_range("length_penalty", alpha)  # finite
     # A stranger's file may store the number of beams.
     check_range("num_beams", num_beams, minimum=1, maximum=min(MAX_BEAMS, vocab_size))
-    check_range("n_best", n_best, minimum=1, maximum=num_beams)

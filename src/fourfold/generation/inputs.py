@@ -117,12 +117,6 @@ class GenerationInputs:
             message = f"must have at most max_len = {max_len} tokens, got {longest} in row {row}"
             raise InputError(message, option=self.ids_name)
 
-    def suppressed(self, tokens: Sequence[int] | None) -> Tensor | None:
-        """Return the ids of the tokens that must not be generated, (n,) int64; None for none."""
-        for token in tokens or ():  # -1 would be the last token
-            check_range("suppress_tokens", token, minimum=0, below=self.vocab_size)
-        return torch.tensor(list(tokens), device=self.ids.device) if tokens else None
-
     @property
     def row_keys(self) -> Tensor:
         """Token ids (B, T), or a hash of the pixels of each image (B, 1), as seeds of samples."""
@@ -158,6 +152,12 @@ class GenerationInputs:
                 option="max_new_tokens",
             )
         return torch.minimum(limit, available)
+
+    def repeat(self, n: int) -> None:
+        """Repeat each row `n` times."""
+        for name in ("ids", "mask", "real", "lengths"):
+            if (x := getattr(self, name)) is not None:
+                setattr(self, name, x.repeat_interleave(n, 0))
 
     def start(self, cache: KVCache | None) -> tuple[Step, Tensor]:
         """Return the `Step` that decodes, and the token ids int64 of its first call.

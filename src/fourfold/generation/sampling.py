@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from fourfold.core.validation import check_positive, check_range
+from fourfold.errors import InputError
+from fourfold.generation.logits_processors import LogitsProcessors
 from fourfold.generation.step import Step, check_logits
 from fourfold.losses import upcast_fp32
 
@@ -34,7 +36,8 @@ class TokenSampler:
         top_p: Sample only from the smallest set of most probable tokens whose probabilities sum to
             at least p (Holtzman et al. 2020); None means all tokens. With `top_k`, the
             probabilities of the k tokens are renormalized first.
-        suppressed: Ids (n,) of tokens that are never chosen; None means no tokens.
+        min_p: Sample only from the tokens that have at least this fraction of the probability of
+            the most probable token (Nguyen et al. 2024); None means all tokens.
 
     Raises:
         InputError: A value is outside its range.
@@ -43,12 +46,13 @@ class TokenSampler:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
-    suppressed: Tensor | None = None
+    min_p: float | None = None
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, minimum=0.0)
         check_positive("top_k", self.top_k)
         check_range("top_p", 1.0 if self.top_p is None else self.top_p, above=0.0, maximum=1.0)
+        check_range("min_p", self.min_p or 0.0, minimum=0.0, maximum=1.0)
 
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
         """Choose tokens (N,) for logits (N, V) by inverting the cumulative distribution at `draws`.
@@ -56,12 +60,14 @@ class TokenSampler:
         `draws` (N,) are uniform in [0, 1). Inversion needs one number per token, so those of all
         steps can be drawn in advance; Gumbel noise would need V numbers per token.
         """
-        if self.suppressed is not None:
-            logits = logits.index_fill(-1, self.suppressed, -math.inf)
         if self.temperature == 0.0:
             return logits.max(dim=-1).indices  # 4 times as fast as argmax in bf16
         logits = upcast_fp32(logits) / max(self.temperature, MIN_TEMPERATURE)
-        cumulative = keep_top(logits, self.top_k, self.top_p).softmax(dim=-1).cumsum(dim=-1)
+        kept = keep_top(logits, self.top_k, self.top_p)
+        if self.min_p:
+            lowest = logits.amax(dim=-1, keepdim=True) + math.log(self.min_p)
+            kept = kept.masked_fill(logits < lowest, -math.inf)
+        cumulative = kept.softmax(dim=-1).cumsum(dim=-1)
         total = cumulative[:, -1:].contiguous()
         tokens = torch.searchsorted(cumulative, draws[:, None].to(total) * total, right=True)
         # Rounding may raise a draw to the total, which is beyond the last possible token.
@@ -126,6 +132,7 @@ def sample(
     eos_ids: Sequence[int],
     pad_id: int,
     on_tokens: OnTokens | None = None,
+    processors: LogitsProcessors | None = None,
 ) -> Tensor:
     """Generate tokens until each sequence of the batch has ended or reached its limit.
 
@@ -139,6 +146,10 @@ def sample(
     new = prompt
     for t in range(most):
         logits = step(new) if t else check_logits(step(new))
+        if processors and processors.are_used:
+            logits = processors(rows, out[rows, :t], logits)
+            if bool((logits == -math.inf).all(dim=1).any()):
+                raise InputError("leave no token to choose", option="the options of the logits")
         token = sampler(logits, draws[rows, t])  # (N,)
         out[rows, t] = token
         unfinished = limit[rows] > t + 1

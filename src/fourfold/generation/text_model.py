@@ -115,8 +115,8 @@ class TextModel(TextReader):
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
         return ids.to(self.device), mask.to(self.device)
 
-    def beam_search(self, ids: Tensor, mask: Tensor | None, n_best: int, **options: Any) -> Tensor:
-        """Return token ids (B, N, L) of the `n_best` best outputs, the best one first.
+    def beam_search(self, ids: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        """Return token ids (B, N, L) of the N best outputs, the best one first.
 
         The ids (B, T) are sources or prompts, or images (B, C, H, W). Outputs for sources begin
         with the start token, those for prompts with the prompt.
@@ -125,19 +125,18 @@ class TextModel(TextReader):
             self.model,
             ids,
             src_mask=mask,
-            n_best=n_best,
             pad_id=self.tokenizer.pad_id,
             suppress_tokens=self.suppressed,
             **options,
         )
-        return best.reshape(len(ids), n_best, -1)
+        return best.reshape(len(ids), -1, best.shape[-1])
 
-    def targets(self, src: Tensor, mask: Tensor | None, n_best: int, **options: Any) -> list[Any]:
-        """Return the text of the target of each source, or with `n_best` > 1 a list of texts."""
-        rows = self.beam_search(src, mask, n_best, **options).tolist()
-        return one_or_all([self.tokenizer.decode_batch(row) for row in rows], n_best)
+    def targets(self, src: Tensor, mask: Tensor | None, **options: Any) -> list[Any]:
+        """Return the text of the target of each source, or a list of texts if there are several."""
+        rows = self.beam_search(src, mask, **options).tolist()
+        return one_or_all([self.tokenizer.decode_batch(row) for row in rows], len(rows[0]))
 
 
-def one_or_all(rows: list[list[str]], n_best: int) -> list[Any]:
-    """Return the only text of each row if `n_best` is 1, otherwise the rows."""
-    return [row[0] for row in rows] if n_best == 1 else rows
+def one_or_all(rows: list[list[str]], n: int) -> list[Any]:
+    """Return the only text of each row if `n` is 1, otherwise the rows."""
+    return [row[0] for row in rows] if n == 1 else rows

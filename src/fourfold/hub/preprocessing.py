@@ -19,11 +19,13 @@ from fourfold.hub.architecture import Json, check_allowed, get_key
 from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
-from fourfold.layers.generation_defaults import GenerationDefaults
+from fourfold.layers.generation_defaults import SAMPLING, DecodingOptions, GenerationDefaults
 from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
+# Options of decoding that have one name, and that no task stores, so that an export may write them.
+_EXPORTED = (*SAMPLING, *DecodingOptions.__annotations__)
 # Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
 _PIL_RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _IMAGE_DEFAULTS: dict[str, Any] = {
@@ -123,23 +125,32 @@ def parse_generation_defaults(contents: Sequence[Json]) -> GenerationDefaults:
     start, bos, ends, pad = (_find(contents, f"{key}_token_id") for key in keys)
     alpha = _find(contents, "length_penalty")
     samples = next(iter(_find(contents, "do_sample")), False)
-    names = ("num_beams", "max_new_tokens", "temperature", "top_k", "top_p")
+    names = ("num_beams", "max_new_tokens", *_EXPORTED)
     options = {name: next(iter(_find(contents, name)), None) for name in names}
-    temperature = 1.0 if options["temperature"] is None else options["temperature"]
+    options["top_k"] = options["top_k"] or None  # 0: no limit
+    if not samples:
+        options |= dict.fromkeys(SAMPLING)
+    elif options["temperature"] is None:
+        options["temperature"] = 1.0
     return GenerationDefaults(
         bos_id=next(iter(start or bos), None),
         eos_id=next(iter(ends), None),
         pad_id=next(iter(pad), None),
-        num_beams=options["num_beams"],
         length_penalty=float(alpha[0]) if alpha else None,
         # transformers divides the score of a hypothesis of n tokens by n ** length_penalty.
         length_penalty_type="power" if alpha else None,
         stop_ids=ends[1:] or None,
-        max_new_tokens=options["max_new_tokens"],
-        temperature=temperature if samples else None,
-        top_k=(options["top_k"] or None) if samples else None,  # 0: no limit
-        top_p=options["top_p"] if samples else None,
+        **options,
     )
+
+
+def generation_entries(defaults: GenerationDefaults, known: GenerationDefaults) -> dict[str, Any]:
+    """Return entries of generation_config.json for the options that differ from the known ones."""
+    pairs = ((name, getattr(defaults, name)) for name in _EXPORTED)
+    changed = {name: value for name, value in pairs if value != getattr(known, name)}
+    if changed:  # several sequences need samples or beams
+        changed |= {"do_sample": defaults.temperature is not None, "num_beams": defaults.num_beams}
+    return changed
 
 
 def _find(contents: Sequence[Json], key: str) -> list[Any]:

@@ -26,6 +26,7 @@ from fourfold.hub.directory import (
     write_json,
 )
 from fourfold.hub.keymap import listed
+from fourfold.hub.preprocessing import generation_entries, parse_generation_defaults
 from fourfold.json_files import TYPES, check_values, read_json
 from fourfold.layers.base_model import Model
 
@@ -123,7 +124,8 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
 
     A model that was imported from a transformers directory (`model.source`) keeps the architecture
     and the data type of that directory. Tensors, entries of config.json that fourfold does not use,
-    and generation_config.json are then written again.
+    and generation_config.json are then written again, with the options of decoding that were
+    changed in `model.generation_defaults`.
 
     Args:
         model: Model of fourfold.
@@ -166,8 +168,14 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
             prefix = architecture.base_model_prefix
             tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
     write_directory(path, config, tensors)
-    if source is not None and source.generation_config:
-        write_json(path / GENERATION_FILE, source.generation_config)
+    generation = {} if source is None else dict(source.generation_config)
+    known = parse_generation_defaults([generation, config])
+    if changed := generation_entries(model.generation_defaults or known, known):
+        # If the file exists, transformers does not read the special tokens of config.json.
+        tokens = {key: value for key, value in config.items() if key.endswith("_token_id")}
+        generation = (generation or tokens) | changed
+    if generation:
+        write_json(path / GENERATION_FILE, generation)
     written = architecture.read_config(config, tensors.keys())
     note = norm_eps_note(model_config.norm_eps, written.norm_eps)
     if source is None and architecture.unread_by:

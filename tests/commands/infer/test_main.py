@@ -67,7 +67,7 @@ FILLED = [True, False, True, False, True, True]
                 "--num-beams=3",
                 "--length-penalty=1",
                 "--length-penalty-type=power",
-                "--n-best=2",
+                "--num-return-sequences=2",
             ],
         ),
         ("generate", "lm", ["--max-new-tokens", 5]),
@@ -75,7 +75,15 @@ FILLED = [True, False, True, False, True, True]
         (
             "generate",
             "lm",
-            ["--num-beams", 2, "--max-new-tokens", 4, "--n-best", 2, "--document-start"],
+            [
+                "--num-beams",
+                2,
+                "--max-new-tokens",
+                4,
+                "--num-return-sequences",
+                2,
+                "--document-start",
+            ],
         ),
         ("fill", "mlm", []),
     ],
@@ -87,7 +95,9 @@ def test_one_line_for_each_line(verb: str, family: str, options: list[object], a
     assert lines(ask(verb, family, TEXT, *options, "--batch-size", 1)) == whole
     alone = [lines(ask(verb, family, line + "\n", *options))[0] for line in TEXT.split("\n")[4:6]]
     assert alone == whole[4:6]
-    n_best = 2 if "--n-best" in options or "--n-best=2" in options else 1
+    n_best = (
+        2 if "--num-return-sequences" in options or "--num-return-sequences=2" in options else 1
+    )
     assert all(line.count("\t") == n_best - 1 for line in whole if line)
 
 
@@ -103,11 +113,14 @@ def test_a_continuation_follows_its_prompt(ask: Ask) -> None:
     assert whole.startswith("one two")
     new = lines(ask("generate", "lm", "one two\n", "--max-new-tokens", 6, "--only-new"))[0]
     assert "one two" + new == whole
-    drawn = ["--temperature", 2, "--seed", 1, "--n-best", 3]
+    drawn = ["--temperature", 2, "--seed", 1, "--num-return-sequences", 3]
     three = lines(ask("generate", "lm", "one\n", *drawn))[0].split("\t")
     assert len(set(three)) == 3
     assert lines(ask("generate", "lm", "one\n", *drawn))[0].split("\t") == three
-    assert "--n-best needs" in ask("generate", "lm", "one\n", "--n-best", 2).err
+    assert (
+        "--num-return-sequences needs"
+        in ask("generate", "lm", "one\n", "--num-return-sequences", 2).err
+    )
 
 
 def test_long_lines(ask: Ask) -> None:
@@ -174,7 +187,9 @@ def test_images_are_captioned(ask: Ask, run: Run, trained: Train, here: Path) ->
     assert run("predict", "--config", folder / "config.yaml", "--ckpt_path=last").code == 0
     expected = (folder / "predictions.txt").read_text().splitlines()[:3]
     assert [row[1] for row in found if row[0]] == expected
-    three = lines(ask("caption", "captions", "0.png\n", "--n-best", 3, "--max-new-tokens", 4))[0]
+    three = lines(
+        ask("caption", "captions", "0.png\n", "--num-return-sequences", 3, "--max-new-tokens", 4)
+    )[0]
     assert len(three.split("\t")) == 4
     result = ask("caption", "captions", "0.png\nnowhere.png\n")
     assert result.code == 2
@@ -302,7 +317,7 @@ def test_wrong_options(options: list[str], said: str, ask: Ask) -> None:
             ["--length-penalty=nan"],
             "length_penalty must be finite, got nan",
         ),
-        (["--num-beams=2", "--n-best=4"], "n_best must be at least 1 and at most 2, got 4"),
+        (["--num-beams=2", "--n-best=4"], "or num_beams of that width, got 4"),
         (
             ["--length-penalty-type=google"],
             "--length-penalty-type: invalid choice: 'google' (choose from",
@@ -493,7 +508,9 @@ def test_a_byte_order_mark_is_no_text(ask: Ask) -> None:
     assert lines(marked) == lines(ask("generate", "lm", "one two\n", "--max-new-tokens=4"))
 
 
-@pytest.mark.parametrize("option", ["--batch-size", "--max-new-tokens", "--num-beams", "--n-best"])
+@pytest.mark.parametrize(
+    "option", ["--batch-size", "--max-new-tokens", "--num-beams", "--num-return-sequences"]
+)
 @pytest.mark.parametrize("value", [0, 10**21, "9" * 5000])
 def test_impossible_number_is_rejected_before_the_checkpoint_is_read(
     option: str, value: Any, run: Run
@@ -519,10 +536,11 @@ text = ["one two three", "four", "five six [MASK] one two"]
 images = ["0.png", "1.png"]
 found["translate"] = fourfold.translate(model["mt"], text)
 found["beams"] = fourfold.translate(
-    model["mt"], text, num_beams=3, length_penalty=1.0, n_best=2, max_new_tokens=8
+    model["mt"], text, num_beams=3, length_penalty=1.0, num_return_sequences=2, max_new_tokens=8
 )
 found["generate"] = fourfold.generate_text(model["lm"], text)
-found["sampled"] = fourfold.generate_text(model["lm"], text, temperature=1.0, seed=1, n_best=2)
+sampled = {"temperature": 1.0, "seed": 1, "num_return_sequences": 2, "no_repeat_ngram_size": 1}
+found["sampled"] = fourfold.generate_text(model["lm"], text, **sampled)
 found["fill"] = fourfold.fill(model["mlm"], text, top_k=2)
 found["tags"] = [" ".join(tags) for tags in fourfold.tag(model["tags"], text)]
 found["caption"] = fourfold.caption(model["captions"], images)
@@ -554,8 +572,13 @@ def test_python_functions_answer_as_the_commands_without_lightning(
 
     text = "one two three\nfour\nfive six [MASK] one two\n"
     images = "0.png\n1.png\n"
-    beams = ("--num-beams=3", "--length-penalty=1", "--n-best=2", "--max-new-tokens=8")
-    drawn = ("--temperature=1", "--seed=1", "--n-best=2")
+    beams = (
+        "--num-beams=3",
+        "--length-penalty=1",
+        "--num-return-sequences=2",
+        "--max-new-tokens=8",
+    )
+    drawn = ("--temperature=1", "--seed=1", "--num-return-sequences=2", "--no-repeat-ngram-size=1")
     answers = {
         "translate": ask("translate", "mt", text),
         "beams": ask("translate", "mt", text, *beams),

@@ -195,7 +195,7 @@ def test_the_score_of_a_beam_search_is_the_score_of_its_text(kind: str) -> None:
     model, n_checked, eos = build(kind, tokenizer), 0, tokenizer.eos_id
     for source in TEXTS:
         src = torch.tensor([[*tokenizer.encode(source), eos]])
-        options: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 6, "n_best": 4}
+        options: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 6, "num_return_sequences": 4}
         ids, scores = fourfold.beam_search(model, src, length_penalty_type="none", **options)
         for row, score in zip(ids.reshape(4, -1).tolist(), scores.flatten().tolist(), strict=True):
             tokens = row[1 : row.index(eos)] if eos in row else row[1:]

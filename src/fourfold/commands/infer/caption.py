@@ -4,13 +4,14 @@ Shapes: B images of a batch, C channels, H height, W width.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from fourfold.data.vision.features import input_transform
 from fourfold.generation.text_model import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
+from fourfold.layers.generation_defaults import DecodingOptions
 
 
 def caption(
@@ -21,9 +22,9 @@ def caption(
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
     max_new_tokens: int | None = None,
-    n_best: int = 1,
     suppress_tokens: Sequence[str] = (),
     batch_size: int = 32,
+    **decoding: Unpack[DecodingOptions],
 ) -> list[Any]:
     """Describe images as `fourfold caption` does.
 
@@ -34,10 +35,9 @@ def caption(
         images: Paths of image files, or opened images (PIL.Image).
         max_new_tokens: Maximum number of tokens of a caption; None means the longest caption of the
             training data.
-        n_best: Number of captions of each image.
 
     Returns:
-        One caption for each image, or with `n_best` > 1 a list of captions.
+        One caption for each image, or with N > 1 a list of captions.
 
     Raises:
         InputError: The model does not describe images, an option is invalid, or an image cannot be
@@ -52,11 +52,11 @@ def caption(
         return text.targets(
             torch.stack([item.content for item in items]).to(like),  # (B, C, H, W)
             None,
-            n_best,
             num_beams=num_beams,
             length_penalty=length_penalty,
             length_penalty_type=length_penalty_type,
             max_new_tokens=max_new_tokens,
+            **decoding,
         )
 
     # Images have one size and need memory.

@@ -8,7 +8,7 @@ import json
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fourfold.core.validation import MAX_SIZE, check_positive
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults, generate
 from fourfold.generation.inputs import MAX_CONTINUATION
+from fourfold.generation.renamed import renamed
 from fourfold.generation.text_model import (
     Item,
     TextModel,
@@ -26,13 +27,14 @@ from fourfold.generation.text_model import (
     run_batches,
 )
 from fourfold.layers.base_model import Model
-from fourfold.layers.generation_defaults import first_known
+from fourfold.layers.generation_defaults import SAMPLING, DecodingOptions, first_known
 from fourfold.tokenization.chat import ChatTemplate
 from fourfold.tokenization.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"  # decoded from a token that is a part of a character
 
 
+@renamed(n_best="num_return_sequences")
 def generate_text(
     model: Model,
     prompts: Sequence[Any],
@@ -41,11 +43,11 @@ def generate_text(
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
     seed: int | None = None,
     num_beams: int | None = None,
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
-    n_best: int = 1,
     stop: Sequence[str] = (),
     suppress_tokens: Sequence[str] = (),
     document_start: bool = False,
@@ -55,6 +57,7 @@ def generate_text(
     batch_size: int = 32,
     stream: Callable[[str], None] | None = None,
     copies: Counter[tuple[int, ...]] | None = None,
+    **decoding: Unpack[DecodingOptions],
 ) -> list[Any]:
     """Continue prompts, or answer conversations, as `fourfold generate` does.
 
@@ -68,7 +71,6 @@ def generate_text(
             keys role and content).
         max_new_tokens: Maximum number of new tokens; None means the stored number or 50, but at
             most what the model can read.
-        n_best: Number of continuations of each prompt.
         stop: Texts that end a continuation, and do not belong to it.
         suppress_tokens: Tokens that are never generated, as texts, such as "<unk>".
         document_start: Put the end-of-document token, which precedes documents, before a prompt.
@@ -78,9 +80,10 @@ def generate_text(
         batch_size: Number of prompts in a batch.
         stream: Function that is called with each piece of the answer to a single prompt as soon as
             it is generated, such as `print`.
+        **decoding: `fourfold.generation.DecodingOptions`, such as `num_return_sequences` (N).
 
     Returns:
-        One text for each prompt, or with `n_best` > 1 a list of texts.
+        One text for each prompt, or with N > 1 a list of texts.
 
     Raises:
         InputError: The model is not a causal LM, an option is invalid or has no effect, or a prompt
@@ -173,6 +176,7 @@ class _Continuer(TextModel):
         self.num_beams: int = options.num_beams or 1
         if options.num_beams is None and not self.samples and options.temperature is None:
             self.num_beams = stored.num_beams or 1
+        self.n = stored.n_results(options.decoding, MAX_SIZE if self.samples else self.num_beams)
         self._check_options(n_prompts)
         self.chat = self._chat_template() if options.chat else None
 
@@ -180,16 +184,13 @@ class _Continuer(TextModel):
         """Raise InputError if an option is out of range, or has no effect beside another one."""
         options, beams = self.options, self.num_beams
         check_positive("max_new_tokens", options.max_new_tokens, self.max_len or MAX_SIZE)
-        check_positive("n_best", options.n_best)
         if self.samples and beams > 1:
             raise InputError("cannot be combined with num_beams", option="temperature")
-        if options.n_best > beams and not self.samples:
-            raise InputError("needs a temperature, or num_beams of that width", option="n_best")
-        for name in ("top_k", "top_p", "seed"):
+        for name in ("top_k", "top_p", "min_p", "seed"):
             if vars(options)[name] is not None and not self.samples:
                 raise InputError("needs a temperature above 0, such as 1", option=name)
-        if options.stream and (beams > 1 or options.n_best > 1 or n_prompts > 1):
-            message = "needs a single prompt, num_beams 1 and n_best 1"
+        if options.stream and (beams > 1 or self.n > 1 or n_prompts > 1):
+            message = "needs a single prompt, num_beams 1 and num_return_sequences 1"
             raise InputError(message, option="stream")
         if options.chat and options.document_start:
             raise InputError("cannot be combined with chat", option="document_start")
@@ -233,14 +234,14 @@ class _Continuer(TextModel):
         return Item((ids, max_new), len(ids), group)
 
     def run(self, items: list[Item]) -> list[Any]:
-        """Return the text of each prompt, or with `n_best` > 1 a list of texts."""
-        options, n_best = self.options, self.options.n_best
+        """Return the text of each prompt, or with N > 1 a list of texts."""
+        options = self.options
         prompts = [item.content[0] for item in items]
         ids, mask = self.pad(prompts)
         texts = [
             GrowingText(self.tokenizer, prompt, options.stop)
             for prompt in prompts
-            for _ in range(n_best)
+            for _ in range(self.n)
         ]
         hides_prompt = options.only_new or options.chat
         if options.stream and not hides_prompt:
@@ -249,14 +250,15 @@ class _Continuer(TextModel):
         if options.stream:
             options.stream(texts[0].unshown(is_last=True))
         answers = [text.result if hides_prompt else text.prompt + text.result for text in texts]
-        rows = range(0, len(answers), n_best)
-        return one_or_all([answers[start : start + n_best] for start in rows], n_best)
+        rows = range(0, len(answers), self.n)
+        return one_or_all([answers[start : start + self.n] for start in rows], self.n)
 
     def _generate(
         self, ids: Tensor, mask: Tensor, max_new: int, texts: Sequence[GrowingText]
     ) -> None:
-        """Continue B prompts `n_best` times each, and append the tokens to the texts (B * N)."""
+        """Continue B prompts N times each, and append the tokens to the texts (B * N)."""
         options = self.options
+        both = {**options.decoding, "max_new_tokens": max_new, "num_return_sequences": self.n}
 
         def append(rows: Tensor, tokens: Tensor) -> Tensor:
             pairs = zip(rows.tolist(), tokens.tolist(), strict=True)
@@ -266,27 +268,21 @@ class _Continuer(TextModel):
             return ends
 
         if self.num_beams > 1:
-            search = {
-                "num_beams": self.num_beams,
-                "length_penalty": options.length_penalty,
-                "length_penalty_type": options.length_penalty_type,
-            }
-            found = self.beam_search(ids, mask, options.n_best, max_new_tokens=max_new, **search)
+            names: tuple[str, ...] = ("length_penalty", "length_penalty_type")
+            search = {"num_beams": self.num_beams, **{x: vars(options)[x] for x in names}, **both}
+            found = self.beam_search(ids, mask, **search)
             new = found[:, :, ids.shape[1] :].flatten(0, 1).tolist()
             for text, tokens in zip(texts, new, strict=True):
                 text.add(tokens)
             return
         generate(
             self.model,
-            ids.repeat_interleave(options.n_best, 0),
-            mask=mask.repeat_interleave(options.n_best, 0),
-            max_new_tokens=max_new,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=options.seed,
+            ids,
+            mask=mask,
             pad_id=self.tokenizer.pad_id,
             suppress_tokens=self.suppressed,
             copies=self.copies,
             on_tokens=append,
+            **both,
+            **{name: vars(options)[name] for name in (*SAMPLING, "seed")},
         )

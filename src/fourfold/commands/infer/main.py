@@ -50,9 +50,10 @@ FUNCTIONS = {
     "caption": "commands.infer.caption:caption_lines",
     "score": "generation.score:score_lines",
 }
-COUNTS = ("batch_size", "num_beams", "max_new_tokens", "n_best", "top_k")  # at least 1
+COUNTS = ("batch_size", "num_beams", "max_new_tokens", "num_return_sequences", "top_k")  # >= 1
 LOADING_OPTIONS = ("checkpoint", "allow_class", "device", "precision", "quantize")
 RENAMED = {"--beam": "--num-beams", "--max-new": "--max-new-tokens"}  # accepted until 0.4
+RENAMED["--n-best"] = "--num-return-sequences"
 # Names in `fourfold.generation.LENGTH_PENALTIES`, whose import would load torch.
 LENGTH_PENALTIES = ("gnmt", "power", "none")
 
@@ -90,13 +91,18 @@ def make_parser(command: str) -> OptionParser:
         add("--max-new-tokens", type=int, metavar="N", help="maximum number of new tokens")
         help_text = "token that is never generated, such as <unk>; may be given several times"
         add("--suppress-tokens", action="append", default=[], metavar="TEXT", help=help_text)
-        help_text = "outputs per line, tab-separated (%(default)s)"
-        add("--n-best", type=int, default=1, metavar="N", help=help_text)
+        add("--num-return-sequences", type=int, metavar="N", help="outputs per line, tab-separated")
+        add("--repetition-penalty", type=float, metavar="P", help="1.2 avoids repeated tokens")
+        add("--no-repeat-ngram-size", type=int, metavar="N", help="no N-gram occurs twice")
+        add("--min-length", type=int, metavar="N", help="minimum number of tokens with the prompt")
+        add("--min-new-tokens", type=int, metavar="N", help="minimum number of new tokens")
+        add("--forced-bos-token-id", type=int, metavar="ID", help="first token, such as a language")
     if command == "generate":
         help_text = "0 takes the likeliest token; default: that of the checkpoint, otherwise 0"
         add("--temperature", type=float, help=help_text)
         add("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens")
         add("--top-p", type=float, metavar="P", help="sample among the likeliest with mass P")
+        add("--min-p", type=float, metavar="P", help="sample among those with P times the maximum")
         add("--seed", type=int, help="seed of the sampling; default: a new one each time")
         help_text = "put the end-of-document token, which precedes documents, before the prompt"
         add("--document-start", action="store_true", help=help_text)

@@ -1,10 +1,11 @@
 """`translate`: sentences translated by beam search."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from fourfold.generation.text_model import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
+from fourfold.layers.generation_defaults import DecodingOptions
 
 
 def translate(
@@ -15,10 +16,10 @@ def translate(
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
     max_new_tokens: int | None = None,
-    n_best: int = 1,
     suppress_tokens: Sequence[str] = (),
     truncate: bool = False,
     batch_size: int = 32,
+    **decoding: Unpack[DecodingOptions],
 ) -> list[Any]:
     """Translate sentences as `fourfold translate` does.
 
@@ -31,13 +32,13 @@ def translate(
         length_penalty: Exponent of the length penalty.
         length_penalty_type: gnmt, power or none.
         max_new_tokens: Maximum number of tokens of a translation.
-        n_best: Number of translations of each sentence.
         suppress_tokens: Tokens that are never generated, as texts, such as "<unk>".
         truncate: Truncate sentences that are too long for the model, instead of raising an error.
         batch_size: Number of sentences in a batch.
+        **decoding: `fourfold.generation.DecodingOptions`, such as `num_return_sequences` (N).
 
     Returns:
-        One translation for each sentence, or with `n_best` > 1 a list of translations.
+        One translation for each sentence, or with N > 1 a list of translations.
 
     Raises:
         InputError: The model does not translate texts, an option is invalid, or a sentence is too
@@ -55,11 +56,11 @@ def translate(
     def run(items: list[Item]) -> list[Any]:
         return text.targets(
             *text.pad([item.content for item in items]),
-            n_best,
             num_beams=num_beams,
             length_penalty=length_penalty,
             length_penalty_type=length_penalty_type,
             max_new_tokens=max_new_tokens,
+            **decoding,
         )
 
     return run_batches(lines, prepare, run, batch_size)

@@ -133,7 +133,8 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         rest = batch.ids[:, half : 2 * half]
         # With a seed, the random numbers do not come from torch's generator. The training therefore
         # does not depend on these samples.
-        ids = generate(self.model, prompt, max_new_tokens=half, temperature=0.8, top_p=0.95, seed=0)
+        options: Any = {"temperature": 0.8, "top_p": 0.95, "seed": 0, "num_return_sequences": 1}
+        ids = generate(self.model, prompt, max_new_tokens=half, **options)
         texts = [self.tokenizer.decode_batch(x.tolist()) for x in (prompt, rest, ids[:, half:])]
         rows = [list(row) for row in zip(*texts, strict=True)]
 

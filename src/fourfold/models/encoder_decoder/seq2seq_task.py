@@ -250,5 +250,6 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
             max_new_tokens=self.longest_caption,
+            num_return_sequences=1,
         )
         return tokenizer.decode_batch(ids.tolist())
