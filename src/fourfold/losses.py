@@ -7,6 +7,7 @@ Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -174,12 +175,14 @@ def classification_loss(
     *,
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of class logits (B, K), a scalar in fp32 or fp64.
 
-    `labels` are class indices (B,) int64, or class probabilities (B, K) such as those of MixUp and
-    CutMix. `label_smoothing` is the probability mass that is spread evenly over all K classes
-    (Szegedy et al. 2016). `normalizer` divides the sum over the batch; None means B.
+    `labels` are class indices (B,) int64, of which `IGNORE_INDEX` are ignored, or class
+    probabilities (B, K) such as those of MixUp and CutMix. `label_smoothing` is the probability
+    mass that is spread evenly over all K classes (Szegedy et al. 2016). `weights` (K,) are factors
+    on the classes, as in torch. `normalizer` divides the sum over the batch; None means B.
 
     Example:
         >>> classification_loss(torch.zeros(2, 10), torch.tensor([3, 7]))  # log(10)
@@ -188,7 +191,8 @@ def classification_loss(
     logits = upcast_fp32(logits)
     if labels.is_floating_point():
         labels = labels.to(logits.dtype)
-    total = F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="sum")
+    options: Any = {"label_smoothing": label_smoothing, "reduction": "sum"}
+    total = F.cross_entropy(logits, labels, weights, **options)
     return total / (len(logits) if normalizer is None else normalizer)
 
 

@@ -6,23 +6,22 @@ Shapes: B sentences, pairs or documents, T tokens, K classes, D width of the mod
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import prediction_rows, self_attention
-from fourfold.losses import classification_loss, upcast_fp32
+from fourfold.losses import upcast_fp32
 from fourfold.metrics import ClassificationScores, Mean, RegressionScores
 from fourfold.models import SequenceClassifier, SequenceClassifierConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.training.task import Task
+from fourfold.training.classification import ClassificationTask
 
 
 @dataclass(eq=False, repr=False)
-class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
+class SequenceClassification(ClassificationTask[SequenceClassifier, SequenceBatch]):
     """Classification or regression of sentences or sentence pairs with an encoder.
 
     A model with one class is a regression model, which predicts one value. Classification is
@@ -65,20 +64,15 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
         segments = batch.segments if self.config.n_segments > 1 else None
         return upcast_fp32(self.model(batch.ids, segments=segments, mask=batch.mask))
 
-    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the loss, cross-entropy or squared error, and the number of examples."""
-        loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
-        return loss, len(batch.labels)
-
-    def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Compute the loss of logits (B, K) and labels (B,), summed over the batch."""
-        if self.config.n_classes == 1:
-            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
-        return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses, and that of their divisors (`ClassificationTask`)."""
+        logits = self.logits(batch)
+        loss = self.class_loss(logits, batch.labels, self.label_smoothing)
+        return loss, self.divisors(logits, batch.labels).sum()
 
     def update_metrics(self, batch: SequenceBatch, split: str) -> None:
         logits = self.logits(batch)
-        self.loss.update(self._loss(logits, batch.labels), len(logits))
+        self.loss.update(self.class_loss(logits, batch.labels), batch.labels.numel())
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from fourfold.data.loading.batches import ImageBatch
 from fourfold.errors import InputError
 from fourfold.loggers.media import ImageGrid, Media, Table
 from fourfold.loggers.samples import layer_maps, prediction_rows
-from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillation_loss
+from fourfold.losses import DISTILLATION_TYPES, distillation_loss
 from fourfold.metrics import Mean
 from fourfold.models import ViT, ViTConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.training.task import Task
+from fourfold.training.classification import ClassificationTask
 
 MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
 # Artifacts that teacher and student must share, since both see the same pixels.
@@ -63,7 +63,7 @@ def read_teacher(path: str, artifacts: Mapping[str, Any]) -> Callable[[Tensor], 
 
 
 @dataclass(eq=False, repr=False)
-class ImageClassification(Task[ViT, ImageBatch]):
+class ImageClassification(ClassificationTask[ViT, ImageBatch]):
     """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
 
     Source: Dosovitskiy et al. 2020; Touvron et al. 2020 (DeiT).
@@ -127,8 +127,11 @@ class ImageClassification(Task[ViT, ImageBatch]):
                 self.scores[name] = MulticlassAccuracy(n_classes, top_k=k, average="micro")
 
     def on_fit_start(self) -> None:
-        """Load the teacher, which only training uses."""
+        """Compute the weights of the classes, and load the teacher."""
+        super().on_fit_start()
         if self.teacher is not None:
+            if self.class_weights is not None:
+                raise InputError("must be None with a teacher", option="model.class_weights")
             self.teacher_model = read_teacher(self.teacher, self.artifacts)
 
     def on_test_start(self) -> None:
@@ -145,27 +148,25 @@ class ImageClassification(Task[ViT, ImageBatch]):
         """Compute the logits (B, K) of each head, whose mean is the prediction of the model."""
         return self.model.logits_per_head(self.model.hidden(images))
 
-    def step(self, batch: ImageBatch) -> tuple[Tensor, int]:
-        """Return the loss, summed over the batch, and the number of images.
+    def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses, and that of their divisors (`ClassificationTask`).
 
         With a teacher, the loss is the weighted mean of two losses: one against the labels, and one
         against the teacher's predictions.
         """
         heads = self.head_logits(batch.images)
         logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
-        loss = classification_loss(
-            logits, batch.labels, label_smoothing=self.label_smoothing, normalizer=1.0
-        )
+        loss = self.class_loss(logits, batch.labels, self.label_smoothing)
         if self.teacher_model:
             targets = self.teacher_model(batch.images)
             distilled = distillation_loss(heads[-1], targets, self.distillation, self.temperature)
             loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * distilled
-        return loss, len(batch.images)
+        return loss, self.divisors(logits, batch.labels).sum()
 
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
-        self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
+        self.loss.update(self.class_loss(logits, batch.labels), batch.labels.numel())
         outputs = {"top1_class": heads[0], "top1_distillation": heads[-1]}
         for name, metric in self.scores.items():
             metric.update(outputs.get(name, logits).float(), batch.labels)
