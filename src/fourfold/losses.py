@@ -7,7 +7,6 @@ Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -169,6 +168,17 @@ def token_scores(
     return score(hidden.detach(), weight.detach(), bias, targets, dtype, logit_cap)
 
 
+def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
+    """Return the probabilities of logits (B, K) of a classifier in fp32, by sigmoid or softmax.
+
+    If K is 1, the model predicts numbers, which are returned, unless it predicts labels.
+    """
+    logits = logits.float()
+    if multi_label:
+        return logits.sigmoid()
+    return logits if logits.shape[-1] == 1 else logits.softmax(-1)
+
+
 def classification_loss(
     logits: Tensor,
     labels: Tensor,
@@ -191,9 +201,10 @@ def classification_loss(
     logits = upcast_fp32(logits)
     if labels.is_floating_point():
         labels = labels.to(logits.dtype)
-    options: Any = {"label_smoothing": label_smoothing, "reduction": "sum"}
-    total = F.cross_entropy(logits, labels, weights, **options)
-    return total / (len(logits) if normalizer is None else normalizer)
+    cross_entropy = partial(F.cross_entropy, label_smoothing=label_smoothing, reduction="sum")
+    return cross_entropy(logits, labels, weights) / (
+        len(logits) if normalizer is None else normalizer
+    )
 
 
 def distillation_loss(

@@ -4,15 +4,17 @@ Shapes: B examples (or words), K classes.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_absent, check_range
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX, classification_loss, upcast_fp32
+from fourfold.metrics import Mean
 from fourfold.training.equal_tables import artifacts_of
 from fourfold.training.task import BatchT, ModelT, Task
 
@@ -25,32 +27,29 @@ class ClassificationTask(Task[ModelT, BatchT]):
     have `multi_label`, an example has any number of the K labels, and each is predicted for itself.
 
     Args:
+        label_smoothing: Probability mass that is spread evenly over all classes; ignored in
+            regression, and with several labels per example.
         class_weights: Factors on the loss of the K classes in training, as a list of numbers, or
             "balanced": n / (K n_k), where n_k of the n training labels are of class k (as in
             scikit-learn). The loss is then the weighted mean. With several labels per example, the
             factor is that of the examples that have the label (`pos_weight` of torch), and
             "balanced" is the number of examples without it, divided by the number with it.
-
-    Attributes:
-        is_multi_label: True if an example has any number of labels.
     """
 
+    label_smoothing: float = field(default=0.0, kw_only=True)
     class_weights: list[float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        for weight in self.class_weights if isinstance(self.class_weights, list) else ():
-            check_range("class_weights", weight, minimum=0.0)
+        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
         super().__post_init__()
-        self.is_multi_label = False
+        self.loss = Mean()
         self._weights: Tensor | None = None  # (K,)
 
-    def configure_model(self) -> None:
-        """Build the model, and note whether examples have several labels."""
-        if self.model is None:
-            super().configure_model()
-            # Not only from `self.artifacts`: an averaging callback builds the model before `setup`.
-            artifacts = artifacts_of(self.datamodule) or self.artifacts
-            self.is_multi_label = bool(artifacts.get("multi_label"))
+    @cached_property
+    def is_multi_label(self) -> bool:
+        """True if an example has any number of labels."""
+        # Not only from `self.artifacts`: an averaging callback builds the model before `setup`.
+        return bool((artifacts_of(self.datamodule) or self.artifacts).get("multi_label"))
 
     def on_fit_start(self) -> None:
         """Compute the weights of the classes.
@@ -59,75 +58,58 @@ class ClassificationTask(Task[ModelT, BatchT]):
             InputError: There are not K weights, a class has no example in the training data, or the
                 task is a regression.
         """
-        if self.is_multi_label and getattr(self, "label_smoothing", None):
-            raise InputError("must be 0 with several labels", option="model.label_smoothing")
-        n_classes: Any = self.config.n_classes  # type: ignore[attr-defined]
-        if self.class_weights is None:
-            return
+        weights, n_classes = self.class_weights, self.config.n_classes  # type: ignore[attr-defined]
         if n_classes == 1:
-            raise InputError("must be None for a regression", option="model.class_weights")
-        weights = self.class_weights
+            check_absent("a regression", class_weights=weights)
         if weights == "balanced":
             weights = self._balanced_weights(n_classes)
-        if len(weights) != n_classes:
+        if weights is not None and len(weights) != n_classes:
             message = f"must be {n_classes} numbers, one for each class, got {len(weights)}"
             raise InputError(message, option="model.class_weights")
-        self._weights = torch.tensor(weights, dtype=torch.float64)
+        self._weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
 
     def _balanced_weights(self, n_classes: int) -> list[float]:
         """Return weights that are inversely proportional to the number of examples of a class."""
-        data = self.datamodule
-        labels = getattr(data.split("train"), "labels", None) if hasattr(data, "split") else None
+        labels = getattr(getattr(self.datamodule, "splits", {}).get("train"), "labels", None)
         if labels is None:
-            message = "must be a list of numbers, since the training data have no attribute labels"
-            raise InputError(message, option="model.class_weights")
+            raise InputError(
+                "must be a list: the data have no labels", option="model.class_weights"
+            )
         labels = torch.as_tensor(getattr(labels, "ids", labels))  # those of words are ragged
         if self.is_multi_label:
             counts = labels.double().sum(0)
             weights = (len(labels) - counts) / counts
         else:
-            labels = labels[labels != IGNORE_INDEX]
-            counts = torch.bincount(labels, minlength=n_classes).double()
-            weights = len(labels) / (n_classes * counts)
+            counts = torch.bincount(labels[labels != IGNORE_INDEX], minlength=n_classes).double()
+            weights = counts.sum() / (n_classes * counts)
         if not counts.all():
-            name = self.artifacts.get("class_names", range(n_classes))[int(counts.argmin())]
-            message = f"must be a list of numbers: the class {name} has no training example"
-            raise InputError(message, option="model.class_weights")
+            name = self.artifacts["class_names"][int(counts.argmin())]
+            raise InputError(f"must be a list: no label is {name}", option="model.class_weights")
         return weights.tolist()
 
-    def class_loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Compute the loss of logits (B, K), summed over the batch, with weights in training.
+    def class_loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss of logits (B, K), summed over the batch, and its divisors (B,).
 
-        It is the squared error if K is 1, the binary cross-entropy of each label if an example has
-        several labels, and otherwise the cross-entropy.
+        The loss is the binary cross-entropy of each label if an example has several labels, the
+        squared error if K is 1, and otherwise the cross-entropy. An example adds to the divisor of
+        a step the number of labels K, 1, or the weight of its class. Only training uses weights
+        and label smoothing.
         """
         logits = upcast_fp32(logits)
-        options: Any = {"reduction": "sum"}
+        weights = self._weights if self.training else None
+        if weights is not None:
+            weights = self._weights = weights.to(logits)  # a copy in the first step only
+        divisors = logits.new_ones(len(labels))
         if self.is_multi_label:
-            options["pos_weight"] = self.weights_like(logits)
-            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), **options)
+            loss = partial(F.binary_cross_entropy_with_logits, pos_weight=weights, reduction="sum")
+            return loss(logits, labels.to(logits.dtype)), divisors * logits.shape[-1]
         if logits.shape[-1] == 1:
-            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), **options)
-        options = {"weights": self.weights_like(logits), "normalizer": 1.0}
-        return classification_loss(logits, labels, label_smoothing=label_smoothing, **options)
-
-    def divisors(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return what each example adds to the divisor of the loss of a step, (B,) in fp32 or fp64.
-
-        This is 1, the number of labels K, or the weight of the class of the example.
-        """
-        logits = upcast_fp32(logits)
-        weights = self.weights_like(logits)
-        if self.is_multi_label or weights is None:
-            number = logits.shape[-1] if self.is_multi_label else 1
-            return logits.new_full(labels.shape[:1], number)
-        if labels.is_floating_point():  # of mixed images
-            return labels.to(weights.dtype) @ weights
-        return weights[labels.clamp(min=0)]
-
-    def weights_like(self, logits: Tensor) -> Tensor | None:
-        """Return the weights on the device of the logits; None in evaluation."""
-        if self._weights is None or not self.training:
-            return None
-        self._weights = self._weights.to(logits)  # a copy in the first step only
-        return self._weights
+            return F.mse_loss(
+                logits.squeeze(-1), labels.to(logits.dtype), reduction="sum"
+            ), divisors
+        if weights is not None:  # floating-point labels are those of mixed images
+            is_mixed = labels.is_floating_point()
+            divisors = labels.to(weights) @ weights if is_mixed else weights[labels.clamp(min=0)]
+        smoothing = self.label_smoothing if self.training else 0.0
+        options: Any = {"weights": weights, "normalizer": 1.0, "label_smoothing": smoothing}
+        return classification_loss(logits, labels, **options), divisors

@@ -65,8 +65,9 @@ def load_task(
     config, state = arguments.pop("config"), content["state_dict"]
     with (reading if is_shipped(task_class) else errors_in)(path):
         check_init_args(task_class, arguments)
-        bound = state if strict else None
-        task = task_class.from_checkpoint(config, arguments, bound, saved["data"])
+        task = task_class.from_checkpoint(config, arguments, state if strict else None)
+        task.artifacts = saved["data"]  # on which the metrics depend
+        task.configure_model()
     load_weights(task, state, path, strict)
     check_classes(task.config, saved["data"], path)
     defaults = stored_defaults(content, path)

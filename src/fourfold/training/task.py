@@ -51,7 +51,7 @@ from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.training.equal_tables import artifacts_of, check_equal_tables
 from fourfold.training.finetuning import apply_finetuning, freeze_batchnorm, frozen_at_epoch
 from fourfold.training.fsdp2 import FSDP2, init_for_strategy, prepare_for_strategy
-from fourfold.training.loading import NOTHING, load_task
+from fourfold.training.loading import load_task
 from fourfold.training.loss_normalization import (
     LossNormalizer,
     check_unused_parameters,
@@ -488,16 +488,14 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         config: Mapping[str, Any],
         init_args: Mapping[str, Any],
         state: Mapping[str, Tensor] | None = None,
-        artifacts: Mapping[str, Any] = NOTHING,
     ) -> Self:
-        """Build a task and its model, with new weights, from the settings in a checkpoint.
+        """Build a task, without its model, from the settings in a checkpoint.
 
         Args:
             config: Fields of the model's config.
             init_args: Arguments of the constructor, except the config.
             state: State dict in the checkpoint, which bounds the size of the model; None for no
                 bound.
-            artifacts: Artifacts of the DataModule in the checkpoint.
 
         Raises:
             InputError: The config is invalid, or describes a larger model than `state`.
@@ -514,7 +512,4 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
             # A user's constructor may set its own optimizer, schedule or tuning.
             arguments = {name: x for name, x in arguments.items() if name in parameters}
-        task = cls(**arguments)
-        task.artifacts = dict(artifacts)
-        task.configure_model()
-        return task
+        return cls(**arguments)

@@ -53,8 +53,7 @@ class CausalSequenceClassification(SequenceClassification):
     def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the loss of the classifier plus `lm_weight` times that of the language model."""
         h, logits = self._classify(batch)
-        loss = self.class_loss(logits, batch.labels, self.label_smoothing)
-        divisors = self.divisors(logits, batch.labels)  # (B,)
+        loss, divisors = self.class_loss(logits, batch.labels)
         if self.lm_weight:
             real = batch.mask[:, 1:]
             targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)

@@ -13,8 +13,8 @@ from torch import Tensor
 from fourfold.data.loading.batches import TokenBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
-from fourfold.losses import IGNORE_INDEX, classification_loss, upcast_fp32
-from fourfold.metrics import EntityScores, Mean
+from fourfold.losses import IGNORE_INDEX, upcast_fp32
+from fourfold.metrics import EntityScores
 from fourfold.models import TokenClassifier, TokenClassifierConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
@@ -48,7 +48,6 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.loss = Mean()
         self.scores = EntityScores()
 
     def logits(self, batch: TokenBatch) -> Tensor:
@@ -62,9 +61,8 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
         """
         logits = self.logits(batch).flatten(0, 1)
         labels = batch.labels.flatten()
-        counts = self.divisors(logits, labels) * (labels != IGNORE_INDEX)
-        weights = self.weights_like(logits)
-        return classification_loss(logits, labels, weights=weights, normalizer=1.0), counts.sum()
+        loss, divisors = self.class_loss(logits, labels)
+        return loss, (divisors * (labels != IGNORE_INDEX)).sum()
 
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
         logits = self.logits(batch)
