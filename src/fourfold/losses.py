@@ -173,18 +173,31 @@ def token_scores(
     return score(hidden.detach(), weight.detach(), bias, targets, dtype, logit_cap)
 
 
+def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
+    """Return the probabilities of logits (B, K) of a classifier in fp32, by sigmoid or softmax.
+
+    If K is 1, the model predicts numbers, which are returned, unless it predicts labels.
+    """
+    logits = logits.float()
+    if multi_label:
+        return logits.sigmoid()
+    return logits if logits.shape[-1] == 1 else logits.softmax(-1)
+
+
 def classification_loss(
     logits: Tensor,
     labels: Tensor,
     *,
     label_smoothing: float = 0.0,
     normalizer: Tensor | float | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of class logits (B, K), a scalar in fp32 or fp64.
 
-    `labels` are class indices (B,) int64, or class probabilities (B, K) such as those of MixUp and
-    CutMix. `label_smoothing` is the probability mass that is spread evenly over all K classes
-    (Szegedy et al. 2016). `normalizer` divides the sum over the batch; None means B.
+    `labels` are class indices (B,) int64, of which `IGNORE_INDEX` are ignored, or class
+    probabilities (B, K) such as those of MixUp and CutMix. `label_smoothing` is the probability
+    mass that is spread evenly over all K classes (Szegedy et al. 2016). `weights` (K,) are factors
+    on the classes, as in torch. `normalizer` divides the sum over the batch; None means B.
 
     Example:
         >>> classification_loss(torch.zeros(2, 10), torch.tensor([3, 7]))  # log(10)
@@ -193,8 +206,10 @@ def classification_loss(
     logits = upcast_fp32(logits)
     if labels.is_floating_point():
         labels = labels.to(logits.dtype)
-    total = F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="sum")
-    return total / (len(logits) if normalizer is None else normalizer)
+    cross_entropy = partial(F.cross_entropy, label_smoothing=label_smoothing, reduction="sum")
+    return cross_entropy(logits, labels, weights) / (
+        len(logits) if normalizer is None else normalizer
+    )
 
 
 def distillation_loss(

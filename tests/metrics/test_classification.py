@@ -1,4 +1,4 @@
-"""ClassificationScores against scikit-learn, RegressionScores against scipy."""
+"""Scores of classes and labels against scikit-learn, and of numbers against scipy."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import multiclass_f1_score
 
-from fourfold.metrics import ClassificationScores, RegressionScores
+from fourfold.metrics import ClassificationScores, MultiLabelScores, RegressionScores
 
 sklearn = pytest.importorskip("sklearn.metrics")
 stats = pytest.importorskip("scipy.stats")
@@ -89,6 +89,7 @@ def test_regression_scores_equal_scipy(seed: int) -> None:
         {
             "pearson": stats.pearsonr(predictions, labels)[0],
             "spearman": stats.spearmanr(predictions, labels)[0],
+            "mae": np.abs(predictions - labels).mean(),
         },
         rel=1e-12,
     )
@@ -119,4 +120,31 @@ def test_correlations_of_nan_are_nan() -> None:
 def test_correlations_of_constants_are_zero() -> None:
     scores = RegressionScores()
     scores.update(torch.ones(3), torch.tensor([1.0, 2.0, 3.0]))
-    assert scores.compute() == {"pearson": 0.0, "spearman": 0.0}
+    assert scores.compute() == {"pearson": 0.0, "spearman": 0.0, "mae": 1.0}
+
+
+def multi_label(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits (n, 4) and labels (n, 4); label 3 never occurs, and some logits are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.rand(n, 4, generator=generator) < torch.tensor([0.5, 0.2, 0.7, 0.0])).float()
+    logits = (labels + torch.randn(n, 4, generator=generator)).mul(4).round() / 4
+    return logits, labels
+
+
+def test_multi_label_scores_are_those_of_sklearn() -> None:
+    scores = MultiLabelScores(4)
+    logits, labels = multi_label(200, 0)
+    for part in range(0, 200, 7):  # logits of a batch may all be between 0 and 1
+        scores.update(logits[part : part + 7], labels[part : part + 7])
+    found = {name: float(x) for name, x in scores.compute().items()}
+    p, y = logits.sigmoid().numpy(), labels.numpy()
+    mean_precision = sklearn.average_precision_score(y, p)  # 0 for the label 3
+    f1 = {x: sklearn.f1_score(y, p > 0.5, average=x, zero_division=0) for x in ("micro", "macro")}
+    expected = {"map": mean_precision, "micro_f1": f1["micro"], "macro_f1": f1["macro"]}
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_logits_between_0_and_1_are_no_probabilities() -> None:
+    scores = MultiLabelScores(2)
+    scores.update(torch.tensor([[0.2, 0.3], [0.1, 0.4]]), torch.ones(2, 2))
+    assert float(scores.compute()["micro_f1"]) == 1.0

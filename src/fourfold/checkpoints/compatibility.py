@@ -23,7 +23,7 @@ def check_same_task(
     if written_by != task_class:
         message = f"must be {written_by}, which wrote the checkpoint, got {task_class}"
         raise InputError(message, option="--model")
-    for name in ("tokenizer", "class_names"):
+    for name in ("tokenizer", "class_names", "multi_label"):
         if artifacts and artifacts.get(name) != saved["data"].get(name):
             message = f"gives another {name} than the one in the checkpoint"
             raise InputError(message, option="--data")

@@ -90,6 +90,8 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
         preprocessing.write_image_preprocessing(folder, artifacts, is_clip=is_clip)
     if artifacts.get("class_names"):
         keys |= preprocessing.label_mappings(artifacts["class_names"])
+    if artifacts.get("multi_label"):
+        keys["problem_type"] = preprocessing.MULTI_LABEL
     return keys
 
 

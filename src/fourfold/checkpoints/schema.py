@@ -35,6 +35,7 @@ WEIGHT_PREFIX = "model."  # prefix of the names of the model's weights in the st
 ARTIFACTS: dict[str, Any] = {
     "tokenizer": str,
     "class_names": tuple[str, ...],
+    "multi_label": bool,
     "max_len": int | None,
     "n_separators": int,
     "n_texts": int,

@@ -55,7 +55,7 @@ class ImageView(View):
             seen = dataset.transform([stored], 0, np.array([row]))[0]
             picture = pixels(seen, self.model.artifacts)
             labels = getattr(batch, "labels", None)
-            label = None if labels is None or labels.ndim != 1 else int(labels[i])
+            label = None if labels is None or labels.is_floating_point() else int(labels[i])
             title = f"test image {row}"
             examples.append(Example(title, image=batch.images[i], picture=picture, label=label))
         return examples

@@ -212,6 +212,7 @@ class View:
             return []
         names = names or self.class_names(logits)
         z = logits.detach().float()
+        are_independent = are_independent or self.model.artifacts.get("multi_label", False)
         p = z.sigmoid() if are_independent else z.softmax(-1)
         values, best = p.topk(min(N_CLASSES, len(logits)))
         return [

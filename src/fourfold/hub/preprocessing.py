@@ -36,6 +36,7 @@ _IMAGE_DEFAULTS: dict[str, Any] = {
     "image_std": [0.5],
     "resample": 2,
 }
+MULTI_LABEL = "multi_label_classification"  # value of `problem_type` in config.json
 _ALLOWED = {
     "do_resize": (True,),
     "do_rescale": (True, None),
@@ -66,12 +67,7 @@ def infer_n_classes(names: Collection[str], config: Json) -> dict[str, Any]:
     """Infer the config field `n_classes` from config.json: the number of labels, by default 2.
 
     `names` is ignored.
-
-    Raises:
-        InputError: The model is a multi-label classifier.
     """
-    if (problem := config.get("problem_type")) == "multi_label_classification":
-        raise InputError(f"must have one class per sample, got {problem}", option="problem_type")
     return {"n_classes": len(class_names(config)) or config.get("num_labels", 2)}
 
 
@@ -89,8 +85,9 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
         tokenizer: Tokenizer as JSON; None if none is stored.
 
     Returns:
-        `class_names` of a classifier, `max_len` (number of tokens) of a text classifier, and
-        `n_separators` (end tokens between two texts) of an encoder of sentence pairs.
+        `class_names` of a classifier, `multi_label` if a sample has several labels, `max_len`
+        (number of tokens) of a text classifier, and `n_separators` (end tokens between two texts)
+        of an encoder of sentence pairs.
     """
     artifacts: dict[str, Any] = {}
     n_classes = getattr(model.config, "n_classes", None)
@@ -101,6 +98,8 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
             names = names or default_class_names(n_classes)
         has_names = len(names) == n_classes > 1  # one class is a regression
         artifacts["class_names"] = names if has_names else []
+        if model.source.config.get("problem_type") == MULTI_LABEL:
+            artifacts["multi_label"] = True
     if tokenizer and model.reads_pairs:
         artifacts["n_separators"] = count_separators(tokenizer)
     return artifacts

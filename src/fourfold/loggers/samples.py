@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fourfold.data.readers.labels import label_text
 from fourfold.loggers.media import AttentionMaps
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -135,8 +136,15 @@ def token_bytes(token: str) -> bytes | None:
     return bytes(values[character] for character in token)
 
 
-def prediction_rows(class_names: list[str], labels: Tensor, outputs: Tensor) -> list[list[Any]]:
-    """Return true class, predicted class and its probability for each row of outputs (B, K)."""
-    probabilities, predicted = outputs.max(-1)
-    rows = zip(labels.tolist(), predicted.tolist(), probabilities.tolist(), strict=True)
-    return [[class_names[true], class_names[k], round(p, 4)] for true, k, p in rows]
+def prediction_rows(class_names: Any, labels: Tensor, outputs: Tensor) -> list[list[Any]]:
+    """Return true class, predicted class and its probability for each row of outputs (B, K).
+
+    With several labels per example, labels (B, K), the probability is the highest of the row. In a
+    regression, where K is 1, a row has the true and the predicted value.
+    """
+    values, predicted = outputs.cpu().max(-1)
+    if outputs.shape[-1] == 1 and labels.ndim == 1:
+        return [[x, round(y, 4)] for x, y in zip(labels.tolist(), values.tolist(), strict=True)]
+    found = predicted if labels.ndim == 1 else outputs.cpu() > 0.5
+    rows = zip(labels.cpu(), found, values.tolist(), strict=True)
+    return [[*(label_text(class_names, x) for x in pair), round(p, 4)] for *pair, p in rows]

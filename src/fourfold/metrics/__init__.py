@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fourfold.metrics.base import lower_is_better as lower_is_better
     from fourfold.metrics.caption_bleu import CaptionScores as CaptionScores
     from fourfold.metrics.classification import ClassificationScores as ClassificationScores
+    from fourfold.metrics.classification import MultiLabelScores as MultiLabelScores
     from fourfold.metrics.classification import RegressionScores as RegressionScores
     from fourfold.metrics.entities import EntityScores as EntityScores
     from fourfold.metrics.perplexity import Perplexity as Perplexity
@@ -25,6 +26,7 @@ _MODULES = {
     "ClassificationScores": "classification",
     "EntityScores": "entities",
     "Mean": "base",
+    "MultiLabelScores": "classification",
     "Perplexity": "perplexity",
     "RegressionScores": "classification",
     "RetrievalScores": "retrieval",

@@ -13,8 +13,8 @@ from fourfold.losses import sum_dtype
 
 
 def lower_is_better(name: str) -> bool:
-    """Return True for metrics whose name, without "val/", begins with loss, ppl, error or nll."""
-    return name.rsplit("/", 1)[-1].startswith(("loss", "ppl", "error", "nll"))
+    """Return True for names that, without "val/", begin with loss, ppl, error, nll or mae."""
+    return name.rsplit("/", 1)[-1].startswith(("loss", "ppl", "error", "nll", "mae"))
 
 
 def gather_objects(value: Any) -> list[Any]:

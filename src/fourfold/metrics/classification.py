@@ -1,10 +1,19 @@
-"""ClassificationScores (accuracy, F1, MCC) and RegressionScores (Pearson, Spearman)."""
+"""Scores of one class, of several labels and of a number per example.
+
+Shapes: B examples, K classes or labels.
+"""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics import MetricCollection
+from torchmetrics.classification import (
+    MulticlassConfusionMatrix,
+    MultilabelAveragePrecision,
+    MultilabelF1Score,
+)
 from torchmetrics.functional.regression import pearson_corrcoef
 
 from fourfold.metrics.base import RowMetric, gather_objects
@@ -47,29 +56,53 @@ class ClassificationScores(MulticlassConfusionMatrix):
         }
 
 
+class MultiLabelScores(MetricCollection):
+    """Mean average precision (map), micro_f1 and macro_f1 of examples with several labels.
+
+    map is the mean of the average precision of all labels, which is 0 for a label that does not
+    occur, as in scikit-learn. F1 counts a label as predicted if its probability exceeds 0.5.
+    """
+
+    def __init__(self, n_labels: int) -> None:
+        metrics: Any = {
+            "map": MultilabelAveragePrecision(n_labels, validate_args=False),
+            "micro_f1": MultilabelF1Score(n_labels, average="micro", validate_args=False),
+            "macro_f1": MultilabelF1Score(n_labels, validate_args=False),
+        }
+        super().__init__(metrics, compute_groups=False)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:  # type: ignore[override]
+        """Add the logits (B, K) of a batch, and its labels (B, K), 1 or 0."""
+        # Probabilities, since torchmetrics takes logits from 0 to 1 for probabilities.
+        super().update(logits.float().sigmoid(), labels.long())
+
+
 class RegressionScores(RowMetric):
-    """Pearson and Spearman correlation of predicted and true numbers (GLUE's STS-B)."""
+    """Pearson and Spearman correlation, and mean absolute error (mae), of predicted numbers."""
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
         """Add the predicted numbers (B, 1) or (B,) and the true numbers (B,) of a batch."""
         self.rows += torch.stack([predictions.flatten().double(), labels.double()], dim=1).tolist()
 
     def compute(self) -> dict[str, float]:
-        """Return pearson and spearman by name.
+        """Return pearson, spearman and mae by name.
 
-        Both are 0 if all predictions or all labels are equal, and nan if a value is not finite.
+        The correlations are 0 if all predictions or all labels are equal. All scores are nan if a
+        value is not finite.
         """
         # Sorted, so that rounding does not depend on the number of ranks.
         pairs = sorted(pair for rank in gather_objects(self.rows) for pair in rank)
         predictions, labels = torch.tensor(pairs, dtype=torch.float64).view(-1, 2).T
         if not (predictions.isfinite().all() and labels.isfinite().all()):
-            return {"pearson": math.nan, "spearman": math.nan}
+            return dict.fromkeys(("pearson", "spearman", "mae"), math.nan)
+        mae = float((predictions - labels).abs().mean())
         if len(predictions.unique()) < 2 or len(labels.unique()) < 2:
-            return {"pearson": 0.0, "spearman": 0.0}
+            return {"pearson": 0.0, "spearman": 0.0, "mae": mae}
         ranks = torch.stack([_ranks(predictions), _ranks(labels)])
         return {
             "pearson": float(pearson_corrcoef(predictions, labels)),
             "spearman": float(ranks.corrcoef()[0, 1]),  # torchmetrics adds 1e-6 to the divisor
+            "mae": mae,
         }
 
 

@@ -66,9 +66,10 @@ def load_task(
     with (reading if is_shipped(task_class) else errors_in)(path):
         check_init_args(task_class, arguments)
         task = task_class.from_checkpoint(config, arguments, state if strict else None)
+        task.artifacts = saved["data"]  # on which the metrics depend
+        task.configure_model()
     load_weights(task, state, path, strict)
     check_classes(task.config, saved["data"], path)
-    task.artifacts = saved["data"]
     defaults = stored_defaults(content, path)
     task.model.generation_defaults = within_vocabulary(defaults, task.model, path)
     expected = (expect,) if isinstance(expect, str) else expect

@@ -22,6 +22,11 @@ from fourfold.metrics.base import stack_for_sum
 REFERENCE_COUNT = 1024.0
 
 
+def divisor(count: Tensor) -> Tensor:
+    """Return a number of targets, or the sum of their weights, as a divisor: 1 in place of 0."""
+    return torch.where(count > 0, count, 1)
+
+
 class HostCopy:
     """Copy of a tensor in the memory of the host, for which the host waits only when it reads it.
 
@@ -86,7 +91,7 @@ class LossNormalizer:
             self._on_host = HostCopy(sums)
         self._sums = sums
         if trainer.accumulate_grad_batches == 1:
-            return total * trainer.world_size / sums[1].clamp(min=1).to(total.dtype)
+            return total * trainer.world_size / divisor(sums[1]).to(total.dtype)
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
     def finalize_gradients(
@@ -105,7 +110,7 @@ class LossNormalizer:
         assert self._sums is not None  # `scale_loss` was called
         sums = self._sums
         self._sums = None
-        self.mean = (sums[0] / sums[1].clamp(min=1)).to(self._loss_dtype)
+        self.mean = (sums[0] / divisor(sums[1])).to(self._loss_dtype)
         _, count, nonfinite, stop = self._on_host.tolist()
         self.stop_requested_anywhere = stop > 0
         if nonfinite:
@@ -121,7 +126,7 @@ class LossNormalizer:
             )
         if trainer.accumulate_grad_batches > 1:
             gradients = [p.grad for p in parameters if p.grad is not None]
-            torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / max(1, count))
+            torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / (count or 1))
 
 
 def check_unused_parameters(model: nn.Module, trainer: Trainer) -> None:

@@ -55,6 +55,7 @@ from fourfold.training.loading import load_task
 from fourfold.training.loss_normalization import (
     LossNormalizer,
     check_unused_parameters,
+    divisor,
     gradient_norm,
 )
 from fourfold.training.total_steps import total_optimizer_steps
@@ -142,7 +143,10 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
     # Implemented by subclasses.
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor | int]:
-        """Return the loss of a batch, summed over its targets, and the number of targets."""
+        """Return the loss of a batch, summed over its targets, and the number of targets.
+
+        The number may be the sum of the weights of the targets, if the loss is a weighted mean.
+        """
         raise NotImplementedError
 
     def update_metrics(self, batch: BatchT, split: str) -> None:
@@ -283,7 +287,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         over the targets of this micro-batch on this device, for people to read.
         """
         total, count = self.step(batch)
-        mean = total.detach() / (count.clamp(min=1) if isinstance(count, Tensor) else count or 1)
+        mean = total.detach() / (divisor(count) if isinstance(count, Tensor) else count or 1)
         loss = self.loss_normalizer.scale_loss(total, count, self.trainer)
         # Examined only if the step fails, because examining each loss would wait for the GPU.
         self._micro_batches.append((batch, torch.initial_seed(), self.loss_normalizer.nonfinite))
@@ -485,7 +489,7 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         init_args: Mapping[str, Any],
         state: Mapping[str, Tensor] | None = None,
     ) -> Self:
-        """Build a task and its model, with new weights, from the settings in a checkpoint.
+        """Build a task, without its model, from the settings in a checkpoint.
 
         Args:
             config: Fields of the model's config.
@@ -508,6 +512,4 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
             # A user's constructor may set its own optimizer, schedule or tuning.
             arguments = {name: x for name, x in arguments.items() if name in parameters}
-        task = cls(**arguments)
-        task.configure_model()
-        return task
+        return cls(**arguments)

@@ -18,7 +18,7 @@ def test_texts_are_sorted_by_row_and_chunks_are_joined() -> None:
 
 def test_class_probabilities_are_written_in_row_order() -> None:
     probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
-    lines = format_csv([1, 0], probabilities, ["cat", "dog"]).splitlines()
+    lines = format_csv([1, 0], probabilities, {"class_names": ["cat", "dog"]}).splitlines()
     expected = ["row,class,name,probability", "0,0,cat,1.000000", "1,1,dog,0.750000"]
     assert lines == expected
 
@@ -26,7 +26,7 @@ def test_class_probabilities_are_written_in_row_order() -> None:
 def test_predictions_of_images_name_file_and_true_class() -> None:
     probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
     origins = [{"file": name, "true": "cat"} for name in ("a.png", "b.png")]
-    lines = format_csv([1, 0], probabilities, ["cat", "dog"], origins).splitlines()
+    lines = format_csv([1, 0], probabilities, {"class_names": ["cat", "dog"]}, origins).splitlines()
     assert lines[0] == "row,class,name,probability,file,true"
     assert lines[1:] == ["0,0,cat,1.000000,a.png,cat", "1,1,dog,0.750000,b.png,cat"]
 

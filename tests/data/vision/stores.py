@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fourfold.data.readers.labels import parse_labels
 from fourfold.data.vision.image_stores import ImageStore
 from fourfold.data.vision.sources import open_source
 
@@ -41,7 +42,7 @@ def write_parquet(
 
 
 def open_path(path: Path) -> dict[str, ImageStore]:
-    return open_source(str(path), "image", "label")
+    return open_source(str(path), "image", "label", parse_labels)
 
 
 def digests(images: ImageStore) -> set[bytes]:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fourfold.data.readers.labels import parse_labels
 from fourfold.data.vision.sources import digits, open_source
 from fourfold.errors import InputError
 from tests.data.vision.stores import digests, open_path, write_parquet, write_png
@@ -79,9 +80,9 @@ def test_invalid_parquet_labels(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             open_path(path)
     with pytest.raises(InputError, match="image_column must be one of image, label, got 'img'"):
-        open_source(str(path), "img", "label")
+        open_source(str(path), "img", "label", parse_labels)
     with pytest.raises(InputError, match="column label must hold encoded images"):
-        open_source(str(path), "label", "image")
+        open_source(str(path), "label", "image", parse_labels)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"x\.parquet: the dataset cannot be loaded"):
         open_path(path)
@@ -195,9 +196,9 @@ def test_hugging_face_dataset(tmp_path: Path) -> None:
     cells = [write_png(tmp_path / "images" / f"{k}.png", k) for k in range(2)]
     write_parquet(tmp_path / "set" / "train.parquet", cells, [0, 1], ["a", "b"])
     write_parquet(tmp_path / "set" / "test.parquet", cells[:1], [0], ["a", "b"])
-    splits = open_source(f"datasets:{tmp_path / 'set'}", "image", "label")
+    splits = open_source(f"datasets:{tmp_path / 'set'}", "image", "label", parse_labels)
     assert list(splits) == ["train", "test"]
     assert splits["train"].class_names == ["a", "b"]
     assert [int(splits["train"].pixels(i, 1).unique()) for i in range(2)] == [0, 1]
     with pytest.raises(InputError, match=r"datasets:.*gone: the dataset cannot be loaded"):
-        open_source(f"datasets:{tmp_path / 'gone'}", "image", "label")
+        open_source(f"datasets:{tmp_path / 'gone'}", "image", "label", parse_labels)

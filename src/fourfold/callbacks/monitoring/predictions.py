@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fourfold.atomic_files import atomic_path, write_atomically
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.data.readers.labels import label_text
 from fourfold.metrics.base import gather_objects
 
 
@@ -27,7 +28,8 @@ class PredictionWriter(Callback):
     - predictions.txt: one text per line in the order of the split, if each output is a list of
       pairs (index of the example in the split, text).
     - predictions.csv: one class or value per line in the order of the split, if outputs are class
-      probabilities (B, K) or values of a regression (B, 1), and batches have a field `rows`. For
+      probabilities (B, K) or values of a regression (B, 1), and batches have a field `rows`. With
+      several labels per example, a line has the probability of each label. For
       images and texts, each line also has the file, the true class or value, and the text.
     - predictions.pt: in all other cases, a list with the output of each batch.
 
@@ -69,11 +71,12 @@ class PredictionWriter(Callback):
             write_atomically(file, "".join(" ".join(text.splitlines()) + "\n" for text in texts))
         elif rows:
             file = file.with_suffix(".csv")
-            names = getattr(pl_module, "artifacts", {}).get("class_names")
+            artifacts = getattr(pl_module, "artifacts", {})
+            names = artifacts.get("class_names")
             data = resumable_data(trainer)
             dataset = None if data is None else data.split("test")
             origins = [describe_example(dataset, row, names) for row in sorted(rows)]
-            write_atomically(file, format_csv(rows, torch.cat(outputs), names, origins))
+            write_atomically(file, format_csv(rows, torch.cat(outputs), artifacts, origins))
         else:
             file = file.with_suffix(".pt")
             with atomic_path(file) as part, part.open("wb") as stream:
@@ -88,11 +91,10 @@ def describe_example(dataset: Any, row: int, names: list[str] | None) -> dict[st
     datasets have no columns. `names` are those of the classes; empty or None for a regression.
     """
     table = getattr(dataset, "table", None)
-    if table is None and not (names and hasattr(dataset, "location")):
+    if table is None and not hasattr(dataset, "location"):
         return {}
-    label = dataset.labels[row]
     location = dataset.location(row) if table is None else table.location(row)
-    columns = {"file": location, "true": names[label] if names else str(label)}
+    columns = {"file": location, "true": label_text(names, dataset.labels[row])}
     if table is not None:
         columns["text"] = "\t".join(column[row] for column in table.columns[:-1])
     return columns
@@ -122,33 +124,36 @@ def texts_in_row_order(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 
 
 def format_csv(
-    rows: list[int], values: Tensor, names: list[str] | None, origins: Sequence[dict[str, str]] = ()
+    rows: list[int], values: Tensor, artifacts: Any = None, origins: Sequence[dict[str, str]] = ()
 ) -> str:
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
-    The columns are row, class, name and probability of the most probable class, or row and value of
-    a regression.
+    The columns are row, class, name and probability of the most probable class; row and value of a
+    regression; or row and the probability of each label, with the name of the label as header.
 
     Args:
         rows: Row of each of the N examples.
         values: Class probabilities (N, K) or values of a regression (N, 1).
-        names: Names of the K classes; None writes the indices of the classes as names.
+        artifacts: Artifacts `class_names`, without which the names are the indices of the classes,
+            and `multi_label`, True if an example has several labels.
         origins: Further columns of each example, in the order of the rows.
 
     Example:
         >>> probabilities = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
-        >>> format_csv([1, 0], probabilities, ["cat", "dog"]).split()
+        >>> format_csv([1, 0], probabilities, {"class_names": ["cat", "dog"]}).split()
         ['row,class,name,probability', '0,0,cat,0.500000', '1,1,dog,0.750000']
     """
     out = io.StringIO()
     writer = csv.writer(out)
-    probabilities, classes = values.max(dim=-1)
-    lines = sorted(zip(rows, classes.tolist(), probabilities.tolist(), strict=True))
-    more = origins or [{} for _ in lines]
-    is_regression = values.shape[-1] == 1
-    header = ["row", "value"] if is_regression else ["row", "class", "name", "probability"]
-    writer.writerow([*header, *more[0]])
-    for (row, k, x), extra in zip(lines, more, strict=True):
-        class_columns = [] if is_regression else [k, names[k] if names else k]
-        writer.writerow([row, *class_columns, f"{x:.6f}", *extra.values()])
+    more = origins or [{} for _ in rows]
+    names, several = (dict(artifacts or {}).get(x) for x in ("class_names", "multi_label"))
+    has_class = not several and values.shape[-1] > 1
+    header: Any = names if several else ["class", "name", "probability"] if has_class else ["value"]
+    writer.writerow(["row", *header, *more[0]])
+    lines = sorted(zip(rows, values.tolist(), strict=True))
+    for (row, line), extra in zip(lines, more, strict=True):
+        best = line.index(max(line))
+        class_columns = [best, names[best] if names else best] if has_class else []
+        numbers = [f"{x:.6f}" for x in (line if several else [line[best]])]
+        writer.writerow([row, *class_columns, *numbers, *extra.values()])
     return out.getvalue()

@@ -17,6 +17,7 @@ from fourfold.generation.step import check_logits
 from fourfold.generation.text_model import Item, TextModel, check_model, run_batches
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.layers.base_model import Model
+from fourfold.losses import probabilities
 from fourfold.models.masked_lm.classifiers import TokenClassifier
 from fourfold.models.recurrent.hierarchical import HierarchicalClassifier
 
@@ -37,8 +38,9 @@ def classify(
         truncate: Truncate texts that are too long for the model, instead of raising an error.
 
     Returns:
-        Probabilities (N, K) of the classes in `model.artifacts["class_names"]`, in fp32 on the CPU;
-        or the predicted values (N, 1) of a regression model.
+        Probabilities (N, K) of the classes in `model.artifacts["class_names"]`, in fp32 on the CPU,
+        each for itself if an example has several labels; or the predicted values (N, 1) of a
+        regression model.
 
     Raises:
         InputError: The model is not a classifier of texts or images, its checkpoint has no
@@ -62,8 +64,7 @@ def classify(
 
     def run(items: list[Item]) -> Tensor:
         logits = check_logits(reader.logits([item.content for item in items])).float().cpu()
-        is_number = logits.shape[-1] == 1 and not model.accepts_images
-        return logits if is_number else logits.softmax(-1)
+        return probabilities(logits, model.artifacts.get("multi_label", False))
 
     rows = run_batches(inputs, reader.prepare, run, batch_size, 1 if model.accepts_images else 64)
     return torch.stack(rows) if rows else torch.empty(0, model.config.n_classes or 0)
@@ -171,12 +172,13 @@ def class_names(model: Model) -> Sequence[str]:
 
 
 def classify_lines(
-    model: Model, lines: Sequence[str], *, top_k: int = 1, **options: Any
+    model: Model, lines: Sequence[str], *, top_k: int | None = None, **options: Any
 ) -> list[list[str]]:
     """Return the cells of each line of `fourfold classify`.
 
-    These are the most probable classes and their probabilities, or the predicted value of a
-    regression, or the tags; for images, the path precedes them.
+    These are the `top_k` most probable classes and their probabilities (None: one, or all labels if
+    an example has several), or the predicted value of a regression, or the tags; for images, the
+    path precedes them.
     """
     check_positive("top_k", top_k)
     if isinstance(model, TokenClassifier):
@@ -187,12 +189,13 @@ def classify_lines(
     return _cells(model, [line.split("\t") for line in lines], top_k, **options)
 
 
-def _cells(model: Model, inputs: Sequence[Any], top_k: int, **options: Any) -> list[list[str]]:
-    found = classify(model, inputs, **options)
-    if found.shape[-1] == 1 and not model.accepts_images:
+def _cells(model: Model, inputs: Any, top_k: int | None, **options: Any) -> list[list[str]]:
+    found, several = classify(model, inputs, **options), model.artifacts.get("multi_label")
+    if found.shape[-1] == 1 and not several:
         return [[f"{number:.4f}"] for number in found.squeeze(-1).tolist()]
     names = class_names(model)
-    best, classes = found.topk(min(top_k, found.shape[-1]))
+    n_shown = top_k or (found.shape[-1] if several else 1)
+    best, classes = found.topk(min(n_shown, found.shape[-1]))
     return [
         [x for p, n in zip(row, ids, strict=True) for x in (names[n], f"{p:.4f}")]
         for row, ids in zip(best.tolist(), classes.tolist(), strict=True)

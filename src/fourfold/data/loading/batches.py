@@ -91,7 +91,7 @@ class MaskedBatch(NamedTuple):
 
 
 class ImageBatch(NamedTuple):
-    """Images (B, C, H, W) float, with class indices (B,) or probabilities (B, K) as labels."""
+    """Images (B, C, H, W) float, with labels as in `SequenceBatch`, or probabilities (B, K)."""
 
     images: Tensor
     labels: Tensor
@@ -119,7 +119,8 @@ class SequenceBatch(NamedTuple):
     """Sentences or sentence pairs, each with one label.
 
     Args:
-        labels: (B,) long class indices for classification, float targets for regression.
+        labels: (B,) long class indices for classification, float targets for regression; or (B, K)
+            float, 1 for each label that an example has.
         segments: (B, T) long, 0 = sentence A, 1 = sentence B.
     """
 

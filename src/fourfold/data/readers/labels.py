@@ -1,17 +1,41 @@
-"""Functions for labels: class names, class indices, regression targets and balanced subsets."""
+"""Functions for labels: class names, class indices, regression targets and balanced subsets.
+
+With a separator, an example has any number of labels, which the separator divides.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_absent, check_range
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
 
-def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
+def split_labels(label: str, separator: str | None) -> list[str]:
+    """Return the labels of an example without white space at their ends; none for an empty text.
+
+    Example:
+        >>> split_labels("war, love", ","), split_labels("war, love", None)
+        (['war', 'love'], ['war, love'])
+    """
+    if not separator:
+        return [label]
+    return [part.strip() for part in label.split(separator) if part.strip()]
+
+
+def label_text(names: Sequence[str] | None, label: Any) -> str:
+    """Return the name of a class index, the names of several labels (K,), or a number as text."""
+    if getattr(label, "ndim", 0):
+        return ", ".join(name for name, x in zip(names or (), label, strict=True) if x)
+    return names[int(label)] if names else str(np.float32(label))
+
+
+def find_classes(labels: list[str], table: TextTable, separator: str | None = None) -> list[str]:
     """Return the distinct labels of a training split, which become the class names.
 
     The labels are sorted by value if all of them are numbers, otherwise alphabetically. The order
@@ -19,17 +43,18 @@ def find_classes(labels: Sequence[str], table: TextTable) -> list[str]:
     only for the location of an invalid label.
 
     Raises:
-        InputError: If all labels are equal, or if `check_labels` raises it.
+        InputError: If there are fewer than two labels, or if `check_labels` raises it.
 
     Example:
         >>> table = TextTable.from_columns([["10", "9", "9"]], "train.tsv:")
         >>> find_classes(table.columns[0], table)
         ['9', '10']
     """
-    classes = list(dict.fromkeys(labels))
+    rows = [split_labels(label, separator) for label in labels]
+    classes = list(dict.fromkeys(chain.from_iterable(rows)))
     if len(classes) < 2:
         raise InputError(f"all training rows have the label {labels[0]!r}", file=table.location(0))
-    check_labels(classes, lambda label: table.location(labels.index(label)))
+    check_labels(classes, lambda label: _location(label, rows, table))
     try:
         values = {label: float(label) for label in classes}
     except ValueError:
@@ -64,19 +89,32 @@ def check_labels(labels: Iterable[str], location: Callable[[str], str]) -> None:
         raise InputError(f"the label {label!r} {problem}", file=location(label))
 
 
-def encode_labels(labels: Sequence[str], table: TextTable, names: Sequence[str]) -> np.ndarray:
+def _location(label: str, rows: list[list[str]], table: TextTable) -> str:
+    return table.location(next(i for i, row in enumerate(rows) if label in row))
+
+
+def encode_labels(
+    labels: Sequence[str], table: TextTable, names: Sequence[str], separator: str | None = None
+) -> np.ndarray:
     """Return the class index of each label, (examples,) int64.
+
+    With a separator, return 1 for each label that an example has, and 0 for the others, (examples,
+    K) float32.
 
     Raises:
         InputError: If a label is not in `names`.
     """
     indices = {name: index for index, name in enumerate(names)}
+    rows = [split_labels(label, separator) for label in labels]
     try:
-        return np.array([indices[label] for label in labels], np.int64)
+        found = [[indices[label] for label in row] for row in rows]
     except KeyError as error:
         label = error.args[0]
         message = f"the label must be one of {', '.join(names[:20])}, got {label!r}"
-        raise InputError(message, file=table.location(labels.index(label))) from error
+        raise InputError(message, file=_location(label, rows, table)) from error
+    if not separator:
+        return np.array(found, np.int64).reshape(-1)
+    return np.array([np.isin(range(len(names)), classes) for classes in found], np.float32)
 
 
 def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
@@ -93,6 +131,20 @@ def parse_floats(labels: Sequence[str], table: TextTable) -> np.ndarray:
             message = f"the label must be a finite number, got {label!r}"
             raise InputError(message, file=table.location(row))
     return values
+
+
+def parse_labels(
+    labels: list[str], table: TextTable, names: Any, separator: Any = None, regression: bool = False
+) -> tuple[np.ndarray, list[str]]:
+    """Return the encoded labels or numbers of examples, and the class names, none for numbers.
+
+    If `names` is None, the classes are those of the examples.
+    """
+    if regression:
+        check_absent("a regression", label_separator=separator or None)
+        return parse_floats(labels, table), []
+    names = names or find_classes(labels, table, separator)
+    return encode_labels(labels, table, names, separator), names
 
 
 def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:

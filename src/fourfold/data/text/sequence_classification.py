@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
 from fourfold.data.readers.labels import (
-    encode_labels,
     find_classes,
-    parse_floats,
+    parse_labels,
     stratified_subset,
 )
 from fourfold.data.readers.splits import Source, hold_out, read_tables
@@ -47,7 +46,8 @@ class SequenceDataset(BatchedDataset):
     Args:
         rows: Token ids of each example: BOS A EOS for a sentence, BOS A EOS B EOS for a pair.
         first_lengths: (examples,) number of tokens of segment A, special tokens included.
-        labels: (examples,) int64 class indices, or float32 targets of a regression.
+        labels: (examples,) int64 class indices, or float32 targets of a regression; or (examples,
+            K) float32, 1 for each label that an example has.
         table: Texts and locations of the examples, for predictions on test data; otherwise None.
     """
 
@@ -84,6 +84,8 @@ class SequenceData(LabelledDataModule):
             training split. None of these may be empty, begin or end with white space, or be the
             same number as another label, as 1 and 1.0.
         regression: Predict the label as a number, instead of a class.
+        label_separator: Text that separates the labels in the column `label`, such as "," or " ",
+            if an example has any number of labels. None means one label per example.
         hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
         train_rows: Number of training examples to sample, so that the classes are as balanced as
             possible; None takes all training examples.
@@ -115,6 +117,7 @@ class SequenceData(LabelledDataModule):
     label: int | str = "label"
     classes: list[str] | None = None
     regression: bool = False
+    label_separator: str | None = None
     hub: HubConfig | None = None
     train_rows: int | None = None
     n_separators: Literal[1, 2] = 1
@@ -138,9 +141,10 @@ class SequenceData(LabelledDataModule):
         raw = read_tables(self.source, self.split_sources, self.builtin, self._read_split, divide)
         labels = raw["train"].columns[-1]
         if not self.regression and self._class_names is None:
-            self._class_names = find_classes(labels, raw["train"])
+            self._class_names = find_classes(labels, raw["train"], self.label_separator)
         if self.train_rows is not None:
-            groups = np.zeros(len(labels)) if self.regression else np.array(labels)
+            is_one_class = self.regression or self.label_separator
+            groups = np.zeros(len(labels)) if is_one_class else np.array(labels)
             kept = stratified_subset(groups, self.train_rows, self.draw_seed)
             raw["train"] = raw["train"].select(kept)
         return raw
@@ -185,10 +189,15 @@ class SequenceData(LabelledDataModule):
         return SequenceDataset(rows, first_lengths, labels, tokenizer.pad_id, order, table)
 
     def encode_labels(self, raw: TextTable) -> np.ndarray:
-        """Return the labels (examples,) of a split: int64 class indices, or float32 targets."""
-        if self.regression:
-            return parse_floats(raw.columns[-1], raw)
-        return encode_labels(raw.columns[-1], raw, self._class_names or [])
+        """Return the labels of a split: int64 class indices or float32 targets (examples,).
+
+        With `label_separator`, they are 1 or 0 for each label, (examples, K) float32.
+        """
+        options = self._class_names, self.label_separator, self.regression
+        return parse_labels(raw.columns[-1], raw, *options)[0]
+
+    def artifacts(self) -> dict[str, Any]:
+        return super().artifacts() | ({"multi_label": True} if self.label_separator else {})
 
     @property
     def n_classes(self) -> int:
@@ -205,6 +214,7 @@ class FixedData(SequenceData):
     label: int | str = field(default="label", init=False)
     classes: list[str] | None = field(default=None, init=False)
     regression: bool = field(default=False, init=False)
+    label_separator: None = field(default=None, init=False)
     hub: None = field(default=None, init=False)
     too_long: TooLong = field(default="truncate", init=False)
     draw_seed: int = field(default=0, init=False)

@@ -141,7 +141,7 @@ class MixupCutmix:
         Args:
             images: (R, C, H, W), the B images of the batch, followed by the R - B partners that are
                 not in the batch.
-            labels: (R,) long, class of each image in `images`.
+            labels: (R,) long, class of each image in `images`, or several labels (R, K) of each.
             partners: (B,) long, index in `images` of the partner of each image of the batch.
             pairs: (B,) number of the pair of each image of the batch, which seeds its random
                 numbers: the smaller index in the split of the two partners.
@@ -153,7 +153,8 @@ class MixupCutmix:
         own = slice(len(partners))
         shares = self._shares(pairs, epoch, *images.shape[-2:])  # (B, 1, H, W)
         own_share = shares.flatten(1).mean(1, keepdim=True)  # (B, 1)
-        targets = F.one_hot(labels, self.n_classes).to(own_share.dtype)
+        several = labels.is_floating_point()  # (R, K)
+        targets = (labels if several else F.one_hot(labels, self.n_classes)).to(own_share.dtype)
         mixed = torch.lerp(images[partners], images[own], shares)
         return mixed, torch.lerp(targets[partners], targets[own], own_share)
 

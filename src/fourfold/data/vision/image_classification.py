@@ -4,16 +4,18 @@ Shapes: N images, B images of a batch, C channels, H height, W width, K classes.
 """
 
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import check_absent, check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
+from fourfold.data.readers.labels import parse_labels
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
 from fourfold.data.vision.eval_transforms import EvalTransform, TransformConfig
 from fourfold.data.vision.image_stores import ImageStore, stratified_split
@@ -56,7 +58,7 @@ class ImageDataset(BatchedDataset):
 
     @property
     def labels(self) -> Tensor:
-        """Class index of each image, (N,) long."""
+        """Class index (N,) long, number (N,) or labels (N, K) of each image, as in its store."""
         return self.images.labels
 
     def location(self, row: int) -> str:
@@ -93,10 +95,11 @@ class ImageDataset(BatchedDataset):
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> NamedTuple:
         """Return a batch of transformed images with their labels.
 
-        The labels are class indices (B,). With MixUp or CutMix, they are class probabilities (B,
-        K), and each image is mixed with its neighbour in the shuffled order of the epoch, which may
-        be in another batch and is then read for this batch, too. With repeated augmentation, the
-        row i + k N means copy k of image i, and each copy has its own random transforms.
+        The labels are class indices (B,), numbers (B,), or 1 or 0 for each label (B, K). With MixUp
+        or CutMix, they are class probabilities (B, K), and each image is mixed with its neighbour
+        in the shuffled order of the epoch, which may be in another batch and is then read for this
+        batch, too. With repeated augmentation, the row i + k N means copy k of image i, and each
+        copy has its own random transforms.
         """
         if self.mix is None:
             images, labels = self.transformed(rows, epoch)
@@ -144,7 +147,7 @@ def make_transforms(
 
 @dataclass(eq=False, repr=False)
 class ImageData(ResumableDataModule):
-    """DataModule for images with one class each.
+    """DataModule for images with one class, several labels or a number each.
 
     Splits that the source lacks are made as follows:
 
@@ -155,10 +158,12 @@ class ImageData(ResumableDataModule):
 
     Args:
         source: "digits" (built-in images), "datasets:NAME" (Hugging Face), or the path of a Parquet
-            file or a folder. A relative path may also lie under $FOURFOLD_DATA. A folder has one of
-            three forms. It holds Parquet files (`train.parquet` or `train-*.parquet`, and the same
-            for val and test), or folders train, val and test with a subfolder for each class, or a
-            subfolder for each class. A Parquet file and a folder of the last form have only a
+            file, a table (.csv, .tsv or .jsonl) or a folder. A relative path may also lie under
+            $FOURFOLD_DATA. A row of a table has the path of an image, relative to the folder of the
+            table, and its label. A folder has one of four forms. It holds Parquet files
+            (`train.parquet` or `train-*.parquet`, and the same for val and test), or tables (such
+            as `train.csv`), or folders train, val and test with a subfolder for each class, or a
+            subfolder for each class. A single file and a folder of the last form have only a
             training split.
         batch_size: Number of images per training batch.
         eval_batch_size: Number of images per validation or test batch; None means `batch_size`.
@@ -179,8 +184,11 @@ class ImageData(ResumableDataModule):
         cache: "memory" decodes all images once and keeps their pixels; all images must then have
             the same size. "none" decodes an image each time the image is used. "auto" means
             "memory" if all images have the same size and take at most 2 GiB, otherwise "none".
-        image_column: Name of the image column of Parquet files and Hugging Face datasets.
-        label_column: Name of the label column of Parquet files and Hugging Face datasets.
+        image_column: Name of the image column of tables, Parquet files and Hugging Face datasets.
+        label_column: Name of the label column of tables, Parquet files and Hugging Face datasets.
+        label_separator: Text that separates the labels in the label column of a table, such as ","
+            or " ", if an image has any number of labels. None means one label per image.
+        regression: Predict the label in a table as a number, instead of a class.
         download: Not used; the config.yaml of a run of version 0.2.0 contains it.
 
     Example:
@@ -208,6 +216,8 @@ class ImageData(ResumableDataModule):
     cache: Literal["auto", "memory", "none"] = "auto"
     image_column: str = "image"
     label_column: str = "label"
+    label_separator: str | None = None
+    regression: bool = False
     download: bool = False
     seed: int = 0
     num_workers: int = 0
@@ -224,7 +234,12 @@ class ImageData(ResumableDataModule):
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
                 class has no training images.
         """
-        splits = open_source(self.source, self.image_column, self.label_column)
+        parse = partial(parse_labels, separator=self.label_separator, regression=self.regression)
+        splits = open_source(self.source, self.image_column, self.label_column, parse)
+        if self.regression or self.label_separator:
+            check_absent("several labels or a regression", classes=self.classes)
+            if not splits["train"].labels.is_floating_point():
+                raise InputError("must be a table of images and labels", option="data.source")
         if self.classes is not None:
             splits = {name: store.with_classes(self.classes) for name, store in splits.items()}
         _check_classes(splits["train"])
@@ -246,6 +261,8 @@ class ImageData(ResumableDataModule):
         augmentation, self._evaluation = make_transforms(config, train, self.n_channels, self.seed)
         self.n_channels = self._evaluation.n_channels  # type: ignore[assignment]
         mixes = config.mixup > 0 or config.cutmix > 0
+        if mixes and self.regression:
+            raise InputError("must have neither for a regression", option="mixup and cutmix")
         mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
         options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
         eval_options = (self._evaluation, self.batch_sizes["val"], self.seed, self.cache)
@@ -263,8 +280,8 @@ class ImageData(ResumableDataModule):
 
     @property
     def n_classes(self) -> int:
-        """Number of classes K."""
-        return len(self.class_names)
+        """Number of classes K; 1 for a regression."""
+        return 1 if self.regression else len(self.class_names)
 
     @property
     def image_size(self) -> int:
@@ -274,11 +291,14 @@ class ImageData(ResumableDataModule):
 
     def artifacts(self) -> dict[str, Any]:
         """Return the class names and the settings of the evaluation transform."""
-        names = {"class_names": list(self.class_names)}  # reads the data
+        names: dict[str, Any] = {"class_names": list(self.class_names)}  # reads the data
+        names |= {"multi_label": True} if self.label_separator else {}
         return names | self._evaluation.artifacts()
 
 
 def _check_classes(train: ImageStore) -> None:
+    if train.labels.is_floating_point():  # several labels, or a number
+        return
     counts = torch.bincount(train.labels, minlength=len(train.class_names))
     if len(counts) < 2:
         message = f"there must be at least 2 classes, got only {train.class_names[0]}"

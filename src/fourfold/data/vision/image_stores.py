@@ -88,8 +88,10 @@ class ImageStore:
 
     Args:
         images: Sequence of N images, in the form that the class or subclass stores.
-        labels: (N,) class index of each image.
+        labels: (N,) class index of each image; or as floats a number (N,) of each image, or 1 for
+            each label that an image has and 0 for the others (N, K).
         class_names: Names of the K classes; None means the numbers from 0 to the largest label.
+            Empty if `labels` are numbers.
         origin: File, folder or dataset from which the images come, for error messages.
 
     Attributes:
@@ -105,14 +107,16 @@ class ImageStore:
         self, images: Any, labels: ArrayLike, class_names: list[str] | None, origin: str
     ) -> None:
         self.images = images
-        self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64))
+        values = torch.as_tensor(np.asarray(labels))
+        self.labels = values.float() if values.is_floating_point() else values.long()
         self.origin = origin
         self.rows = np.arange(len(self.labels))  # index in `images` of each image
         if not len(self):
             raise InputError("there are no images", file=origin)
-        self.class_names = class_names or [str(n) for n in range(int(self.labels.max()) + 1)]
+        n_classes = 0 if self.labels.is_floating_point() else int(self.labels.max()) + 1
+        self.class_names = class_names or [str(n) for n in range(n_classes)]
         invalid = (self.labels < 0) | (self.labels >= len(self.class_names))
-        if invalid.any():
+        if self.class_names and invalid.any():
             row = int(invalid.nonzero()[0])
             message = f"the label must be a class from 0 to {len(self.class_names) - 1}"
             raise InputError(f"{message}, got {int(self.labels[row])}", file=self.location(row))
@@ -210,6 +214,7 @@ class ColumnStore(ImageStore):
 def stratified_split(images: ImageStore, share: float, seed: int) -> tuple[ImageStore, ImageStore]:
     """Hold out about the same share of each class of a store.
 
+    Images with several labels or a number are sampled as images of one class.
     Identical images, which are frequent in photo collections, are all held out or all kept, even if
     their labels differ. Otherwise the held-out images would contain copies of training images.
 
@@ -229,9 +234,10 @@ def stratified_split(images: ImageStore, share: float, seed: int) -> tuple[Image
     for row, size in enumerate(sizes):
         digest = images.digest(row) if n_equal[size] > 1 else b""
         copies[size, digest].append(row)
+    has_classes = not images.labels.is_floating_point()
     by_class: dict[int, list[list[int]]] = defaultdict(list)
     for rows in copies.values():
-        by_class[int(images.labels[rows[0]])].append(rows)
+        by_class[int(images.labels[rows[0]]) if has_classes else 0].append(rows)
     rng = np.random.default_rng(seed)
     held_out = np.zeros(len(images), dtype=bool)
     for _, groups in sorted(by_class.items()):

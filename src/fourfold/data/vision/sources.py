@@ -6,6 +6,7 @@ Labels are read when the dataset is opened. Each image is decoded when it is req
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 from fourfold.core.validation import check_choice
 from fourfold.data.readers.hf_datasets import loading
 from fourfold.data.readers.labels import check_labels, encode_labels
-from fourfold.data.readers.text_table import TextTable, is_text
+from fourfold.data.readers.text_table import TextTable, is_table, is_text, read_table
 from fourfold.data.vision.image_stores import (
     ColumnStore,
     FileStore,
@@ -53,15 +54,11 @@ def digits() -> Splits:
     return {"train": train, "val": val, "test": test}
 
 
-def open_source(source: str, image_column: str, label_column: str) -> Splits:
+def open_source(source: str, image_column: str, label_column: str, parse: Any) -> Splits:
     """Open the splits of an image classification dataset; "train" is always a key.
 
-    Args:
-        source: "digits", "datasets:NAME" or "datasets:NAME:CONFIGURATION" (Hugging Face), or the
-            path of a Parquet file, of a folder with Parquet files, or of a folder with class
-            folders. A relative path may also lie under $FOURFOLD_DATA.
-        image_column: Name of the image column of Parquet files and Hugging Face datasets.
-        label_column: Name of the label column of Parquet files and Hugging Face datasets.
+    The first arguments are those of `ImageData`. `parse` returns labels and class names from the
+    texts in the label column of a table, the table, and the class names of the training split.
 
     Raises:
         InputError: The source does not exist, is empty or cannot be read.
@@ -74,6 +71,13 @@ def open_source(source: str, image_column: str, label_column: str) -> Splits:
             loaded = _import_datasets().load_dataset(*name.split(":"))
         return _from_datasets(loaded, source, image_column, label_column)
     path = resolve(source)
+    files = [(split, file) for x, split in SPLITS.items() for file in path.glob(f"{x}.*")]
+    tables = {split: file for split, file in files if is_table(file.name)}
+    if is_table(source):
+        tables = {"train": path}
+    if tables:
+        read = partial(_read_table, [image_column, label_column], parse)
+        return _open_each(str(path), tables, read)
     if loaded := _read_parquet(path):
         return _from_datasets(loaded, str(path), image_column, label_column)
     folders = {split: path / name for name, split in SPLITS.items() if (path / name).is_dir()}
@@ -95,7 +99,7 @@ def _open_each(
         if images is None:
             log.warning("%s: the %s split has no labels and is skipped", origin, split)
             continue
-        names = names or images.class_names
+        names = images.class_names if names is None else names
         if images.class_names != names:
             message = f"the classes must be those of the training split, {names}"
             raise InputError(f"{message}, got {images.class_names}", file=images.origin)
@@ -103,6 +107,20 @@ def _open_each(
     if "train" not in splits:
         raise InputError("there are no training images with labels", file=origin)
     return splits
+
+
+# Tables with the path of a file and a label in each row.
+
+
+def _read_table(columns: list[str], parse: Any, path: Path, names: list[str] | None) -> FileStore:
+    """Open the images of a table, with paths that are absolute or relative to its folder."""
+    table = read_table(str(path), columns)
+    files = [path.parent / file for file in table.columns[0]]
+    if missing := [row for row, file in enumerate(files) if not file.is_file()]:
+        raise InputError("there is no such image", file=table.location(missing[0]))
+    labels, names = parse(table.columns[1], table, names)
+    paths = [os.path.relpath(file, path.parent) for file in files]
+    return FileStore(paths, labels, names, str(path.parent))
 
 
 # Folders with a subfolder for each class.

@@ -25,8 +25,9 @@ class CausalSequenceClassification(SequenceClassification):
     Args:
         optimizer: Options of the optimizer; the default is GPT-1's for fine-tuning (section 4.1).
         lm_weight: Weight of the language-model loss (lambda of eq. 5). The language-model loss of a
-            text is the mean over the tokens of the text, as in the paper's code. Must be 0 with
-            `config.bidirectional`, since the next token is then visible.
+            text is the mean over the tokens of the text, as in the paper's code, and has the weight
+            of the text's class (`class_weights`). Must be 0 with `config.bidirectional`, since the
+            next token is then visible.
     """
 
     model_class = CausalClassifier  # type: ignore[assignment]
@@ -49,14 +50,14 @@ class CausalSequenceClassification(SequenceClassification):
     def logits(self, batch: SequenceBatch) -> Tensor:
         return self._classify(batch)[1]
 
-    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the loss of the classifier plus `lm_weight` times that of the language model."""
         h, logits = self._classify(batch)
-        loss = self._loss(logits, batch.labels, self.label_smoothing)
+        loss, divisors = self.class_loss(logits, batch.labels)
         if self.lm_weight:
             real = batch.mask[:, 1:]
             targets = batch.ids[:, 1:].masked_fill(~real, IGNORE_INDEX)
-            weights = real / real.sum(1, keepdim=True).clamp(min=1)  # (B, T-1)
+            weights = real / real.sum(1, keepdim=True).clamp(min=1) * divisors[:, None]  # (B, T-1)
             lm_loss = self.model.head.loss(h[:, :-1], targets, weights=weights, normalizer=1.0)
             loss = loss + self.lm_weight * lm_loss
-        return loss, len(batch.ids)
+        return loss, divisors.sum()

@@ -6,35 +6,31 @@ Shapes: B sentences, pairs or documents, T tokens, K classes, D width of the mod
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SequenceBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import prediction_rows, self_attention
-from fourfold.losses import classification_loss, upcast_fp32
-from fourfold.metrics import ClassificationScores, Mean, RegressionScores
+from fourfold.losses import probabilities, upcast_fp32
+from fourfold.metrics import ClassificationScores, MultiLabelScores, RegressionScores
 from fourfold.models import SequenceClassifier, SequenceClassifierConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.training.task import Task
+from fourfold.training.classification import ClassificationTask
 
 
 @dataclass(eq=False, repr=False)
-class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
+class SequenceClassification(ClassificationTask[SequenceClassifier, SequenceBatch]):
     """Classification or regression of sentences or sentence pairs with an encoder.
 
     A model with one class is a regression model, which predicts one value. Classification is
-    evaluated by accuracy, F1 and Matthews correlation, regression by Pearson and Spearman
-    correlation.
+    evaluated by accuracy, F1 and Matthews correlation, several labels per example by mean average
+    precision and F1, and regression by Pearson and Spearman correlation and mean absolute error.
 
     Args:
         optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
             2018, appendix A.3).
         schedule: Options of the schedule; the default is linear decay to 0.
-        label_smoothing: Probability mass that is spread evenly over all classes; ignored in
-            regression.
     """
 
     model_class = SequenceClassifier
@@ -45,12 +41,6 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
     config: SequenceClassifierConfig = SequenceClassifierConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)
     schedule: ScheduleConfig = ScheduleConfig(name="linear")
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
-        super().__post_init__()
-        self.loss = Mean()
 
     def configure_model(self) -> None:
         """Build the model, and the metrics for its number of classes."""
@@ -58,27 +48,22 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
             scores = RegressionScores() if n_classes == 1 else ClassificationScores(n_classes)
-            self.scores: RegressionScores | ClassificationScores = scores
+            self.scores: Any = MultiLabelScores(n_classes) if self.is_multi_label else scores
 
     def logits(self, batch: SequenceBatch) -> Tensor:
         """Compute the logits (B, K) in fp32. For regression, K is 1 and the logit is the value."""
         segments = batch.segments if self.config.n_segments > 1 else None
         return upcast_fp32(self.model(batch.ids, segments=segments, mask=batch.mask))
 
-    def step(self, batch: SequenceBatch) -> tuple[Tensor, int]:
-        """Return the loss, cross-entropy or squared error, and the number of examples."""
-        loss = self._loss(self.logits(batch), batch.labels, self.label_smoothing)
-        return loss, len(batch.labels)
-
-    def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Compute the loss of logits (B, K) and labels (B,), summed over the batch."""
-        if self.config.n_classes == 1:
-            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
-        return classification_loss(logits, labels, label_smoothing=label_smoothing, normalizer=1.0)
+    def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses, and that of their divisors (`ClassificationTask`)."""
+        loss, divisors = self.class_loss(self.logits(batch), batch.labels)
+        return loss, divisors.sum()
 
     def update_metrics(self, batch: SequenceBatch, split: str) -> None:
         logits = self.logits(batch)
-        self.loss.update(self._loss(logits, batch.labels), len(logits))
+        loss, divisors = self.class_loss(logits, batch.labels)
+        self.loss.update(loss, divisors.sum())
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
@@ -96,17 +81,11 @@ class SequenceClassification(Task[SequenceClassifier, SequenceBatch]):
 
     def _table(self, texts: list[str], batch: Any) -> Table:
         """Build a table of texts with true and predicted labels, or values for regression."""
-        outputs = self.predict_step(batch, 0)
-        columns = ["text", "true", "predicted"]
-        if self.config.n_classes == 1:
-            pairs = zip(batch.labels.tolist(), outputs[:, 0].tolist(), strict=True)
-            labels = [[true, round(predicted, 4)] for true, predicted in pairs]
-        else:
-            columns.append("probability")
-            labels = prediction_rows(self.artifacts["class_names"], batch.labels, outputs)
+        names = self.artifacts.get("class_names")
+        labels = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
+        columns = ["text", "true", "predicted", "probability"][: 1 + len(labels[0])]
         return Table(columns, [[text, *row] for text, row in zip(texts, labels, strict=True)])
 
     def predict_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, K), or values (B, 1) if the model has one class."""
-        logits = self.logits(batch)
-        return logits if self.config.n_classes == 1 else logits.softmax(-1)
+        return probabilities(self.logits(batch), self.is_multi_label)

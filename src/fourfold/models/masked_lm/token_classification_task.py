@@ -14,17 +14,17 @@ from fourfold.data.loading.batches import TokenBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, upcast_fp32
-from fourfold.metrics import EntityScores, Mean
+from fourfold.metrics import EntityScores
 from fourfold.models import TokenClassifier, TokenClassifierConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.training.task import Task
+from fourfold.training.classification import ClassificationTask
 
 ChunkId = tuple[int, int]  # index of a sentence in the split, index of a chunk in the sentence
 
 
 @dataclass(eq=False, repr=False)
-class TokenClassification(Task[TokenClassifier, TokenBatch]):
+class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
     """Classification of each word of a sentence, evaluated by the F1 of entities.
 
     A word is classified at its first token. The DataModule must have a method `chunk_keys(split)`,
@@ -48,7 +48,6 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.loss = Mean()
         self.scores = EntityScores()
 
     def logits(self, batch: TokenBatch) -> Tensor:
@@ -56,11 +55,14 @@ class TokenClassification(Task[TokenClassifier, TokenBatch]):
         return upcast_fp32(self.model(batch.ids, mask=batch.mask))
 
     def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Return the summed cross-entropy at the first tokens of words, and the number of words."""
+        """Return the summed cross-entropy at the first tokens of words, and the number of words.
+
+        With `class_weights`, the number is the sum of the weights of the words.
+        """
         logits = self.logits(batch).flatten(0, 1)
         labels = batch.labels.flatten()
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
-        return loss, (labels != IGNORE_INDEX).sum()
+        loss, divisors = self.class_loss(logits, labels)
+        return loss, (divisors * (labels != IGNORE_INDEX)).sum()
 
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
         logits = self.logits(batch)

@@ -131,6 +131,7 @@ def read_image_preprocessing(settings: Json, config: ViTConfig) -> tuple[dict[st
         "image_size": config.image_size,
         "n_channels": config.n_channels,
         **values,
+        **({"multi_label": True} if settings.get("multi_label") else {}),
     }
     assumed = [key for key in _IMAGE_DEFAULTS if key not in ("crop_mode", *given)]
     notes = [f"assumed timm's default for images: {key} {values[key]}" for key in assumed]
@@ -209,6 +210,7 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
         "model_args": {key: value for key, value in model_args.items() if value is not None},
         "pretrained_cfg": pretrained,
         **({"label_names": names} if names else {}),
+        **({"multi_label": True} if artifacts.get("multi_label") else {}),  # timm ignores it
     }
 
 

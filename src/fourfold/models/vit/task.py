@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_choice
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.errors import InputError
 from fourfold.loggers.media import ImageGrid, Media, Table
 from fourfold.loggers.samples import layer_maps, prediction_rows
-from fourfold.losses import DISTILLATION_TYPES, classification_loss, distillation_loss
-from fourfold.metrics import Mean
+from fourfold.losses import DISTILLATION_TYPES, distillation_loss, probabilities
+from fourfold.metrics import MultiLabelScores, RegressionScores
 from fourfold.models import ViT, ViTConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
-from fourfold.training.task import Task
+from fourfold.training.classification import ClassificationTask
 
 MAX_CONFUSION_CLASSES = 5000  # the confusion matrix has the square of this number of entries
 # Artifacts that teacher and student must share, since both see the same pixels.
@@ -63,15 +63,17 @@ def read_teacher(path: str, artifacts: Mapping[str, Any]) -> Callable[[Tensor], 
 
 
 @dataclass(eq=False, repr=False)
-class ImageClassification(Task[ViT, ImageBatch]):
+class ImageClassification(ClassificationTask[ViT, ImageBatch]):
     """Image classification, evaluated by top-1 and top-5 accuracy and a confusion matrix.
+
+    Several labels per image are evaluated by mean average precision and F1. A model with one class
+    predicts a number (regression), evaluated as in `SequenceClassification`.
 
     Source: Dosovitskiy et al. 2020; Touvron et al. 2020 (DeiT).
 
     Args:
         optimizer: Options of the optimizer; the default is DeiT's AdamW for a batch of 1,024.
         schedule: Options of the schedule; the default is linear warm-up, then cosine decay.
-        label_smoothing: Probability mass that is spread evenly over all classes (DeiT: 0.1).
         teacher: Path of a trained classifier, in any format that `fourfold.load` accepts. The last
             head of the model is trained on the teacher's predictions, and the first head on the
             labels. A model without a distillation token has one head, which is trained on
@@ -101,17 +103,14 @@ class ImageClassification(Task[ViT, ImageBatch]):
         lr=1e-3, weight_decay=0.05, weight_decay_params="linear"
     )
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=1e-5)
-    label_smoothing: float = 0.0
     teacher: str | None = None
     distillation: str = "hard"
     teacher_weight: float = 0.5
     temperature: float = 3.0
 
     def __post_init__(self) -> None:
-        check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
         check_choice("distillation", self.distillation, DISTILLATION_TYPES)
         super().__post_init__()
-        self.loss = Mean()
         self.scores: Any = nn.ModuleDict()
         self.teacher_model: Callable[[Tensor], Tensor] | None = None
 
@@ -121,20 +120,26 @@ class ImageClassification(Task[ViT, ImageBatch]):
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
             names = {"top1": 1, "top5": min(5, n_classes)}
-            if getattr(self.config, "distillation", False):
+            scores = MultiLabelScores(n_classes) if self.is_multi_label else RegressionScores()
+            if self.is_multi_label or n_classes == 1:
+                names, self.scores["all"] = {}, scores
+            elif getattr(self.config, "distillation", False):
                 names |= {"top1_class": 1, "top1_distillation": 1}
             for name, k in names.items():
                 self.scores[name] = MulticlassAccuracy(n_classes, top_k=k, average="micro")
 
     def on_fit_start(self) -> None:
-        """Load the teacher, which only training uses."""
+        """Compute the weights of the classes, and load the teacher."""
+        super().on_fit_start()
         if self.teacher is not None:
+            if self.class_weights is not None or "top1" not in self.scores:
+                raise InputError("needs images of one class, unweighted", option="model.teacher")
             self.teacher_model = read_teacher(self.teacher, self.artifacts)
 
     def on_test_start(self) -> None:
         """Create a confusion matrix, unless there are more than MAX_CONFUSION_CLASSES classes."""
         n_classes: Any = self.config.n_classes
-        if n_classes <= MAX_CONFUSION_CLASSES:
+        if "top1" in self.scores and n_classes <= MAX_CONFUSION_CLASSES:
             self.scores["confusion"] = MulticlassConfusionMatrix(n_classes).to(self.device)
 
     def on_test_end(self) -> None:
@@ -145,27 +150,26 @@ class ImageClassification(Task[ViT, ImageBatch]):
         """Compute the logits (B, K) of each head, whose mean is the prediction of the model."""
         return self.model.logits_per_head(self.model.hidden(images))
 
-    def step(self, batch: ImageBatch) -> tuple[Tensor, int]:
-        """Return the loss, summed over the batch, and the number of images.
+    def step(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses, and that of their divisors (`ClassificationTask`).
 
         With a teacher, the loss is the weighted mean of two losses: one against the labels, and one
         against the teacher's predictions.
         """
         heads = self.head_logits(batch.images)
         logits = heads[0] if self.teacher_model else torch.stack(heads).mean(0)
-        loss = classification_loss(
-            logits, batch.labels, label_smoothing=self.label_smoothing, normalizer=1.0
-        )
+        loss, divisors = self.class_loss(logits, batch.labels)
         if self.teacher_model:
             targets = self.teacher_model(batch.images)
             distilled = distillation_loss(heads[-1], targets, self.distillation, self.temperature)
             loss = (1.0 - self.teacher_weight) * loss + self.teacher_weight * distilled
-        return loss, len(batch.images)
+        return loss, divisors.sum()
 
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
-        self.loss.update(classification_loss(logits, batch.labels, normalizer=1.0), len(logits))
+        loss, divisors = self.class_loss(logits, batch.labels)
+        self.loss.update(loss, divisors.sum())
         outputs = {"top1_class": heads[0], "top1_distillation": heads[-1]}
         for name, metric in self.scores.items():
             metric.update(outputs.get(name, logits).float(), batch.labels)
@@ -175,8 +179,11 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
         top1 and top5 are accuracies from 0 to 1; with five classes or fewer, top5 is 1. A model
         with a distillation token also has the top-1 accuracies of its two heads, top1_class and
-        top1_distillation. The rows of the confusion matrix are the true classes.
+        top1_distillation. The rows of the confusion matrix are the true classes. Several labels per
+        image have the scores of `MultiLabelScores`, and a regression those of `RegressionScores`.
         """
+        if "all" in self.scores:
+            return {"loss": self.loss.compute(), **self.scores["all"].compute()}
         scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
         return {"loss": self.loss.compute(), **scores}
 
@@ -186,15 +193,13 @@ class ImageClassification(Task[ViT, ImageBatch]):
 
         names = self.artifacts["class_names"]
         rows = prediction_rows(names, batch.labels, self.predict_step(batch, 0))
-        captions = [
-            true if true == predicted else f"{predicted}\nnot {true}" for true, predicted, _ in rows
-        ]
+        captions = [x if x == predicted else f"{predicted}\nnot {x}" for x, predicted, *_ in rows]
         location = self.datamodule.split(split).location
         files = [
             [location(row), *cells] for row, cells in zip(batch.rows.tolist(), rows, strict=True)
         ]
         media: dict[str, Media] = {
-            "samples": Table(["file", "true", "predicted", "probability"], files),
+            "samples": Table(["file", "true", "predicted", "probability"][: len(files[0])], files),
             "images": ImageGrid(list(batch.images), captions),
         }
         maps = mean_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
@@ -211,5 +216,5 @@ class ImageClassification(Task[ViT, ImageBatch]):
         return media
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
-        """Return class probabilities (B, K) in fp32."""
-        return self.model(batch.images).float().softmax(-1)
+        """Return class probabilities (B, K) in fp32, or values (B, 1) of a regression."""
+        return probabilities(self.model(batch.images), self.is_multi_label)
