@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,23 @@ def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
     for name, entry in summary.items():
         values = [entry["mean"], entry["std"], entry["best"], *entry["seeds"].values()]
         table.add_row(name, *(f"{value:.4f}" for value in values))
+    _print(table, title)
+
+
+def show_settings(settings: Mapping[str, dict[str, dict[str, Any]]], title: str) -> None:
+    """Print a title and a table of the settings of a sweep: metrics, and differences to one.
+
+    The summaries of the settings, by name, are those of `compare_runs.add_differences`.
+    """
+    names = ("n", "mean", "std", "difference", "95 % interval")
+    table = Table("metric", "setting", *(Column(name, justify="right") for name in names))
+    for metric in dict.fromkeys(name for summary in settings.values() for name in summary):
+        for setting, entry in ((name, x[metric]) for name, x in settings.items() if metric in x):
+            cells = [f"{entry[key]:.4g}" for key in ("mean", "std")]
+            cells.append(f"{entry['difference']:+.4g}" if "difference" in entry else "")
+            cells.append(", ".join(f"{bound:+.4g}" for bound in entry.get("interval", ())))
+            table.add_row(metric, setting, str(len(entry["seeds"])), *cells)
+        table.add_section()
     _print(table, title)
 
 
