@@ -4,6 +4,7 @@ A setting is a combination of options that is trained with several seeds.
 """
 
 import csv
+import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.atomic_files import atomic_path
+from fourfold.checkpoints.schema import flatten
+from fourfold.commands import metrics_report
 from fourfold.commands.run_directory import RunDirectory
+from fourfold.errors import InputError
 from fourfold.metrics import lower_is_better
 from fourfold.metrics.significance import mean_interval, standard_deviation
 
 Summary = dict[str, dict[str, Any]]  # of each metric: see `summarise`
 PANEL_WIDTH = 5.0  # inches
 ROW_HEIGHT = 0.26  # inches
+CURVE_HEIGHT = 3.0  # inches
 
 
 def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
@@ -112,6 +117,57 @@ def draw(
         plot(axis, title)
     with atomic_path(file) as temporary:
         figure.savefig(temporary, dpi=100, format="png")
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return a run directory itself, or else the run directories below a folder.
+
+    Raises:
+        InputError: There is none.
+    """
+    configs = [folder / "config.yaml"] if (folder / "config.yaml").is_file() else ()
+    if runs := sorted(file.parent for file in configs or folder.rglob("config.yaml")):
+        return runs
+    raise InputError("there is no run directory (with a config.yaml)", file=folder)
+
+
+def show_runs(runs: Mapping[str, Path], out: Path | None) -> None:
+    """Print the options that differ and the metrics of runs, and draw their curves into a PNG file.
+
+    Args:
+        runs: Run directories by a short name, which is the heading of a column.
+        out: The PNG file; None draws nothing.
+    """
+    configs = {name: flatten(RunDirectory(run).recorded_config()) for name, run in runs.items()}
+    differing = {}
+    for option in dict.fromkeys(option for config in configs.values() for option in config):
+        values = [json.dumps(config.get(option), default=str) for config in configs.values()]
+        if len(set(values)) > 1 and option != "run_dir":
+            differing[option] = values
+    found = {name: read_metrics(run) for name, run in runs.items()}
+    metrics = {
+        metric: [f"{x[metric]:.4g}" if metric in x else "-" for x in found.values()]
+        for metric in dict.fromkeys(metric for x in found.values() for metric in x)
+    }
+    lines = [f"{name}  {run}" for name, run in runs.items()]
+    rows = {**differing, **metrics}
+    metrics_report.show_rows("\n".join(lines), ("option or metric", *runs), rows)
+    if out is None:
+        return
+    curves = {name: read_curves(run) for name, run in runs.items()}
+    logged = sorted({metric for x in curves.values() for metric in x})
+    shown = [name for name in logged if name == "train/loss" or name.startswith("val/")]
+    if not shown:
+        raise InputError("needs curves, but no metrics.csv of the runs has any", option="--out")
+
+    def plot(axis: Any, metric: str) -> None:
+        for i, (name, of_run) in enumerate(curves.items()):
+            style = {"color": f"C{i}", "linestyle": ("-", "--", ":")[i // 10], "marker": "."}
+            axis.plot(*of_run.get(metric, ((), ())), markersize=3, label=name, **style)
+        axis.set_xlabel("optimizer step", fontsize=7)
+        axis.legend(fontsize=7)
+
+    draw(shown, CURVE_HEIGHT, plot, out)
 
 
 def draw_settings(settings: Mapping[str, Summary], file: Path) -> None:
