@@ -40,6 +40,7 @@ COMMANDS = {
     "validate": (TRAIN, "evaluate a checkpoint on the validation split"),
     "test": (TRAIN, "evaluate a checkpoint on the test split: a table and metrics.json"),
     "predict": (TRAIN, "write the model's outputs for the test split to a file"),
+    "tune": (TRAIN, "learning-rate range test, or search for the largest batch size"),
     "sweep": (SWEEP, "fit and test a grid of options with several seeds: table and picture"),
     "seeds": (SWEEP, "`sweep` without a grid (until version 0.4)"),
     "recipes": ("commands.packaged_recipes", "list the recipes of the package"),

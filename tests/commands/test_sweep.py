@@ -376,7 +376,7 @@ def test_a_killed_sweep_gives_the_same_table(configs: dict[str, Path], here: Pat
     call += ["--trainer.max_steps=40", "--checkpoint.every_n_steps=2", "--seeds", "0,1"]
     call += ["--model.optimizer.lr", "1e-3,3e-3", "--jobs", "2", "--run_dir"]
     assert start([*call, "a"]).wait() == 0
-    kills = [signal.SIGKILL, "group", signal.SIGINT, signal.SIGTERM]
+    kills = [signal.SIGKILL, "group", signal.SIGINT]
     for number, kill in enumerate(kills):
         process = start([*call, "b"])
         while len([*here.glob("b/*/*/checkpoints/last.ckpt")]) <= number:
@@ -390,7 +390,7 @@ def test_a_killed_sweep_gives_the_same_table(configs: dict[str, Path], here: Pat
             process.send_signal(kill)  # type: ignore[arg-type]
         code = process.wait()
         assert code < 0 or subprocess_runs.is_stop(code)
-        if kill in (signal.SIGINT, signal.SIGTERM):  # no child is left
+        if kill == signal.SIGINT:  # no child is left
             assert not any(
                 map(sweep.RunDirectory.is_locked, map(sweep.RunDirectory, here.glob("b/*/*")))
             )

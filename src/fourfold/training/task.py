@@ -338,6 +338,15 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, d_model)
         return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
 
+    @property
+    def lr(self) -> float:
+        """Learning rate of the optimizer's options, which Lightning's Tuner may set."""
+        return self.optimizer.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer = replace(self.optimizer, lr=value)
+
     def total_steps(self) -> int | None:
         """Return the number of optimizer steps of the training, or None for no limit of steps."""
         return total_optimizer_steps(self.trainer, self.schedule)
