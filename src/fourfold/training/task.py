@@ -57,14 +57,14 @@ from fourfold.training.loss_normalization import (
     check_unused_parameters,
     gradient_norm,
 )
-from fourfold.training.total_steps import total_optimizer_steps
+from fourfold.training.total_steps import TunableLearningRate, total_optimizer_steps
 
 ModelT = TypeVar("ModelT", bound=Model)
 BatchT = TypeVar("BatchT")
 
 
 @dataclass(eq=False, repr=False)
-class Task(LightningModule, Generic[ModelT, BatchT]):
+class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
     """Base class of all tasks, which are LightningModules with a model, a loss and metrics.
 
     A subclass sets the class variables, and implements `step`, `update_metrics` and
@@ -337,15 +337,6 @@ class Task(LightningModule, Generic[ModelT, BatchT]):
         d_model = self.config.d_model  # type: ignore[attr-defined]  # every config has one
         factor = learning_rate_factor(self.schedule, self.optimizer.lr, steps, d_model)
         return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the optimizer's options, which Lightning's Tuner may set."""
-        return self.optimizer.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.optimizer = replace(self.optimizer, lr=value)
 
     def total_steps(self) -> int | None:
         """Return the number of optimizer steps of the training, or None for no limit of steps."""
