@@ -364,39 +364,69 @@ def test_invalid_seeds_are_rejected(
     assert message in result.err
 
 
-def start(call: list[str]) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(call, env=environment, start_new_session=True)
+# Stands for `python -m fourfold fit|test`: a training of ten steps, which saves each of them.
+CHILD = """
+import fcntl, json, pathlib, shlex, signal, sys, time
+command, *words = sys.argv[3:]
+options = dict(zip(words[::2], words[1::2]))
+folder = pathlib.Path(options["--run_dir"])
+folder.mkdir(parents=True, exist_ok=True)
+file = folder / "steps"
+if command == "fit":
+    lock = open(folder / ".lock", "w")
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 130)):
+        signal.signal(number, lambda *_, code=code: sys.exit(code))
+    for step in range(len(file.read_text()) if file.exists() else 0, 10):
+        time.sleep(0.1)
+        with file.open("a") as opened:
+            opened.write(str(step))
+else:
+    loss = 1000 * float(options["--model.optimizer.lr"]) + int(options["--seed_everything"])
+    content = {"test/loss": loss, "run": {"command": shlex.join(["fourfold", command, *words])}}
+    content["steps"] = int(file.read_text() == "0123456789")
+    (folder / "metrics.json").write_text(json.dumps(content))
+"""
+
+
+def start(folder: Path, name: str) -> "subprocess.Popen[bytes]":
+    """`fourfold sweep` in a process of its own, whose trainings are those of CHILD."""
+    (folder / "child.py").write_text(f"#!{sys.executable}\n{CHILD}")
+    (folder / "child.py").chmod(0o700)
+    call = [*CALL[:2], name, *CALL[3:], "--model.optimizer.lr", "1e-3,3e-3", "--jobs", "2"]
+    text = f"import sys; sys.executable = './child.py'; from fourfold.cli import main; main({call})"
+    text = text.replace("main([", "sys.exit(main([") + ")"
+    return subprocess.Popen([sys.executable, "-c", text], cwd=folder, start_new_session=True)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_killed_sweep_gives_the_same_table(configs: dict[str, Path], here: Path) -> None:
-    call = [sys.executable, "-m", "fourfold", "sweep", "--config", str(configs["vit"])]
-    call += ["--trainer.max_steps=40", "--checkpoint.every_n_steps=2", "--seeds", "0,1"]
-    call += ["--model.optimizer.lr", "1e-3,3e-3", "--jobs", "2", "--run_dir"]
-    assert start([*call, "a"]).wait() == 0
-    kills = [signal.SIGKILL, "group", signal.SIGINT]
-    for number, kill in enumerate(kills):
-        process = start([*call, "b"])
-        while len([*here.glob("b/*/*/checkpoints/last.ckpt")]) <= number:
+@pytest.mark.timeout(900)
+def test_a_killed_sweep_gives_the_same_table(here: Path) -> None:
+    assert start(here, "a").wait() == 0
+
+    def n_steps() -> int:
+        return sum(len(file.read_text()) for file in here.glob("b/*/*/steps"))
+
+    for kill in ("alone", "group", signal.SIGINT, signal.SIGTERM):
+        before, process = n_steps(), start(here, "b")
+        while n_steps() < before + 4:
             assert process.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.02)
         if kill == "group":
             os.killpg(process.pid, signal.SIGKILL)
         elif kill == signal.SIGINT:
             os.killpg(process.pid, kill)  # as the terminal does
         else:
-            process.send_signal(kill)  # type: ignore[arg-type]
+            process.send_signal(signal.SIGKILL if kill == "alone" else kill)  # type: ignore[arg-type]
         code = process.wait()
-        assert code < 0 or subprocess_runs.is_stop(code)
-        if kill == signal.SIGINT:  # no child is left
-            assert not any(
-                map(sweep.RunDirectory.is_locked, map(sweep.RunDirectory, here.glob("b/*/*")))
-            )
-    assert start([*call, "b"]).wait() == 0
+        assert code == -signal.SIGKILL or subprocess_runs.is_stop(code)
+        if kill in (signal.SIGINT, signal.SIGTERM):  # no child is left
+            assert not any(sweep.RunDirectory(run).is_locked() for run in here.glob("b/*/seed_?"))
+    assert start(here, "b").wait() == 0
     a, b = (json.loads((here / name / "sweep.json").read_text())["settings"] for name in "ab")
     assert a == b
+    assert a["lr=3e-3"]["steps"]["seeds"] == {"0": 1.0, "1": 1.0, "2": 1.0}  # each step once
+    assert a["lr=3e-3"]["test/loss"]["difference"] == pytest.approx(2.0)
 
 
 def test_signals_stop_all_subprocesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
