@@ -33,13 +33,16 @@ MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be
 TRAIN = "commands.train.main"
 INFER = "commands.infer.main"
 CONVERT = "commands.convert"
+SWEEP = "commands.sweep"
 # Command: the module whose `main(argv)` runs it, and the description in `fourfold --help`.
 COMMANDS = {
     "fit": (TRAIN, "train a model; resumes after an interruption"),
     "validate": (TRAIN, "evaluate a checkpoint on the validation split"),
     "test": (TRAIN, "evaluate a checkpoint on the test split: a table and metrics.json"),
     "predict": (TRAIN, "write the model's outputs for the test split to a file"),
-    "seeds": ("commands.seeds", "fit and test with several seeds: mean and standard deviation"),
+    "tune": (TRAIN, "learning-rate range test, or search for the largest batch size"),
+    "sweep": (SWEEP, "fit and test a grid of options with several seeds: table and picture"),
+    "seeds": (SWEEP, "`sweep` without a grid (until version 0.4)"),
     "recipes": ("commands.packaged_recipes", "list the recipes of the package"),
     "plan": ("commands.plan", "parameters, FLOPs and memory of a recipe, before running it"),
     "reproduce": ("reproduce.command", "a published table with our numbers beside the paper's"),
@@ -137,7 +140,7 @@ def _run(argv: list[str]) -> int:
     # Exclude the imported modules from garbage collection, which would traverse them repeatedly.
     gc.freeze()
     atexit.register(gc.unfreeze)  # triton reports objects that are frozen at exit as leaks
-    return int(module.main(argv if name in (TRAIN, INFER, CONVERT) else arguments))
+    return int(module.main(argv if name in (TRAIN, INFER, CONVERT, SWEEP) else arguments))
 
 
 def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:

@@ -1,4 +1,4 @@
-"""From weights of another task to a measured one, from the shell: init_from, seeds, resuming."""
+"""From weights of another task, from the shell: init_from and resuming."""
 
 import json
 import math
@@ -435,66 +435,6 @@ def test_what_the_user_writes_is_kept(
     assert result.code == 0, result.err
     shape = config_of(here / "b")["model"]["init_args"]["config"]
     assert (shape["dropout"], shape["d_model"]) == (0.2, 16)
-
-
-@pytest.mark.slow
-def test_seeds_summarises_all_runs(run: Run, configs: dict[str, Path], here: Path) -> None:
-    call = ["seeds", "--seeds", "3,5", "--run_dir", "s", "--config", configs["classes"]]
-    result = run(*call)
-    assert result.code == 0, result.err
-    summary = json.loads((here / "s/seeds.json").read_text())
-    each = {s: json.loads((here / f"s/seed_{s}/metrics.json").read_text()) for s in (3, 5)}
-    assert config_of(here / "s/seed_5")["seed_everything"] == 5
-    for name in ("test/accuracy", "test/loss"):
-        values = [each[s][name] for s in (3, 5)]
-        entry = summary[name]
-        assert entry["seeds"] == {"3": values[0], "5": values[1]}
-        assert entry["mean"] == pytest.approx(sum(values) / 2)
-        assert entry["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-        assert entry["best"] == (min if name == "test/loss" else max)(values)
-    assert len(set(summary["test/loss"]["seeds"].values())) == 2  # they do differ
-    before = (here / "s/seed_3/metrics.json").stat().st_mtime_ns
-    assert run(*call).code == 0
-    assert (here / "s/seed_3/metrics.json").stat().st_mtime_ns == before  # not done again
-    result = run(*call, "--trainer.max_steps", 9)
-    assert (result.code, "the metrics are those of" in result.err) == (2, True)
-
-
-def test_seeds_stops_if_a_config_is_edited(
-    run: Run, configs: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fourfold.commands import seeds
-
-    config = here / "c.yaml"
-    config.write_text(configs["classes"].read_text())
-    commands = []
-
-    def train(command: str, options: Any, *more: Any) -> int:
-        commands.append(command)
-        config.write_text(config.read_text() + "ema_decay: 0.5\n")
-        return 0
-
-    monkeypatch.setattr(seeds.subprocess_runs, "run", train)
-    result = run("seeds", "--seeds", "0,1", "--run_dir", "s", "--config", config)
-    assert (result.code, commands) == (2, ["fit"])
-    assert "c.yaml: the config has changed since this command started" in result.err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--seeds", "1,x", "--run_dir", "s"], "--seeds must be different integers such as 0,1,2"),
-        (["--seeds", "1,1", "--run_dir", "s"], "--seeds must be different integers"),
-        (["--seeds", "1"], "--run_dir must be given"),
-        (["--run_dir", "s", "--seed_everything", "3"], "use --seeds"),
-    ],
-)
-def test_invalid_seeds_are_rejected(
-    options: list[str], message: str, run: Run, configs: dict[str, Path], here: Path
-) -> None:
-    result = run("seeds", *options, "--config", configs["classes"])
-    assert result.code == 2
-    assert message in result.err
 
 
 def test_word_vectors_are_needed_at_the_start_only(

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from fourfold.reproduce.cells import T_975, Cell, count_verdicts, interval, measured_cell
+from fourfold.metrics.significance import mean_interval
+from fourfold.reproduce.cells import Cell, count_verdicts, measured_cell
 from fourfold.reproduce.load_tables import DATA, all_tables, find_tables
 from fourfold.reproduce.statements import (
     FIELDS,
@@ -70,15 +71,11 @@ def test_a_statement_names_rows_that_run_and_agrees_with_the_paper(
 
 def test_intervals_are_those_of_the_paired_t_test() -> None:
     stats = pytest.importorskip("scipy.stats")
-    assert pytest.approx(T_975, abs=1e-6) == [stats.t.ppf(0.975, n + 1) for n in range(len(T_975))]
-    for n in (2, 3, 10):
+    for n in (2, 3, 10, 12):
         first, second = [1.5, 2.0, 1.0, 4.0] * 3, [0.0, 1.0, 0.5, 2.0] * 3
         expected = stats.ttest_rel(first[:n], second[:n]).confidence_interval(0.95)
-        found = interval([a - b for a, b in zip(first[:n], second[:n], strict=True)])
+        found = mean_interval([a - b for a, b in zip(first[:n], second[:n], strict=True)])
         assert found == pytest.approx((expected.low, expected.high), rel=1e-5)
-    many = [float(x % 3) for x in range(20)]
-    expected = stats.ttest_1samp(many, 0).confidence_interval(0.95)
-    assert interval(many)[0] < expected.low < expected.high < interval(many)[1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Help texts of `fourfold` and of five commands whose parsers need torch, which is slow to import.
+"""Help texts of `fourfold` and of six commands whose parsers need torch, which is slow to import.
 
 The other commands print the help of their `OptionParser`.
 """
@@ -75,8 +75,16 @@ fourfold predict: write the model's outputs for the test split into the run dire
 
 `fourfold test --help-all` lists all options."""
 
+TUNE = """usage: fourfold tune lr_find --config FILE|NAME [--tune.NAME VALUE ...] [--KEY VALUE ...]
+       fourfold tune scale_batch_size --config FILE|NAME [...]
+
+Call a method of lightning.pytorch.tuner.Tuner in place of training; its arguments are --tune.NAME.
+RUN/tune/METHOD.yaml has the result, a config for `fourfold fit`, and RUN/tune/lr_find.png the
+losses. A training in RUN is neither read nor changed. All other options are those of fit."""
+
 HELP_TEXTS = {
     "fit": FIT,
     "plan": PLAN,
+    "tune": TUNE,
     **{name: EVALUATION.replace("COMMAND", name) for name in ("validate", "test", "predict")},
 }

@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 
 def show_table(metrics: dict[str, Any], title: str) -> None:
     """Print a title and a table with one line per metric, without nested metrics."""
-    table = Table("metric", Column("value", justify="right"))
-    for name, value in metrics.items():
-        if isinstance(value, int | float | str):
-            table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    _print(table, title)
+    rows = {
+        name: [f"{value:.4f}" if isinstance(value, float) else str(value)]
+        for name, value in metrics.items()
+        if isinstance(value, int | float | str)
+    }
+    show_rows(title, ("metric", "value"), rows)
 
 
 def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
@@ -33,17 +35,38 @@ def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
         title: The title.
     """
     seeds = next(iter(summary.values()))["seeds"]
-    names = ("mean", "std", "best", *(f"seed {seed}" for seed in seeds))
-    table = Table("metric", *(Column(name, justify="right") for name in names))
-    for name, entry in summary.items():
-        values = [entry["mean"], entry["std"], entry["best"], *entry["seeds"].values()]
-        table.add_row(name, *(f"{value:.4f}" for value in values))
-    _print(table, title)
+    rows = {
+        name: [f"{x:.4f}" for x in (x["mean"], x["std"], x["best"], *x["seeds"].values())]
+        for name, x in summary.items()
+    }
+    show_rows(title, ("metric", "mean", "std", "best", *(f"seed {seed}" for seed in seeds)), rows)
 
 
-def _print(table: Table, title: str) -> None:
-    width = None if Console().is_terminal else FILE_WIDTH
+def show_settings(settings: Mapping[str, dict[str, dict[str, Any]]], title: str) -> None:
+    """Print a title and, for each metric, a table of the settings of a sweep.
+
+    The summaries of the settings, by name, are those of `compare_runs.add_differences`.
+    """
+    names = ("n", "mean", "std", "difference", "95 % interval")
     print(title)
+    for metric in dict.fromkeys(name for summary in settings.values() for name in summary):
+        rows = {}
+        for setting, entry in ((name, x[metric]) for name, x in settings.items() if metric in x):
+            cells = [str(len(entry["seeds"])), *(f"{entry[key]:.4g}" for key in ("mean", "std"))]
+            cells.append(f"{entry['difference']:+.4g}" if "difference" in entry else "")
+            cells.append(", ".join(f"{bound:+.4g}" for bound in entry.get("interval", ())))
+            rows[setting] = cells
+        show_rows("", (metric, *names), rows)
+
+
+def show_rows(title: str, names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+    """Print a title and a table; the key of a row is its first cell."""
+    table = Table(names[0], *(Column(name, justify="right", overflow="fold") for name in names[1:]))
+    for heading, cells in rows.items():
+        table.add_row(heading, *cells)
+    width = None if Console().is_terminal else FILE_WIDTH
+    if title:
+        print(title)
     Console(width=width, highlight=False).print(table)
 
 

@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Timer, current_thread, main_thread
+from typing import Any
 
 from fourfold.commands.run_directory import RunDirectory
 
@@ -20,39 +23,69 @@ STOPS = {75, 128 + 1, 128 + 2, 128 + 15}  # of `StopOnSignal`; SIGHUP, SIGINT, S
 GRACE_SECONDS = 5.0  # time for a child to end after Ctrl-C, which the terminal sends to it, too
 POLL_SECONDS = 0.2  # interval between two attempts to get a lock
 
+_children: "set[subprocess.Popen[bytes]]" = set()  # running subprocesses of all threads
+_received: list[int] = []  # signals that stop them
+
+
+@contextmanager
+def forwarded_signals() -> Iterator[None]:
+    """Context of the main thread in which SIGTERM and Ctrl-C stop the subprocesses of all threads.
+
+    The subprocesses save a checkpoint and end, also those that are started after the signal.
+    """
+
+    def stop() -> None:
+        for child in tuple(_children):
+            child.terminate()
+
+    def handle(number: int, frame: object) -> None:
+        _received.append(number)
+        timer = Timer(GRACE_SECONDS if number == signal.SIGINT else 0.0, stop)
+        timer.daemon = True
+        timer.start()
+
+    previous = {n: signal.signal(n, handle) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        _received.clear()
+
 
 def run(
-    command: str, options: Sequence[str], environment: dict[str, str], limit: float | None = None
+    command: str,
+    options: Sequence[str],
+    environment: dict[str, str],
+    limit: float | None = None,
+    log: Path | None = None,
 ) -> int:
     """Run `fourfold COMMAND OPTIONS` in a subprocess and return its exit code.
 
-    SIGTERM is forwarded to the subprocess, which saves a checkpoint and ends. The code is 128 plus
-    the number of a signal that ended the subprocess. If this process receives SIGTERM or SIGINT,
-    the code satisfies `is_stop`, even if the subprocess finishes normally.
+    The code is 128 plus the number of a signal that ended the subprocess. If this process receives
+    SIGTERM or SIGINT, the code satisfies `is_stop`, even if the subprocess finishes normally. In
+    another thread than the main thread, the caller provides the context `forwarded_signals`.
 
     Args:
         command: Name of the command, fit or test.
         options: Command-line options of the command.
         environment: Environment variables of the subprocess.
         limit: Seconds after which the subprocess receives SIGTERM; None means no limit.
+        log: File to which the output is appended; None means the output of this process.
     """
-    child = subprocess.Popen([sys.executable, "-m", "fourfold", command, *options], env=environment)
-    received: list[int] = []
-
-    def forward(number: int, frame: object) -> None:
-        received.append(number)
-        child.send_signal(number)
-
-    previous_handler = signal.signal(signal.SIGTERM, forward)
-    try:
+    with ExitStack() as stack:
+        if current_thread() is main_thread():
+            stack.enter_context(forwarded_signals())
+        output: Any = stack.enter_context(log.open("ab")) if log else None
+        call = [sys.executable, "-m", "fourfold", command, *options]
+        child = subprocess.Popen(call, env=environment, stdout=output, stderr=output)
+        _children.add(child)
+        if _received:
+            child.terminate()
         code = _wait(child, limit)
-    except KeyboardInterrupt:
-        received.append(signal.SIGINT)
-        code = _wait(child, GRACE_SECONDS)
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
-    # Report a stop even if the child finished normally, so that the next command does not start.
-    return code if not received or is_stop(code) else 128 + received[0]
+        _children.discard(child)
+        # Report a stop even if the child finished normally, so that the next command does not start
+        return code if not _received or is_stop(code) else 128 + _received[0]
 
 
 def _wait(child: "subprocess.Popen[bytes]", limit: float | None) -> int:

@@ -4,6 +4,7 @@ All intervals have 95 % confidence. Shapes: N items, P paradigms, S runs with di
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from statistics import NormalDist
 
@@ -64,7 +65,27 @@ def t_quantile(df: int) -> float:
     # With t = sqrt(df) tan(angle), the density of the angle is proportional to cos(angle)^(df - 1).
     angles = (np.arange(1_000_000) + 0.5) * (math.pi / 2e6)
     mass = np.cumsum(np.cos(angles) ** (df - 1))
-    return math.sqrt(df) * math.tan(angles[np.searchsorted(mass, 0.95 * mass[-1])])
+    angle = np.interp(0.95 * mass[-1], mass, angles + math.pi / 4e6)  # at the ends of the steps
+    return math.sqrt(df) * math.tan(angle)
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation (n - 1); NaN for one value, and if one is not finite."""
+    # statistics.stdev raises AttributeError on infinities and NaN.
+    is_defined = len(values) > 1 and all(map(math.isfinite, values))
+    return statistics.stdev(values) if is_defined else math.nan
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of the mean of two or more values, by Student's t distribution.
+
+    Example:
+        >>> [round(bound, 4) for bound in mean_interval([0.1, 0.2, 0.6])]
+        [-0.3572, 0.9572]
+    """
+    n = len(values)
+    half = t_quantile(n - 1) * standard_deviation(values) / math.sqrt(n)
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
 def difference_intervals(

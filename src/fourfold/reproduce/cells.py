@@ -7,18 +7,16 @@ as parameters, are divided by `Column.scale` to obtain printed units.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fourfold.commands.seeds import standard_deviation
+from fourfold.metrics.significance import mean_interval, standard_deviation
 from fourfold.reproduce.tables import Column, Row, Table, printed_number, printed_step
 
 Value = float | str
 Metrics = Mapping[int, Mapping[str, float]]  # by seed and name
 TOLERANCE = 1e-6  # in rounding steps; allows for floating-point errors
-# Quantiles of Student's t distribution at 0.975, for 1 to 9 degrees of freedom.
-T_975 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 
 
 @dataclass(frozen=True)
@@ -90,16 +88,6 @@ def agrees(value: Value, printed: str, column: Column, rounding: str = "nearest"
     return abs(value / step - number / step) <= 0.5 + TOLERANCE
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of two or more differences, by Student's t distribution.
-
-    From eleven differences on, the quantile of ten makes the interval a little too wide.
-    """
-    n = len(differences)
-    half = standard_deviation(differences) / math.sqrt(n) * T_975[min(n - 1, len(T_975)) - 1]
-    return statistics.fmean(differences) - half, statistics.fmean(differences) + half
-
-
 def in_units(value: Value, column: Column) -> Value:
     """Convert a number from base units to printed units; return a formula unchanged."""
     return value if isinstance(value, str) else value / column.scale
@@ -120,7 +108,7 @@ def run_cell(
     printed = cell.printed_number
     if not same_split or printed is None or len(known) < 3:  # an interval of two is too wide
         return cell
-    low, high = interval(cell.numbers)
+    low, high = mean_interval(cell.numbers)
     half = (column.step or printed_step(row.printed[name])) * (0.5 + TOLERANCE)
     return replace(cell, verdict="agrees" if low - half <= printed <= high + half else "differs")
 

@@ -25,7 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fourfold.reproduce.cells import Cell, format_number, interval
+from fourfold.metrics.significance import mean_interval
+from fourfold.reproduce.cells import Cell, format_number
 from fourfold.reproduce.tables import Statement, Table, printed_number
 
 VERDICTS = ("opposite", "not seen", "not resolved", "seen")  # the worst first
@@ -53,7 +54,7 @@ def compare(differences: Sequence[float], printed: float | None) -> Step:
     n = len(differences)
     if n < 2 or not all(map(math.isfinite, differences)):
         return Step("not resolved", n, *(differences if n == 1 else ()))
-    low, high = interval(differences)
+    low, high = mean_interval(differences)
     verdict = "not resolved" if printed is None or high >= printed else "not seen"
     verdict = "seen" if low > 0 else "opposite" if high < 0 else verdict
     return Step(verdict, n, statistics.fmean(differences), low, high)

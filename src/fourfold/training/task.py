@@ -58,14 +58,14 @@ from fourfold.training.loss_normalization import (
     divisor,
     gradient_norm,
 )
-from fourfold.training.total_steps import total_optimizer_steps
+from fourfold.training.total_steps import TunableLearningRate, total_optimizer_steps
 
 ModelT = TypeVar("ModelT", bound=Model)
 BatchT = TypeVar("BatchT")
 
 
 @dataclass(eq=False, repr=False)
-class Task(LightningModule, Generic[ModelT, BatchT]):
+class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
     """Base class of all tasks, which are LightningModules with a model, a loss and metrics.
 
     A subclass sets the class variables, and implements `step`, `update_metrics` and

@@ -1,9 +1,27 @@
-"""Number of optimizer steps of a training, which learning-rate schedules need."""
+"""Number of optimizer steps, which learning-rate schedules need, and attribute `lr` of tasks."""
+
+from dataclasses import replace
 
 from lightning import Trainer
 
 from fourfold.errors import InputError
+from fourfold.optim import OptimizerConfig
 from fourfold.schedules import FINITE_SCHEDULES, ScheduleConfig
+
+
+class TunableLearningRate:
+    """Base class of an object whose attribute `optimizer` has the options of an optimizer."""
+
+    optimizer: OptimizerConfig
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the optimizer's options, which Lightning's Tuner may set."""
+        return self.optimizer.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer = replace(self.optimizer, lr=value)
 
 
 def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | None:

@@ -18,7 +18,7 @@ import yaml
 
 import fourfold
 from fourfold import cli
-from fourfold.commands import seeds, subprocess_runs
+from fourfold.commands import subprocess_runs, sweep
 from fourfold.commands.infer import glue
 from tests.commands.conftest import WORDS
 from tests.commands.infer.test_score import build
@@ -62,7 +62,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     found: list[str] = []
 
-    def start(command: str, options: list[str], environment: object) -> int:
+    def start(command: str, options: list[str], environment: object, log: None) -> int:
         seed, folder = options[-1], Path(options[options.index("--run_dir") + 1])
         found.append(f"{command} {folder.parent.name} {seed}")
         if found[0] == "stop" and len(found) == 4:
@@ -127,6 +127,7 @@ def test_means_deviations_and_differences(
     }
 
     def train(argv: list[str]) -> int:
+        assert argv[0] == "seeds"
         given = {name: argv[argv.index(name) + 1] for name in argv if name.startswith("--")}
         task, out = given["--data.task"], Path(given["--run_dir"])
         values = scores[task][Path(given["--model.init_from"]).name]
@@ -138,7 +139,7 @@ def test_means_deviations_and_differences(
         (out / "seeds.json").write_text(json.dumps(content))
         return 0
 
-    monkeypatch.setattr(seeds, "main", train)
+    monkeypatch.setattr(sweep, "main", train)
     named = [x for name in ("mlm", "lm") for x in ("--checkpoint", trained(name))]
     out = tmp_path / "out"
     result = run("evaluate", "glue", folder, *named, "--tasks=CoLA,MRPC", "--out", out)

@@ -77,19 +77,19 @@ def test_log_samples_can_be_disabled(run: Run, configs: dict[str, Path], here: P
 
 
 def test_seeds_form_a_wandb_group(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fourfold.commands import seeds
+    from fourfold.commands import sweep
 
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     groups = []
 
-    def fail(command: str, options: list[str], environment: dict[str, str]) -> int:
+    def fail(command: str, options: list[str], environment: dict[str, str], log: None) -> int:
         groups.append(environment["WANDB_RUN_GROUP"])
         return 1
 
-    monkeypatch.setattr(seeds.subprocess_runs, "run", fail)
-    assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
+    monkeypatch.setattr(sweep.subprocess_runs, "run", fail)
+    assert sweep.main(["seeds", "--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
     monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
-    assert seeds.main(["--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
+    assert sweep.main(["seeds", "--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
     assert groups == ["mrpc", "mine"]
 
 

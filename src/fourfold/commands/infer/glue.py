@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from fourfold.checkpoints.init_from import read_source
-from fourfold.commands import metrics_report, option_parser, seeds
+from fourfold.commands import metrics_report, option_parser, sweep
 from fourfold.commands.infer.evaluate import show
 from fourfold.core.validation import check_choice
 from fourfold.data.text.glue import GLUE_TASKS, GlueData
 from fourfold.metrics import ClassificationScores, RegressionScores
+from fourfold.metrics.significance import standard_deviation
 
 RECIPES = {"MaskedLM": "finetune/babylm_glue", "CausalLM": "finetune/babylm_causal_glue"}
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         for letter, (name, *recipe) in models.items():
             run, task = Path(options.out, name, row[""]), ["--data.task", row[""]]
             given = [*recipe, *further, *task, "--data.folder", options.folder]
-            if code := seeds.main([*given, "--run_dir", str(run)]):
+            if code := sweep.main(["seeds", *given, "--run_dir", str(run)]):
                 return code
             found = json.loads((run / "seeds.json").read_text())[f"test/{row['metric']}"]
             row[f"{letter} seeds"] = [100 * float(value) for value in found["seeds"].values()]
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     for row in rows:
         for letter in models:
             row[letter] = np.mean(row[f"{letter} seeds"]).item()
-            row[f"{letter} std"] = seeds.standard_deviation(row[f"{letter} seeds"])
+            row[f"{letter} std"] = standard_deviation(row[f"{letter} seeds"])
         row |= {f"{letter}-A": row[letter] - row["A"] for letter in [*models][1:]}
     show({"all": rows})
     print(*(f"{letter}: {shlex.join(recipe)}" for letter, (_, *recipe) in models.items()), sep="\n")

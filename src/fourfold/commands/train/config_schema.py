@@ -19,7 +19,8 @@ from fourfold.commands.packaged_recipes import SUFFIXES, recipe_names, recipes_f
 from fourfold.errors import InputError
 
 CLASSES = ("model", "data")  # sections with a class_path
-COMMAND_LINE = ("config", "help", "print_config")  # options that no config has
+# Options that no config has, and the section of `fourfold tune`.
+COMMAND_LINE = ("config", "help", "print_config", "tune")
 # Parts of a key after which jsonargparse alone knows what is valid.
 UNCHECKED = ("class_path", "init_args", "dict_kwargs", "help")
 TEXT = "tag:yaml.org,2002:str"

@@ -126,6 +126,14 @@ class ResumableDataModule(LightningDataModule):
         self.position = Position()
         self._resume_from: Position | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a new batch size discards the datasets, which are built again."""
+        super().__setattr__(name, value)
+        if name in ("batch_size", "max_tokens") and self.__dict__.get("splits"):
+            self.splits = {}
+            if "batch_sizes" in self.__dict__:
+                self.batch_sizes = batch_sizes(value, getattr(self, "eval_batch_size", None))
+
     @abstractmethod
     def build(self) -> dict[str, BatchedDataset]:
         """Read the data and return the dataset of each split.
@@ -266,7 +274,8 @@ class ResumableDataModule(LightningDataModule):
             message = f"must be {state_dict['seed']}, as in the checkpoint to resume, got"
             message += f" {self.seed}; without data.seed, it is seed_everything"
             raise InputError(message, option="data.seed")
-        if state_dict["order"] != self.split("train").order.fingerprint():
+        is_start = Position(state_dict["epoch"], state_dict["batch"]) == Position()
+        if not is_start and state_dict["order"] != self.split("train").order.fingerprint():
             message = "must be those of the checkpoint to resume, got other training data or batch"
             message += " sizes: restore the options of `data`, or set another --run_dir"
             raise InputError(message, option="data")

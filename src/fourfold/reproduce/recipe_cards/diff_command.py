@@ -6,6 +6,7 @@
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
@@ -48,7 +49,10 @@ DESCRIPTION = """\
 Print the differences between two or more recipes, with values that mean different things
 converted to one convention: length penalty, label smoothing, weight decay, learning rate and
 batch. A recipe is a card, such as vaswani2017_base, tensor2tensor_base or fairseq_big, a config
-file, or a recipe that `fourfold recipes` lists, such as gpt2/small."""
+file, or a recipe that `fourfold recipes` lists, such as gpt2/small.
+
+If folders are given, compare the run directories that they are or contain: print the options of
+config.yaml that differ, the best validation metrics and the test metrics."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,11 +66,14 @@ def main(argv: Sequence[str]) -> int:
     parser = OptionParser(prog="fourfold diff", description=DESCRIPTION)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE")
     parser.add_argument("--list", action="store_true", help="list the cards with their sources")
+    parser.add_argument("--out", metavar="FILE", help="PNG file with the curves of run directories")
     options = parser.parse_intermixed_args(list(argv))
     if options.list:
         width = max(map(len, cards()))
         print("\n".join(f"{c.name:<{width}}  {c.title} ({c.source})" for c in cards().values()))
         return 0
+    if options.recipes and all(Path(name).is_dir() for name in options.recipes):
+        return compare_folders(options.recipes, options.out)
     if not 2 <= len(options.recipes) <= MAX_RECIPES:
         hint = "as a recipe card or a config file; `fourfold diff --list` shows the cards"
         raise InputError(f"must be given two to {MAX_RECIPES} times, {hint}", option="RECIPE")
@@ -78,6 +85,22 @@ def main(argv: Sequence[str]) -> int:
     from fourfold.reproduce.recipe_cards.differences import compare
 
     print("\n".join(compare(recipes)))
+    return 0
+
+
+def compare_folders(folders: Sequence[str], out: str | None) -> int:
+    """Compare run directories, or those in folders, and return 0; `out` is a file for the curves.
+
+    Raises:
+        InputError: There are more than 26 runs, a folder has none, or a config.yaml is damaged.
+    """
+    from fourfold.commands import compare_runs
+
+    runs = [run for folder in folders for run in compare_runs.find_runs(Path(folder))]
+    if len(runs) > MAX_RECIPES:
+        raise InputError(f"must be at most {MAX_RECIPES} runs, got {len(runs)}", option="RECIPE")
+    named = dict(zip(ascii_uppercase, runs, strict=False))
+    compare_runs.show_runs(named, Path(out) if out else None)
     return 0
 
 
