@@ -30,6 +30,7 @@ LARGEST = {
     **dict.fromkeys(("vocab_size", "n_classes"), MAX_VOCABULARY),
 }
 LARGEST_OF_OTHERS = 2**20
+ImageSize = int | tuple[int, int]  # side of a square, or height and width, in pixels
 FRACTIONS = ("norm_eps", "dropout", "drop_path")  # ends of names
 
 
@@ -53,8 +54,35 @@ def check_fields(config: Any) -> None:
         elif isinstance(value, int) and int in (declared, *get_args(declared)):
             ends = (n for end, n in LARGEST.items() if name.endswith(end))
             check_positive(name, value, next(ends, LARGEST_OF_OTHERS))
+        elif declared == ImageSize:
+            height_width(value, name)
         elif name.endswith(FRACTIONS):
             check_range(name, value, minimum=0.0, below=1.0)
+
+
+def height_width(size: ImageSize, name: str = "image_size") -> tuple[int, int]:
+    """Return height and width of an image size, which is a number for a square image.
+
+    Raises:
+        InputError: The size is not one or two numbers from 1 to `MAX_IMAGE_SIDE`.
+    """
+    check_type(name, size, ImageSize)
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2:
+        raise InputError(f"must be a number or [height, width], got {quote(size)}", option=name)
+    for side in sides:
+        check_positive(name, side, MAX_IMAGE_SIDE)
+    return sides
+
+
+def canonical_size(size: Any) -> Any:
+    """Return a number for the height and width of a square image, and a tuple for a list.
+
+    All other values are returned unchanged.
+    """
+    if not isinstance(size, list | tuple):
+        return size
+    return size[0] if len(size) == 2 and size[0] == size[1] else tuple(size)
 
 
 def require_sizes(config: Any) -> None:

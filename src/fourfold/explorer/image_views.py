@@ -51,7 +51,8 @@ class ImageView(View):
         """Convert an `ImageBatch`; the displayed pixels are read from the dataset."""
         examples = []
         for i, row in enumerate(batch.rows.tolist()):
-            stored = dataset.images.pixels(row, dataset.transform.n_channels)
+            n_channels = dataset.transform.n_channels
+            stored = dataset.images.pixels(row, n_channels)[:n_channels]  # without a mask
             seen = dataset.transform([stored], 0, np.array([row]))[0]
             picture = pixels(seen, self.model.artifacts)
             labels = getattr(batch, "labels", None)

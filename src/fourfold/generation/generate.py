@@ -42,7 +42,7 @@ def generate(
 
     Args:
         model: A causal LM or an encoder-decoder.
-        ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
+        ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, height, width).
         max_new_tokens: None means the number that is stored with the model, otherwise 50 for a
             causal LM, the length of each source + 50, or the longest caption of the training; at
             most what the model can read.

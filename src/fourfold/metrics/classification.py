@@ -1,6 +1,7 @@
-"""ClassificationScores (accuracy, F1, MCC) and RegressionScores (Pearson, Spearman)."""
+"""Scores of classification (accuracy, F1, MCC), segmentation (IoU) and regression (correlation)."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ class ClassificationScores(MulticlassConfusionMatrix):
     and it is 1 there if all samples of a binary task are of one class and predicted right.
     """
 
-    def __init__(self, n_classes: int) -> None:
-        super().__init__(n_classes, validate_args=False)
+    def __init__(self, n_classes: int, ignore_index: int | None = None) -> None:
+        super().__init__(n_classes, ignore_index=ignore_index, validate_args=False)
 
     def counts(self) -> list[list[int]]:
         """Return the confusion matrix (K, K) over all ranks; its rows are the true classes."""
@@ -45,6 +46,25 @@ class ClassificationScores(MulticlassConfusionMatrix):
             "f1" if is_binary else "macro_f1": float(mean_f1),
             "mcc": float(covariance / variances.sqrt()) if variances > 0 else 0.0,
         }
+
+
+class SegmentationScores(ClassificationScores):
+    """Intersection over union (IoU) of the classes of pixels, and accuracy.
+
+    The IoU of a class is the number of pixels that have it in truth and prediction, divided by the
+    number of those that have it in one of them. The pixels of all images are counted together.
+    """
+
+    def compute(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return mean_iou, pixel_accuracy and the list iou by class.
+
+        A class that neither occurs nor is predicted has the IoU nan, and the mean leaves it out.
+        """
+        table = self.confmat.cpu().double()
+        correct = table.diag()
+        iou = correct / (table.sum(0) + table.sum(1) - correct)  # 0 / 0 is nan
+        accuracy = correct.sum() / table.sum()
+        return {"mean_iou": iou.nanmean(), "pixel_accuracy": accuracy, "iou": iou.tolist()}
 
 
 class RegressionScores(RowMetric):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import ImageSize, check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
@@ -135,9 +135,9 @@ def make_transforms(
     n_channels = n_channels or train.n_channels
     size = config.size
     if size is None:
-        size, width = train.pixels(0, n_channels).shape[-2:]
-        if width != size:
-            message = f"must be given, since {train.location(0)} is not square ({width}x{size})"
+        height, size = train.pixels(0, n_channels).shape[-2:]
+        if height != size:
+            message = f"must be given, since {train.location(0)} is not square ({size}x{height})"
             raise InputError(message, option="data.transform.size")
     return Augmentation(config, size, n_channels, seed), EvalTransform(config, size, n_channels)
 
@@ -217,6 +217,13 @@ class ImageData(ResumableDataModule):
         check_positive("data.aug_repeats", self.aug_repeats)
         self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
+    def read(self) -> dict[str, ImageStore]:
+        """Open the splits of the source, of which "train" is required, with the chosen classes."""
+        splits = open_source(self.source, self.image_column, self.label_column)
+        if self.classes is None:
+            return splits
+        return {name: store.with_classes(self.classes) for name, store in splits.items()}
+
     def build(self) -> dict[str, BatchedDataset]:
         """Open the source, and return the datasets of the splits "train", "val" and "test".
 
@@ -224,10 +231,8 @@ class ImageData(ResumableDataModule):
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
                 class has no training images.
         """
-        splits = open_source(self.source, self.image_column, self.label_column)
-        if self.classes is not None:
-            splits = {name: store.with_classes(self.classes) for name, store in splits.items()}
-        _check_classes(splits["train"])
+        splits = self.read()
+        self.check_classes(splits["train"])
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction
         test = test or val
@@ -239,7 +244,7 @@ class ImageData(ResumableDataModule):
         if self.n_train is not None and self.n_train != len(train):
             check_range("data.n_train", self.n_train, minimum=1, maximum=len(train))
             _, train = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
-            _check_classes(train)
+            self.check_classes(train)
         self.split_sources = {"train": train, "val": val, "test": test}
 
         config = self.transform or TransformConfig()
@@ -267,8 +272,8 @@ class ImageData(ResumableDataModule):
         return len(self.class_names)
 
     @property
-    def image_size(self) -> int:
-        """Height and width of the model's input in pixels."""
+    def image_size(self) -> ImageSize:
+        """Height and width of the model's input in pixels, or the side of a square."""
         self.setup()
         return self._evaluation.size
 
@@ -277,12 +282,12 @@ class ImageData(ResumableDataModule):
         names = {"class_names": list(self.class_names)}  # reads the data
         return names | self._evaluation.artifacts()
 
-
-def _check_classes(train: ImageStore) -> None:
-    counts = torch.bincount(train.labels, minlength=len(train.class_names))
-    if len(counts) < 2:
-        message = f"there must be at least 2 classes, got only {train.class_names[0]}"
-        raise InputError(message, file=train.origin)
-    if not counts.all():
-        name = train.class_names[int(counts.argmin())]
-        raise InputError(f"the class {name} has no training images", file=train.origin)
+    def check_classes(self, train: ImageStore) -> None:
+        """Raise InputError unless there are two classes or more, and all have training images."""
+        counts = torch.bincount(train.labels, minlength=len(train.class_names))
+        if len(counts) < 2:
+            message = f"there must be at least 2 classes, got only {train.class_names[0]}"
+            raise InputError(message, file=train.origin)
+        if not counts.all():
+            name = train.class_names[int(counts.argmin())]
+            raise InputError(f"the class {name} has no training images", file=train.origin)
