@@ -20,14 +20,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from fourfold.core.validation import (
-    ImageSize,
-    check_nesting,
-    check_stored,
-    check_type,
-    quote,
-    require_sizes,
-)
+from fourfold.core.validation import check_nesting, check_stored, check_type, quote, require_sizes
 from fourfold.errors import InputError, errors_in, reading
 from fourfold.finetuning.config import TuningConfig
 from fourfold.optim import OptimizerConfig
@@ -48,7 +41,7 @@ ARTIFACTS: dict[str, Any] = {
     "allow_no_answer": bool,
     "src_lang": str,
     "tgt_lang": str,
-    "image_size": ImageSize,
+    "image_size": int | tuple[int, int],
     "n_channels": int,
     "mean": tuple[float, ...],
     "std": tuple[float, ...],

@@ -7,14 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fourfold.core.validation import (
-    canonical_size,
-    check_choice,
-    check_fields,
-    check_range,
-    check_type,
-    quote,
-)
+from fourfold.core.validation import check_choice, check_fields, check_range, check_type, quote
 from fourfold.errors import InputError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
@@ -55,8 +48,6 @@ class ModelConfig:
     """
 
     def __post_init__(self) -> None:
-        if hasattr(self, "image_size"):  # equal sizes have equal values
-            object.__setattr__(self, "image_size", canonical_size(self.image_size))
         check_fields(self)
 
 

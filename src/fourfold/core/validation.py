@@ -39,7 +39,8 @@ def check_fields(config: Any) -> None:
 
     Integers are from 1 to a value of `LARGEST`, and floats with a name in `FRACTIONS` from 0 and
     below 1. A class states other ranges in the class variable `ranges`: arguments of `check_range`
-    by name of the field. None is always allowed.
+    by name of the field. None is always allowed. A list of height and width becomes a tuple, or a
+    number for a square.
     """
     check_types(config)
     ranges: dict[str, Any] = {}
@@ -55,7 +56,7 @@ def check_fields(config: Any) -> None:
             ends = (n for end, n in LARGEST.items() if name.endswith(end))
             check_positive(name, value, next(ends, LARGEST_OF_OTHERS))
         elif declared == ImageSize:
-            height_width(value, name)
+            object.__setattr__(config, name, canonical_size(height_width(value, name)))
         elif name.endswith(FRACTIONS):
             check_range(name, value, minimum=0.0, below=1.0)
 
@@ -76,13 +77,9 @@ def height_width(size: ImageSize, name: str = "image_size") -> tuple[int, int]:
 
 
 def canonical_size(size: Any) -> Any:
-    """Return a number for the height and width of a square image, and a tuple for a list.
-
-    All other values are returned unchanged.
-    """
-    if not isinstance(size, list | tuple):
-        return size
-    return size[0] if len(size) == 2 and size[0] == size[1] else tuple(size)
+    """Return one number for equal height and width, and any other value unchanged."""
+    is_pair = isinstance(size, list | tuple) and len(size) == 2
+    return size[0] if is_pair and size[0] == size[1] else size
 
 
 def require_sizes(config: Any) -> None:

@@ -5,7 +5,7 @@ Shapes: B images, C channels, H height, W width.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -241,11 +241,20 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     Raises:
         InputError: The artifacts are not those of an image model.
     """
+    transform = stored_transform(artifacts)
+    n_channels = transform.n_channels
+    return lambda image: transform([decode(image, n_channels, str(image))])[0]
+
+
+def stored_transform(artifacts: Mapping[str, Any]) -> EvalTransform:
+    """Return the evaluation transform that the artifacts of a checkpoint describe.
+
+    Raises:
+        InputError: The artifacts are not those of an image model.
+    """
     for key in ("image_size", "n_channels", *_TRANSFORM_ARTIFACTS):
         if key not in artifacts:
             raise InputError("must be in the checkpoint to prepare images", option=key)
-    n_channels = artifacts["n_channels"]
-    check_choice("n_channels", n_channels, list(PIL_MODES))
+    check_choice("n_channels", artifacts["n_channels"], list(PIL_MODES))
     config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
-    transform = EvalTransform(config, artifacts["image_size"], n_channels)
-    return lambda image: transform([decode(image, n_channels, str(image))])[0]
+    return EvalTransform(config, artifacts["image_size"], artifacts["n_channels"])

@@ -123,7 +123,7 @@ class SegmentationDataset(ImageDataset):
 
     def transformed(self, rows: np.ndarray, epoch: int) -> tuple[Tensor, Any]:
         """Return transformed pictures (B, C, H, W) and their masks, changed by the same numbers."""
-        stored = (rows % len(self)).tolist()
+        stored = (rows % len(self.images)).tolist()
         pairs: Any = [
             self._pixels(row) if self.decoded is None else self.decoded[row] for row in stored
         ]
@@ -177,15 +177,14 @@ class SegmentationData(ImageData):
         self.transform = replace(config, crop_mode="squash", crop_pct=1.0)
 
     def read(self) -> dict[str, ImageStore]:
+        pairs: dict[str, Any] = {}
         if self.source == "digits":
-            names, pairs = ["background", *map(str, range(10))], {}
+            names = ["background", *map(str, range(10))]
             for split, images in digits().items():
-                drawn = [np.array(images.encoded(row)) > 64 for row in range(len(images))]
-                masks = [d * np.uint8(k + 1) for d, k in zip(drawn, images.labels, strict=True)]
-                stored = ImageStore(
-                    list(map(Image.fromarray, masks)), images.labels, None, "digits"
-                )
-                pairs[split] = [images, stored]
+                pixels = [images.pixels(row, 1)[0] for row in range(len(images))]
+                classes = (torch.stack(pixels) > 64) * (images.labels + 1)[:, None, None]
+                masks = list(map(Image.fromarray, classes.byte().numpy()))
+                pairs[split] = images, ImageStore(masks, images.labels, None, self.source)
         else:
             root, names = resolve(self.source), self.classes or []
             files = [(root / n, s) for name, s in SPLITS.items() for n in (name, f"{name}.zip")]
@@ -193,7 +192,7 @@ class SegmentationData(ImageData):
             if "train" not in pairs or not names:
                 message = "must have a folder or archive train, and data.classes must be given"
                 raise InputError(message, file=root)
-        return {split: PairStore(*x, names, self.ignore_index) for split, x in pairs.items()}
+        return {s: PairStore(x[0], x[1], names, self.ignore_index) for s, x in pairs.items()}
 
     def check_classes(self, train: ImageStore) -> None:
         """Accept all pictures, whose classes are those of their pixels."""

@@ -46,6 +46,7 @@ class SemanticSegmentation(Task[Segmenter, SegmentationBatch]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss = Mean()
+        self.scores: Any = None
 
     def configure_model(self) -> None:
         """Build the model, and the metric for its number of classes."""

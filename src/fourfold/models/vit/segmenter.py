@@ -37,9 +37,10 @@ class Segmenter(ViT):
         assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
         norm = nn.BatchNorm2d(config.d_model) if config.head_norm == "batch" else nn.Identity()
-        self.head = nn.Sequential(norm, nn.Conv2d(config.d_model, config.n_classes, 1))
-        nn.init.normal_(self.head[1].weight, std=0.01)
-        nn.init.zeros_(self.head[1].bias)
+        linear = nn.Conv2d(config.d_model, config.n_classes, 1)
+        nn.init.normal_(linear.weight, std=0.01)
+        nn.init.zeros_(linear.get_parameter("bias"))
+        self.head = nn.Sequential(norm, linear)
 
     def logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, prefix + N, D) to the logits (B, K, rows, columns) of patches."""
