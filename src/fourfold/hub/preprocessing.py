@@ -252,6 +252,9 @@ def _read_transform(settings: Any, image_size: ImageSize, n_channels: int) -> di
     settings = _IMAGE_DEFAULTS | {k: v for k, v in settings.items() if v is not None}
     check_allowed(settings, _ALLOWED)
     resized = _read_size(settings, "size", _read_size(settings, "crop_size", image_size))
+    if not isinstance(resized, int) and resized != image_size:
+        message = f"must be a square or the size of the model, {image_size}, got {resized}"
+        raise InputError(message, option="size")
     smaller = tuple(map(min, height_width(image_size), height_width(resized)))
     cropped = _read_size(settings, "crop_size", canonical_size(smaller))
     crop_pct = 1.0
