@@ -433,6 +433,7 @@ def is_representable(arguments: dict[str, Any], size: Any) -> bool:
         and all(arguments.get(key, value) == value for key, value in expected.items())
         and arguments["global_pool"] == pool
         and (pool == "token" or arguments.get("fc_norm") is False)
+        and (pool == "token" or not arguments.get("reg_tokens"))
     )
 
 
