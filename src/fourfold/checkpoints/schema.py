@@ -42,7 +42,7 @@ ARTIFACTS: dict[str, Any] = {
     "allow_no_answer": bool,
     "src_lang": str,
     "tgt_lang": str,
-    "image_size": int,
+    "image_size": int | tuple[int, int],
     "n_channels": int,
     "mean": tuple[float, ...],
     "std": tuple[float, ...],

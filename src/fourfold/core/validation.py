@@ -30,6 +30,7 @@ LARGEST = {
     **dict.fromkeys(("vocab_size", "n_classes"), MAX_VOCABULARY),
 }
 LARGEST_OF_OTHERS = 2**20
+ImageSize = int | tuple[int, int]  # side of a square, or height and width, in pixels
 FRACTIONS = ("norm_eps", "dropout", "drop_path")  # ends of names
 
 
@@ -38,7 +39,8 @@ def check_fields(config: Any) -> None:
 
     Integers are from 1 to a value of `LARGEST`, and floats with a name in `FRACTIONS` from 0 and
     below 1. A class states other ranges in the class variable `ranges`: arguments of `check_range`
-    by name of the field. None is always allowed.
+    by name of the field. None is always allowed. A list of height and width becomes a tuple, or a
+    number for a square.
     """
     check_types(config)
     ranges: dict[str, Any] = {}
@@ -53,8 +55,31 @@ def check_fields(config: Any) -> None:
         elif isinstance(value, int) and int in (declared, *get_args(declared)):
             ends = (n for end, n in LARGEST.items() if name.endswith(end))
             check_positive(name, value, next(ends, LARGEST_OF_OTHERS))
+        elif declared == ImageSize:
+            object.__setattr__(config, name, canonical_size(height_width(value, name)))
         elif name.endswith(FRACTIONS):
             check_range(name, value, minimum=0.0, below=1.0)
+
+
+def height_width(size: ImageSize, name: str = "image_size") -> tuple[int, int]:
+    """Return height and width of an image size, which is a number for a square image.
+
+    Raises:
+        InputError: The size is not one or two numbers from 1 to `MAX_IMAGE_SIDE`.
+    """
+    check_type(name, size, ImageSize)
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2:
+        raise InputError(f"must be a number or [height, width], got {quote(size)}", option=name)
+    for side in sides:
+        check_positive(name, side, MAX_IMAGE_SIDE)
+    return sides
+
+
+def canonical_size(size: Any) -> Any:
+    """Return one number for equal height and width, and any other value unchanged."""
+    is_pair = isinstance(size, list | tuple) and len(size) == 2
+    return size[0] if is_pair and size[0] == size[1] else size
 
 
 def require_sizes(config: Any) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fourfold.data.vision.captioning import CaptionData as CaptionData
     from fourfold.data.vision.image_classification import ImageData as ImageData
     from fourfold.data.vision.masked_images import MaskedImageData as MaskedImageData
+    from fourfold.data.vision.segmentation import SegmentationData as SegmentationData
 
 _MODULES = {
     "CaptionData": "vision.captioning",
@@ -32,6 +33,7 @@ _MODULES = {
     "MaskedTextData": "text.masked_lm",
     "QuestionData": "text.question_answering",
     "RecallData": "text.synthetic_sequences",
+    "SegmentationData": "vision.segmentation",
     "SequenceData": "text.sequence_classification",
     "SpanCorruptionData": "text.masked_lm",
     "SyntheticSequenceData": "text.synthetic_sequences",

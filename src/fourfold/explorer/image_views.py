@@ -26,6 +26,8 @@ from fourfold.explorer.inputs import Example, short_title
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.explorer.text_views import TranslationView
 from fourfold.explorer.views import Row, View
+from fourfold.layers.image_positions import Grid
+from fourfold.layers.patch_embedding import patch_grid
 
 IMAGE_SIDE = 256  # longer side of an image on the page, in pixels
 FULL_PATCHES = 80  # tokens of a ViT up to which the maps of all examples are stored completely
@@ -51,7 +53,8 @@ class ImageView(View):
         """Convert an `ImageBatch`; the displayed pixels are read from the dataset."""
         examples = []
         for i, row in enumerate(batch.rows.tolist()):
-            stored = dataset.images.pixels(row, dataset.transform.n_channels)
+            n_channels = dataset.transform.n_channels
+            stored = dataset.images.pixels(row, n_channels)[:n_channels]  # without a mask
             seen = dataset.transform([stored], 0, np.array([row]))[0]
             picture = pixels(seen, self.model.artifacts)
             labels = getattr(batch, "labels", None)
@@ -62,11 +65,11 @@ class ImageView(View):
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         assert example.image is not None
-        side = self.side
+        grid = self.grid
         images = self._batch(example.image)
         n_prefix = self.model.n_prefix
-        n_tokens = n_prefix + side * side
-        kind = self._kind(side, n_prefix, is_first)
+        n_tokens = n_prefix + math.prod(grid)
+        kind = self._kind(grid, n_prefix, is_first)
         model = self.model if self.model.heads else self.model.encode  # as in a published DINOv2
         logits = collector.collect(self.model, lambda: model(images), {"self": kind})[0]
         classes = self.classes(logits) if self.model.heads else []
@@ -82,29 +85,29 @@ class ImageView(View):
             collector.add("positions", same, "patches", "patches", range=[-1.0, 1.0])
         pooled = "[CLS]" if n_prefix else "mean of the patches"
         return {
-            "tokens": {"patches": patch_names(side, side, n_prefix), "class": [pooled]},
+            "tokens": {"patches": patch_names(*grid, n_prefix), "class": [pooled]},
             "query": 0 if n_prefix else None,
-            "image": image_entry(example.picture, [side, side], n_prefix),
+            "image": image_entry(example.picture, grid, n_prefix),
             "classes": classes,
             "truth": None if example.label is None else self.class_names(logits)[example.label],
         }
 
-    def _kind(self, side: int, n_prefix: int, is_first: bool, name: str | None = None) -> Kind:
+    def _kind(self, grid: Grid, n_prefix: int, is_first: bool, name: str | None = None) -> Kind:
         """Return the options for the self-attention of an image encoder."""
-        whole = is_first or not n_prefix or n_prefix + side * side <= FULL_PATCHES
+        whole = is_first or not n_prefix or n_prefix + math.prod(grid) <= FULL_PATCHES
         return Kind(
             "patches" if whole else "class",
             "patches",
             name=name,
-            distances=patch_distances(side, side, n_prefix),
+            distances=patch_distances(*grid, n_prefix),
             first_queries=None if whole else 1,
             rollout="rollout",
         )
 
     @property
-    def side(self) -> int:
-        """Number of patches in a row and in a column."""
-        return int(self.model.config.image_size // self.model.config.patch_size)
+    def grid(self) -> tuple[int, int]:
+        """Numbers of rows and columns of the patches."""
+        return patch_grid(self.model.config.image_size, self.model.config.patch_size)
 
     def _batch(self, image: Tensor) -> Tensor:
         return image[None].to(self.device, next(self.model.parameters()).dtype)
@@ -117,7 +120,7 @@ class MaskedImageView(ImageView):
 
     def from_image(self, path: str) -> Example:
         """Convert an image file; the same quarter of the patches is visible in each image."""
-        order = np.random.default_rng(0).permutation(self.side**2)
+        order = np.random.default_rng(0).permutation(math.prod(self.grid))
         visible = sorted(order[: max(1, round(VISIBLE * len(order)))].tolist())
         return replace(super().from_image(path), visible=visible)
 
@@ -129,9 +132,9 @@ class MaskedImageView(ImageView):
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
         assert example.image is not None
         assert example.picture is not None
-        side = self.side
+        grid = self.grid
         images, visible = self._batch(example.image), self.tensor(example.visible)
-        names, distances = patch_names(side, side, 1), patch_distances(side, side, 1)
+        names, distances = patch_names(*grid, 1), patch_distances(*grid, 1)
         seen = [0, *(1 + patch for patch in example.visible)]
         kinds = {
             "self": Kind("visible", "visible", name="encoder", distances=distances[seen][:, seen]),
@@ -144,7 +147,7 @@ class MaskedImageView(ImageView):
             "tokens": {"patches": names, "visible": [names[i] for i in seen]},
             "query": hidden[0] if hidden else 0,
             "hint": "Dark patches are hidden from the encoder, and the decoder predicts them.",
-            "image": image_entry(darken(example.picture, hidden, side), [side, side], 1),
+            "image": image_entry(darken(example.picture, hidden, grid), grid, 1),
         }
 
 
@@ -197,15 +200,15 @@ class ImageTextView(ImageView):
             collector.collect(model, lambda: model.encode_text(ids), kinds)
         if example.image is None:
             return fields
-        side, images = self.side, self._batch(example.image)
-        kinds = {"image_stack": self._kind(side, n_prefix, is_first, name="image")}
+        grid, images = self.grid, self._batch(example.image)
+        kinds = {"image_stack": self._kind(grid, n_prefix, is_first, name="image")}
         if is_siglip:
             kinds["self"] = Kind("class", "patches", "pooling by the learned query", is_self=False)
         collector.collect(model, lambda: model.encode_image(images), kinds)
         collector.maps.sort(key=lambda entry: bool(entry["name"] == "text"))
         pooled = "learned query" if is_siglip else "[CLS]"
-        fields["tokens"] |= {"patches": patch_names(side, side, n_prefix), "class": [pooled]}
-        fields["image"] = image_entry(example.picture, [side, side], n_prefix)
+        fields["tokens"] |= {"patches": patch_names(*grid, n_prefix), "class": [pooled]}
+        fields["image"] = image_entry(example.picture, grid, n_prefix)
         fields["query"] = 0 if n_prefix else None
         if not self.texts:
             return fields
@@ -248,10 +251,10 @@ class CaptionView(ImageView):
         is_recurrent = self.model.is_recurrent
         n_encoded = 0 if encoder is None else encoder.n_prefix
         n_prefix = 0 if is_recurrent else n_encoded
-        grid = list(example.image.shape[1:])
+        grid = example.image.shape[1], example.image.shape[2]
         if encoder is not None:
-            grid = [encoder.image_size // encoder.patch_size] * 2
-        distances = None if encoder is None else patch_distances(grid[0], grid[1], n_encoded)
+            grid = patch_grid(encoder.image_size, encoder.patch_size)
+        distances = None if encoder is None else patch_distances(*grid, n_encoded)
         kinds = {
             "encoder": Kind("encoded", "encoded", distances=distances),
             "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
@@ -265,9 +268,9 @@ class CaptionView(ImageView):
         }
         fields = self.tokens(target=example.target or [], inputs=inputs)
         fields["tokens"]["sum"] = ["sum over the words"]
-        fields["tokens"]["patches"] = patch_names(grid[0], grid[1], n_prefix)
+        fields["tokens"]["patches"] = patch_names(*grid, n_prefix)
         if encoder is not None:
-            fields["tokens"]["encoded"] = patch_names(grid[0], grid[1], n_encoded)
+            fields["tokens"]["encoded"] = patch_names(*grid, n_encoded)
         gates: list[Tensor] = []
         gate = getattr(self.model.decoder, "gate", None)
         with ExitStack() as hooks:
@@ -288,19 +291,16 @@ def pixels(image: Tensor, artifacts: Any) -> Array:
     return levels.permute(1, 2, 0).numpy()
 
 
-def darken(picture: Array, hidden: Sequence[int], side: int) -> Array:
-    """Return pixels (H, W, C) whose hidden patches, from 1, have a quarter of their brightness.
-
-    `side` is the number of patches in a row and in a column.
-    """
-    seen = np.ones(side * side, np.float32)
+def darken(picture: Array, hidden: Sequence[int], grid: Grid) -> Array:
+    """Return pixels (H, W, C) whose hidden patches, from 1, have a quarter of their brightness."""
+    seen = np.ones(math.prod(grid), np.float32)
     seen[np.array(hidden, int) - 1] = 0.25
-    height, width = (size // side for size in picture.shape[:2])
-    factors = np.kron(seen.reshape(side, side), np.ones((height, width)))
+    height, width = (size // n for size, n in zip(picture.shape[:2], grid, strict=True))
+    factors = np.kron(seen.reshape(grid), np.ones((height, width)))
     return (picture * factors[..., None]).astype(np.uint8)
 
 
-def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | None:
+def image_entry(picture: Array | None, grid: Grid, n_prefix: int) -> Row | None:
     """Return the field `image`: a JPEG in a data URL, and its sizes.
 
     `grid` is the number of rows and of columns of the
@@ -318,7 +318,7 @@ def image_entry(picture: Array | None, grid: list[int], n_prefix: int) -> Row | 
     image.save(file, "JPEG", quality=80)
     url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
     size_of = {"width": image.width, "height": image.height}
-    return {"src": url, **size_of, "grid": grid, "prefix": n_prefix}
+    return {"src": url, **size_of, "grid": list(grid), "prefix": n_prefix}
 
 
 def patch_names(n_rows: int, n_columns: int, n_prefix: int) -> list[str]:

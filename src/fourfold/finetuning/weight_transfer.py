@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fourfold.errors import InputError
-from fourfold.layers.image_positions import interpolate_positions
+from fourfold.layers.image_positions import Grid, interpolate_positions
 from fourfold.layers.patch_embedding import PatchEmbedding
 
 # New prefixes of parameter names by old prefixes, for each part of the target that can receive the
@@ -104,8 +104,9 @@ def transfer(
         prefixes = {**POOLER, **prefixes}
     tensors = {**dict(source.named_buffers()), **stored}
     available = {_rename(name, prefixes): tensor for name, tensor in tensors.items()}
-    grids = {_rename(name, prefixes) for name in _grids(source)}
-    differing = grids ^ _grids(target)  # image positions in one of the models only
+    old_grids = {_rename(name, prefixes): grid for name, grid in _grids(source).items()}
+    new_grids = _grids(target)
+    differing = old_grids.keys() ^ new_grids.keys()  # image positions in one of the models only
     wanted = target.state_dict()
     embeddings = {n for n in wanted if EMBEDDING.match(n) and _rename(n, prefixes) == n}
     # Blocks of a model with other inputs, such as tokens instead of patches, are of no use.
@@ -120,7 +121,8 @@ def transfer(
         value: Tensor | None = None
         rule = ""
         if name in available and name not in differing:
-            value, rule = _convert(name, available[name], old, name in grids, tokens, interpolation)
+            grids = (old_grids[name], new_grids[name]) if name in old_grids else None
+            value, rule = _convert(name, available[name], old, grids, tokens, interpolation)
         if value is None:
             report.new.append((name, tuple(old.shape), ""))
             continue
@@ -143,7 +145,7 @@ def _convert(
     name: str,
     old: Tensor,
     new: Tensor,
-    is_grid: bool,
+    grids: tuple[Grid, Grid] | None,
     tokens: tuple[Tensor, Tensor] | None,
     interpolation: str,
 ) -> tuple[Tensor | None, str]:
@@ -156,10 +158,11 @@ def _convert(
         shared = (old_ids < len(old)) & (new_ids < len(new))
         value[new_ids[shared]] = old[old_ids[shared]].to(new)
         return value, f"{int(shared.sum())} of its rows, token by token"
-    if old.shape == new.shape:
+    if old.shape == new.shape and (not grids or grids[0] == grids[1]):
         return old, ""
-    if is_grid:
-        return interpolate_positions(old, new, interpolation), f"{interpolation} interpolation"
+    if grids:
+        value = interpolate_positions(old, new, interpolation, grids)
+        return value, f"{interpolation} interpolation"
     if (has_token_rows or name.endswith(EXTENDABLE)) and old.shape[1:] == new.shape[1:]:
         n_rows = min(len(old), len(new))
         value[:n_rows] = old[:n_rows].to(new)
@@ -180,10 +183,10 @@ def _fold_segment(available: dict[str, Tensor], wanted: Mapping[str, Tensor]) ->
     return folded
 
 
-def _grids(model: nn.Module) -> set[str]:
-    """Return the names of the parameters that are position embeddings of image patches."""
+def _grids(model: nn.Module) -> dict[str, Grid]:
+    """Return the grid of patches of each position embedding of images, by parameter name."""
     return {
-        f"{name}.positions.weight"
+        f"{name}.positions.weight": module.grid
         for name, module in model.named_modules()
         if isinstance(module, PatchEmbedding)
     }

@@ -241,7 +241,7 @@ def beam_search(
 
     Args:
         model: An encoder-decoder, or a causal LM whose prompts are `src`.
-        src: Token ids (B, T) int64 of sources or prompts, or source images (B, C, side, side).
+        src: Token ids (B, T) int64 of sources or prompts, or source images (B, C, height, width).
         num_beams: Number of active hypotheses of each source; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty.
         length_penalty_type: Penalty of n tokens: gnmt ((5 + n)/6)**alpha, power n**alpha, or none.

@@ -52,7 +52,7 @@ def generate(
 
     Args:
         model: A causal LM or an encoder-decoder.
-        ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, side, side).
+        ids: Token ids (B, T) int64 of prompts or sources, or source images (B, C, height, width).
         max_new_tokens: None means the stored number, otherwise 50 for a causal LM, the length of
             each source + 50, or the longest caption of the training, if the model can read it.
         eos_id: Token or tokens that end a sequence; [] means that no token does.

@@ -84,7 +84,7 @@ class GenerationInputs:
     def _check_tensors(self) -> None:
         """Raise InputError unless inputs and mask have valid shapes, data types and values."""
         ids, mask, is_image = self.ids, self.mask, self.model.accepts_images
-        kind = "float images (B, C, side, side)" if is_image else "int64 token ids (B, T)"
+        kind = "float images (B, C, height, width)" if is_image else "int64 token ids (B, T)"
         is_valid = ids.is_floating_point() if is_image else ids.dtype == torch.int64
         if not is_valid or ids.ndim != (4 if is_image else 2) or not ids.numel():
             message = f"must be {kind}, got {ids.dtype} {tuple(ids.shape)}"

@@ -12,7 +12,7 @@ from dataclasses import field as dataclass_field
 from typing import Any
 
 from fourfold.core.config import TransformerConfig
-from fourfold.core.validation import check_choice, require_sizes
+from fourfold.core.validation import ImageSize, check_choice, require_sizes
 from fourfold.errors import InputError
 from fourfold.hub.keymap import KeyMap
 from fourfold.layers.base_model import Model
@@ -177,10 +177,26 @@ def size_fields(
     )
 
 
+def square(image_size: ImageSize) -> int:
+    """Return the size of a square image.
+
+    Raises:
+        InputError: Height and width differ.
+    """
+    if not isinstance(image_size, int):
+        message = "must be a square in transformers for CLIP, or if images are not squashed"
+        raise InputError(f"{message}, got {image_size}", option="image_size")
+    return image_size
+
+
 def image_fields(patch_size: int, section: str = "") -> tuple[Field, ...]:
-    """Return the fields of the images, by default of 3 channels and 224 pixels along a side."""
+    """Return the fields of the images, by default of 3 channels and 224 pixels along a side.
+
+    With a section of the config (CLIP), transformers supports square images only.
+    """
+    size = Field("image_size", (section + "image_size",), 224)
     return (
-        field("image_size", section + "image_size", default=224),
+        replace(size, to_hf=square) if section else size,
         field("patch_size", section + "patch_size", default=patch_size),
         field("n_channels", section + "num_channels", default=3),
     )

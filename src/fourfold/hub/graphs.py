@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import Attention, split_heads
 from fourfold.core.kv_cache import KVCache, LayerCache
+from fourfold.core.validation import height_width
 from fourfold.errors import InputError
 from fourfold.families import families, lookup
 
@@ -97,8 +98,7 @@ def _text_inputs(vocab_size: int) -> list[Input]:
 
 
 def _image_input(config: Any) -> Input:
-    side = config.image_size
-    return Input("pixel_values", ("batch", config.n_channels, side, side))
+    return Input("pixel_values", ("batch", config.n_channels, *height_width(config.image_size)))
 
 
 def encoder_graphs(model: Any) -> dict[str, Graph]:

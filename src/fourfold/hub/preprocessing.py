@@ -12,10 +12,10 @@ from typing import Any
 from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 
-from fourfold.core.validation import MAX_IMAGE_SIDE, check_positive, check_type
+from fourfold.core.validation import ImageSize, canonical_size, height_width
 from fourfold.errors import InputError, reading
 from fourfold.families import lookup
-from fourfold.hub.architecture import Json, check_allowed, get_key
+from fourfold.hub.architecture import Json, check_allowed, get_key, square
 from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
@@ -256,14 +256,23 @@ def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:
         return _read_transform(settings, config.image_size, config.n_channels)
 
 
-def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str, Any]:
+def _read_transform(settings: Any, image_size: ImageSize, n_channels: int) -> dict[str, Any]:
     """Convert the content of a preprocessor_config.json to settings of the evaluation transform."""
     settings = settings.get("image_processor") or settings
     settings = _IMAGE_DEFAULTS | {k: v for k, v in settings.items() if v is not None}
     check_allowed(settings, _ALLOWED)
-    resized = _read_side(settings, "size", _read_side(settings, "crop_size", image_size))
-    cropped = _read_side(settings, "crop_size", min(image_size, resized))
-    crop_pct = cropped / resized if settings.get("do_center_crop") else 1.0
+    resized = _read_size(settings, "size", _read_size(settings, "crop_size", image_size))
+    if not isinstance(resized, int) and resized != image_size:
+        message = f"must be a square or the size of the model, {image_size}, got {resized}"
+        raise InputError(message, option="size")
+    smaller = tuple(map(min, height_width(image_size), height_width(resized)))
+    cropped = _read_size(settings, "crop_size", canonical_size(smaller))
+    crop_pct = 1.0
+    if settings.get("do_center_crop") and cropped != resized:
+        if not isinstance(cropped, int) or not isinstance(resized, int):
+            message = f"must equal size, {resized}, unless both are squares, got {cropped}"
+            raise InputError(message, option="crop_size")
+        crop_pct = cropped / resized
     if crop_pct > 1:
         raise InputError(f"must be at most size, {resized}, got {cropped}", option="crop_size")
     size = settings.get("size")
@@ -271,6 +280,8 @@ def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str
     if isinstance(size, int):  # CLIP's image processor resizes the shorter side, all others both
         name = settings.get("image_processor_type", settings.get("feature_extractor_type", ""))
         squash = not str(name).startswith("CLIP")
+    if size is not None and not squash:
+        square(image_size)
     if settings["do_normalize"] is False:
         settings |= {"image_mean": [0.0], "image_std": [1.0]}
     return {
@@ -284,21 +295,16 @@ def _read_transform(settings: Any, image_size: int, n_channels: int) -> dict[str
     }
 
 
-def _read_side(settings: Json, key: str, default: int) -> int:
-    """Read the length in pixels of the side of a square image or crop; absent means `default`.
+def _read_size(settings: Json, key: str, default: ImageSize) -> ImageSize:
+    """Read the size in pixels of an image or crop; absent means `default`.
 
     The value is a number or an object: {"height": 224, "width": 224} or {"shortest_edge": 224}.
     """
     value: Any = settings.get(key, default)
     if isinstance(value, Mapping):
         sides = ("height", "width") if "shortest_edge" not in value else ("shortest_edge",) * 2
-        height, width = (value.get(side) for side in sides)
-        if height != width:
-            raise InputError(f"must be a square, got {height}x{width}", option=key)
-        value = height
-    check_type(key, value, int)
-    check_positive(key, value, MAX_IMAGE_SIDE)
-    return value
+        value = [value.get(side) for side in sides]
+    return canonical_size(height_width(value, key))
 
 
 def _read_channels(settings: Json, key: str, n_channels: int) -> list[float]:
@@ -321,8 +327,10 @@ def write_image_preprocessing(path: Path, artifacts: Mapping[str, Any], is_clip:
     image_size = artifacts["image_size"]
     crop_pct = artifacts["crop_pct"]
     squash = artifacts["crop_mode"] == "squash"
+    if crop_pct < 1 or not squash:
+        square(image_size)
     # The small constant undoes the rounding of ratios such as 224 / 400.
-    resized = math.floor(image_size / crop_pct + 1e-6)
+    height, width = (math.floor(x / crop_pct + 1e-6) for x in height_width(image_size))
     processor = "DeiTImageProcessor" if crop_pct < 1 else "ViTImageProcessor"
     settings = {
         "image_processor_type": "CLIPImageProcessor" if is_clip else processor,
@@ -331,7 +339,7 @@ def write_image_preprocessing(path: Path, artifacts: Mapping[str, Any], is_clip:
         "image_mean": artifacts["mean"],
         "image_std": artifacts["std"],
         "resample": 2 if artifacts["interpolation"] == _PIL_RESAMPLE[2] else 3,
-        "size": {"height": resized, "width": resized} if squash else {"shortest_edge": resized},
+        "size": {"height": height, "width": width} if squash else {"shortest_edge": height},
     }
     if is_clip:
         settings["do_convert_rgb"] = artifacts["n_channels"] == 3

@@ -15,7 +15,7 @@ from fourfold.core.attention import Attention
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import TransformerConfig
 from fourfold.core.kv_cache import KVCache
-from fourfold.core.validation import check_positive
+from fourfold.core.validation import check_positive, height_width
 from fourfold.errors import InputError
 from fourfold.layers.heads import ClassHead
 from fourfold.layers.patch_embedding import PatchEmbedding
@@ -41,7 +41,7 @@ class Model(nn.Module):
 
     Arguments of the same name have the same meaning in all models: `ids` (B, T) int64 are token
     ids, `src` (B, S) and `tgt` (B, T) those of source and target, and `images` have the shape (B,
-    C, side, side). A `mask` (B, T) bool is True at real tokens; None means that all tokens are
+    C, height, width). A `mask` (B, T) bool is True at real tokens; None means that all tokens are
     real, and padding may be on either side. `documents` (B, T) are the indices of packed documents;
     None means one document. `segments` (B, T) int64 are 0 in the first sentence and 1 in the
     second; None means 0. A `cache` holds the keys and values, or the recurrent state, of earlier
@@ -207,7 +207,7 @@ class Model(nn.Module):
         config, inputs = self.config, []
         encoder = getattr(config, "encoder", config)
         if self.accepts_images:
-            shape = batch, encoder.n_channels, encoder.image_size, encoder.image_size
+            shape = batch, encoder.n_channels, *height_width(encoder.image_size)
             inputs.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
         if hasattr(config, "vocab_size"):
             limit = getattr(config, "max_len", None)

@@ -6,6 +6,7 @@ Shapes: B batch, T tokens (prefix tokens and N patches), D model width, H heads.
 """
 
 import math
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -43,48 +44,59 @@ INTERPOLATIONS: dict[str, dict[str, Any]] = {
 INIT_STD = 0.02
 
 
+Grid = tuple[int, int]  # numbers of rows and columns of the patches
+
+
+def square_grid(n_rows: int) -> Grid:
+    """Return the largest square grid of patches in a table with `n_rows` rows."""
+    side = math.isqrt(n_rows)
+    return side, side
+
+
 class AxialPositions(PositionTable):
-    """Learned positions of the patches of a square image, and of the tokens before the patches.
+    """Learned positions of the patches of an image, and of the tokens before the patches.
 
     Source: Dosovitskiy et al. 2020, appendix D.4. The vector of a patch is the concatenation of D /
     2 values for its column and D / 2 values for its row. Each token before the patches, such as the
-    class token, has D values. The largest square number up to `n_rows` is the number of patches N.
+    class token, has D values. `grid` has the numbers of rows and columns of the patches; without it
+    the largest square number up to `n_rows` is the number of patches N.
     """
 
-    def __init__(self, n_rows: int, width: int) -> None:
+    def __init__(self, n_rows: int, width: int, grid: Grid | None = None) -> None:
         nn.Module.__init__(self)
-        side = math.isqrt(n_rows)
+        rows, columns = grid or square_grid(n_rows)
         if width % 2:
             raise InputError(f"must be even for positions learned2d, got {width}", option="d_model")
-        self.prefix = nn.Parameter(torch.randn(n_rows - side**2, width) * INIT_STD)
-        self.x = nn.Parameter(torch.randn(side, width // 2) * INIT_STD)
-        self.y = nn.Parameter(torch.randn(side, width // 2) * INIT_STD)
+        self.prefix = nn.Parameter(torch.randn(n_rows - rows * columns, width) * INIT_STD)
+        self.x = nn.Parameter(torch.randn(columns, width // 2) * INIT_STD)
+        self.y = nn.Parameter(torch.randn(rows, width // 2) * INIT_STD)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """Position vectors (T, D), first of the prefix tokens, then of the patches row by row."""
-        side = len(self.x)
-        x = self.x.expand(side, -1, -1)
-        y = self.y[:, None].expand(-1, side, -1)
+        x = self.x.expand(len(self.y), -1, -1)
+        y = self.y[:, None].expand(-1, len(self.x), -1)
         return torch.cat([self.prefix, torch.cat([x, y], dim=-1).flatten(0, 1)])
 
 
-def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> PositionTable:
-    """Build sinusoidal positions of a square grid of patches (Beyer et al. 2022, after MoCo v3).
+def sincos2d(
+    n_rows: int, width: int, grid: Grid | None = None, *, n_steps: int | None = None
+) -> PositionTable:
+    """Build sinusoidal positions of a grid of patches (Beyer et al. 2022, after MoCo v3).
 
     The first half of the channels depends on the column of a patch, the second half on its row. The
     wavelengths are geometric, from 2 pi to 10000 * 2 pi.
 
     Args:
-        n_rows: Number of patches N, a square number.
+        n_rows: Number of patches N.
         width: Width D of a vector, divisible by 4.
+        grid: Numbers of rows and columns of the patches; None for a square.
         n_steps: Number of steps between both ends of this range. None means width / 4 - 1, so that
             the longest wavelength is that of the last channel.
     """
-    side = math.isqrt(n_rows)
     if width % 4:
         raise InputError(f"must be divisible by 4 for sincos2d, got {width}", option="d_model")
-    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    y, x = torch.meshgrid(*map(torch.arange, grid or square_grid(n_rows)), indexing="ij")
     # Not torch.linspace, which transformers replaces by a version without the meta device.
     steps = torch.arange(width // 4, dtype=torch.float64) / max(n_steps or width // 4 - 1, 1)
     omega = 10000.0**-steps
@@ -93,12 +105,12 @@ def sincos2d(n_rows: int, width: int, *, n_steps: int | None = None) -> Position
     return PositionTable(table.float(), learned=False)
 
 
-def sincos2d_mae(n_rows: int, width: int) -> PositionTable:
+def sincos2d_mae(n_rows: int, width: int, grid: Grid | None = None) -> PositionTable:
     """Build the positions of `sincos2d` with the wavelengths of MAE (He et al. 2021).
 
     No channel has the longest wavelength, as in `sinusoidal`.
     """
-    return sincos2d(n_rows, width, n_steps=width // 4)
+    return sincos2d(n_rows, width, grid, n_steps=width // 4)
 
 
 VIT_POSITIONS: Tables = {
@@ -107,6 +119,12 @@ VIT_POSITIONS: Tables = {
     "sincos2d_mae": sincos2d_mae,
     "learned2d": AxialPositions,
 }
+
+
+def positions_on(grid: Grid) -> Tables:
+    """Return the functions of `VIT_POSITIONS`, for patches in a grid (rows, columns)."""
+    tables: Any = VIT_POSITIONS
+    return tables | {n: partial(tables[n], grid=grid) for n in tables.keys() - POSITIONS.keys()}
 
 
 class RelativePositionBias(nn.Module):
@@ -171,13 +189,16 @@ class PositionedStack(Stack):
 
     Args:
         positions: relative, for a bias that all blocks share, or learned or learned2d, for vectors.
+        grid: Numbers of rows and columns of the patches.
+        n_prefix: Number of tokens before the patches.
         shared: Add the vectors of one table in all blocks. False gives each block its own table.
     """
 
     def __init__(
-        self, config: TransformerConfig, positions: str, length: int, shared: bool
+        self, config: TransformerConfig, positions: str, grid: Grid, n_prefix: int, shared: bool
     ) -> None:
         super().__init__(config)
+        length = n_prefix + grid[0] * grid[1]
         self.bias: RelativePositionBias | None = None
         if positions == "relative":
             self.bias = RelativePositionBias(config.n_heads, length)
@@ -187,7 +208,7 @@ class PositionedStack(Stack):
             is_owner = not shared or not blocks
             table = blocks[0].positions if blocks else None
             if is_owner:
-                table = make_positions(positions, length, config.d_model, VIT_POSITIONS)
+                table = make_positions(positions, length, config.d_model, positions_on(grid))
             assert table is not None
             blocks.append(BlockWithPositions(block, table, is_owner))
         self.blocks = nn.ModuleList(blocks)
@@ -212,13 +233,13 @@ class AxialRotaryStack(Stack):
     channels are rotated by the row, the other half by the column. Prefix tokens are not rotated.
 
     Args:
-        side: Number of rows, and of columns, of patches.
+        grid: Numbers of rows and columns of the patches.
         n_prefix: Number of tokens before the patches.
     """
 
-    def __init__(self, config: TransformerConfig, side: int, n_prefix: int) -> None:
+    def __init__(self, config: TransformerConfig, grid: Grid, n_prefix: int) -> None:
         super().__init__(config)
-        self.side = side
+        self.grid = grid
         self.n_prefix = n_prefix
 
     def _rotation(
@@ -229,29 +250,32 @@ class AxialRotaryStack(Stack):
         options: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
         # The operations are those of transformers, in the same order, so the results are equal.
         rates = 1 / theta ** torch.arange(0, 1, 4 / self.rotary_width, **options)
-        centres = 2 * (torch.arange(0.5, self.side, **options) / self.side) - 1
-        grid = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), dim=-1).flatten(0, 1)
+        centres = (2 * (torch.arange(0.5, n, **options) / n) - 1 for n in self.grid)
+        grid = torch.stack(torch.meshgrid(*centres, indexing="ij"), dim=-1).flatten(0, 1)
         angles = (2 * math.pi * grid[:, :, None] * rates).flatten(1)  # (N, P): row, column
         angles = F.pad(angles, (0, 0, self.n_prefix, 0))
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
-def interpolate_positions(old: Tensor, new: Tensor, interpolation: str) -> Tensor:
+def interpolate_positions(
+    old: Tensor, new: Tensor, interpolation: str, grids: tuple[Grid, Grid] | None = None
+) -> Tensor:
     """Interpolate the positions of a grid of patches to a grid of another size.
 
     Source: Dosovitskiy et al. 2020, section 3.2.
 
     Args:
-        old: Table (prefix + S * S, D) of the source. The rows of prefix tokens are copied.
-        new: Table (prefix + S' * S', D), whose values are used for the prefix tokens that `old`
-            does not have.
+        old: Table (prefix + N, D) of the source. The rows of prefix tokens are copied.
+        new: Table (prefix + N', D), whose values are used for the prefix tokens that `old` does
+            not have.
         interpolation: A name in `INTERPOLATIONS`.
+        grids: Numbers of rows and columns of the patches in `old` and in `new`; None for squares.
     """
-    old_side, new_side = math.isqrt(len(old)), math.isqrt(len(new))
-    old_prefix, new_prefix = len(old) - old_side**2, len(new) - new_side**2
-    grid = old[old_prefix:].float().T.reshape(1, -1, old_side, old_side)  # (1, D, S, S)
-    if old_side != new_side:
-        grid = F.interpolate(grid, size=(new_side, new_side), **INTERPOLATIONS[interpolation])
+    old_grid, new_grid = grids or (square_grid(len(old)), square_grid(len(new)))
+    old_prefix, new_prefix = len(old) - math.prod(old_grid), len(new) - math.prod(new_grid)
+    grid = old[old_prefix:].float().T.reshape(1, -1, *old_grid)  # (1, D, rows, columns)
+    if old_grid != new_grid:
+        grid = F.interpolate(grid, size=new_grid, **INTERPOLATIONS[interpolation])
     result = new.clone()
     result[new_prefix:] = grid[0].flatten(1).T.to(new)
     n_copied = min(old_prefix, new_prefix)

@@ -1,4 +1,4 @@
-"""Scores of one class, of several labels and of a number per example.
+"""Scores of one class, of several labels and of a number per example, and of pixels (IoU).
 
 Shapes: B examples, K classes or labels.
 """
@@ -28,8 +28,8 @@ class ClassificationScores(MulticlassConfusionMatrix):
     and it is 1 there if all samples of a binary task are of one class and predicted right.
     """
 
-    def __init__(self, n_classes: int) -> None:
-        super().__init__(n_classes, validate_args=False)
+    def __init__(self, n_classes: int, ignore_index: int | None = None) -> None:
+        super().__init__(n_classes, ignore_index=ignore_index, validate_args=False)
 
     def counts(self) -> list[list[int]]:
         """Return the confusion matrix (K, K) over all ranks; its rows are the true classes."""
@@ -75,6 +75,25 @@ class MultiLabelScores(MetricCollection):
         """Add the logits (B, K) of a batch, and its labels (B, K), 1 or 0."""
         # Probabilities, since torchmetrics takes logits from 0 to 1 for probabilities.
         super().update(logits.float().sigmoid(), labels.long())
+
+
+class SegmentationScores(ClassificationScores):
+    """Intersection over union (IoU) of the classes of pixels, and accuracy.
+
+    The IoU of a class is the number of pixels that have it in truth and prediction, divided by the
+    number of those that have it in one of them. The pixels of all images are counted together.
+    """
+
+    def compute(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return mean_iou, pixel_accuracy and the list iou by class.
+
+        A class that neither occurs nor is predicted has the IoU nan, and the mean leaves it out.
+        """
+        table = self.confmat.cpu().double()
+        correct = table.diag()
+        iou = correct / (table.sum(0) + table.sum(1) - correct)  # 0 / 0 is nan
+        accuracy = correct.sum() / table.sum()
+        return {"mean_iou": iou.nanmean(), "pixel_accuracy": accuracy, "iou": iou.tolist()}
 
 
 class RegressionScores(RowMetric):

@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     )
     from fourfold.models.vit.model import ViT as ViT
     from fourfold.models.vit.model import ViTConfig as ViTConfig
+    from fourfold.models.vit.segmenter import Segmenter as Segmenter
+    from fourfold.models.vit.segmenter import SegmenterConfig as SegmenterConfig
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from fourfold.models.recurrent.task import RecurrentTranslation as RecurrentTranslation
     from fourfold.models.vit.masked_image_task import MaskedImageModeling as MaskedImageModeling
+    from fourfold.models.vit.segmentation_task import SemanticSegmentation as SemanticSegmentation
     from fourfold.models.vit.task import ImageClassification as ImageClassification
     from fourfold.training.loading import load_task as load_task
     from fourfold.training.task import Task as Task

@@ -258,7 +258,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
             raise InputError(problem, option=f"{section}.{name}")
         if needed is None or size is None:
             return size or needed or 0
-        if size < needed or (size > needed and name in self.must_equal_data):
+        if size != needed if name in self.must_equal_data else size < needed:
             limit = needed if name in self.must_equal_data else f"at least {needed}"
             problem = f"must be {limit}, as in the data, got {size}"
             raise InputError(problem, option=f"{section}.{name}")

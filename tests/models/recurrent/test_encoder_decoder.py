@@ -134,7 +134,9 @@ def test_search_with_a_cache_equals_search_without(name: str) -> None:
     model = build(name)
     src, mask = batch()
     found = beam_search(model, src, 4, src_mask=mask, max_new_tokens=8, num_return_sequences=3)
-    plain = beam_search(model, src, 4, src_mask=mask, max_new_tokens=8, num_return_sequences=3, use_cache=False)
+    plain = beam_search(
+        model, src, 4, src_mask=mask, max_new_tokens=8, num_return_sequences=3, use_cache=False
+    )
     assert torch.equal(found[0], plain[0])
     torch.testing.assert_close(found[1], plain[1], rtol=0, atol=1e-12)
     greedy = generate(model, src, 8, mask=mask)

@@ -132,7 +132,9 @@ def test_generation_with_a_cache_equals_generation_without() -> None:
     plain = generate(lm, ids, 9, **options, use_cache=False)
     assert torch.equal(generate(lm, ids, 9, **options), plain)
     best = beam_search(lm, ids, 3, max_new_tokens=9, eos_id=2, num_return_sequences=3)
-    plain_best = beam_search(lm, ids, 3, max_new_tokens=9, eos_id=2, num_return_sequences=3, use_cache=False)
+    plain_best = beam_search(
+        lm, ids, 3, max_new_tokens=9, eos_id=2, num_return_sequences=3, use_cache=False
+    )
     assert torch.equal(best[0], plain_best[0])
     torch.testing.assert_close(best[1], plain_best[1], rtol=0, atol=1e-12)
 

@@ -202,7 +202,9 @@ def test_translate_works_line_by_line_and_in_batches(
 
     found = translate(lines)
     assert found == [translate([line])[0] for line in lines]
-    assert all(len(line.split("\t")) == 2 for line in translate(lines, "--num-return-sequences", "2"))
+    assert all(
+        len(line.split("\t")) == 2 for line in translate(lines, "--num-return-sequences", "2")
+    )
     assert len(translate(lines, "--quantize", "int8")) == 4
 
 

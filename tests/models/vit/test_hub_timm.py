@@ -422,18 +422,18 @@ def random_vit(rng: random.Random) -> dict[str, Any]:
     )
 
 
-def is_representable(arguments: dict[str, Any], side: Any) -> bool:
+def is_representable(arguments: dict[str, Any], size: Any) -> bool:
     """Return True if a config of fourfold describes the ViT of timm with these arguments."""
     expected = {"patch_size": 4, "act_layer": "gelu", "norm_layer": "layernorm"}
     expected |= {"pre_norm": False, "qk_norm": False, "final_norm": True}
     expected["pool_include_prefix"] = False
     pool = "token" if arguments["class_token"] else "avg"
     return (
-        side[0] == side[1]
-        and side[0] % 4 == 0
+        size[0] % 4 == size[1] % 4 == 0
         and all(arguments.get(key, value) == value for key, value in expected.items())
         and arguments["global_pool"] == pool
         and (pool == "token" or arguments.get("fc_norm") is False)
+        and (pool == "token" or not arguments.get("reg_tokens"))
     )
 
 

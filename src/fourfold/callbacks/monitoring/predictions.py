@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from PIL import Image
 from torch import Tensor
 
 from fourfold.atomic_files import atomic_path, write_atomically
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
 from fourfold.data.readers.labels import label_text
 from fourfold.metrics.base import gather_objects
+
+# Red, green and blue of the class indices in masks: 0 is black, neighbours differ.
+PALETTE = [31 * k * f % 256 for k in range(256) for f in (5, 11, 7)]
 
 
 class PredictionWriter(Callback):
@@ -31,6 +35,8 @@ class PredictionWriter(Callback):
       probabilities (B, K) or values of a regression (B, 1), and batches have a field `rows`. With
       several labels per example, a line has the probability of each label. For
       images and texts, each line also has the file, the true class or value, and the text.
+    - predictions/NAME.png: the mask of each image file NAME, if each output is a dictionary from
+      the index of the image in the split to the mask (height, width) uint8.
     - predictions.pt: in all other cases, a list with the output of each batch.
 
     Args:
@@ -47,10 +53,24 @@ class PredictionWriter(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
+        if isinstance(outputs, dict):
+            self._write_masks(outputs, resumable_data(trainer))
+            return
         self.outputs.append(outputs.cpu() if isinstance(outputs, Tensor) else outputs)
         rows = getattr(batch, "rows", None)
         if isinstance(outputs, Tensor) and isinstance(rows, Tensor):
             self.rows.append(rows.tolist())
+
+    def _write_masks(self, masks: dict[int, Tensor], data: Any) -> None:
+        """Write each mask, whose values are class indices, as a PNG file with a palette."""
+        folder = self.folder / "predictions"
+        folder.mkdir(parents=True, exist_ok=True)
+        for row, mask in masks.items():
+            name = str(row) if data is None else Path(data.split("test").location(row)).stem
+            image = Image.fromarray(mask.numpy())
+            image.putpalette(PALETTE)
+            with atomic_path(folder / f"{name}.png") as part:
+                image.save(part, "PNG")
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the outputs of all ranks, and write the predictions file on the first rank."""

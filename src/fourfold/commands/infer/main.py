@@ -34,7 +34,8 @@ DESCRIPTIONS = {
     "evaluate": "Evaluate language models on minimal pairs: the correct sentence must have the\n"
     "higher score. Or on last words: all tokens must be the most likely ones. FILE is the\n"
     "published zip archive, a folder or a file; lines of pairs are correct, tab, incorrect.\n"
-    "`fourfold evaluate glue --help` describes the fine-tuning on tasks of GLUE.",
+    "`fourfold evaluate glue --help` describes the fine-tuning on tasks of GLUE, and\n"
+    "`fourfold evaluate features --help` k-NN and logistic regression on images.",
 }
 EPILOG = """\
 One line is written for each line of standard input, in the same order; an empty line stays empty.
@@ -157,8 +158,8 @@ def main(argv: Sequence[str]) -> int:
         InputError: An option, the checkpoint or a line is invalid.
     """
     command, *arguments = argv
-    if argv[:2] == ["evaluate", "glue"]:
-        return int(resolve_name("fourfold.commands.infer.glue:main")(argv))
+    if command == "evaluate" and arguments[:1] in (["glue"], ["features"]):
+        return int(resolve_name(f"fourfold.commands.infer.{arguments[0]}:main")(argv))
     options = parse(command, arguments)
     if command == "evaluate":
         from fourfold.commands.infer.evaluate import evaluate

@@ -52,7 +52,9 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     _check_inputs(shape, model_config, path, classes)
     # Fields with another meaning in an encoder-decoder than in other models.
     differ = ("n_decoder_layers" in shape) != ("n_decoder_layers" in model_config)
-    kept = TASK_FIELDS | ({"embed_scale", "tie_embeddings"} if differ else set())
+    # A segmenter reads the patches, so `pool` only says whether there is a class token.
+    own = TASK_FIELDS - {"pool"} if "head_norm" in model_config else TASK_FIELDS
+    kept = own | ({"embed_scale", "tie_embeddings"} if differ else set())
     for name in model_config.keys():  # noqa: SIM118  (a jsonargparse namespace)
         if name in shape and name not in given_config and name not in kept:
             model_config[name] = shape[name]

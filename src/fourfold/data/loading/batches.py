@@ -115,6 +115,21 @@ class MaskedImageBatch(NamedTuple):
     position: int = 0
 
 
+class SegmentationBatch(NamedTuple):
+    """Images (B, C, H, W) float, each with a class for each pixel.
+
+    Args:
+        masks: B tensors (height, width) long of class indices, IGNORE_INDEX at pixels without a
+            class. In evaluation, a mask has the size of the picture in its file.
+    """
+
+    images: Tensor
+    masks: list[Tensor]
+    rows: Tensor
+    epoch: int = 0
+    position: int = 0
+
+
 class SequenceBatch(NamedTuple):
     """Sentences or sentence pairs, each with one label.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fourfold.core.validation import ImageSize, height_width
 from fourfold.data.loading.counter_rng import bits, unit
 from fourfold.data.vision.eval_transforms import Normalize, TransformConfig, resize_and_crop
 
@@ -44,13 +45,13 @@ class Augmentation:
     `MixupCutmix` can mix pairs of the resulting images afterwards.
 
     Args:
-        size: Height and width of the result in pixels.
+        size: Height and width of the result in pixels, or the side of a square.
         n_channels: Number of channels C, 1 or 3.
         seed: Seed of the random numbers, which also depend on the epoch and the image.
     """
 
     config: TransformConfig
-    size: int
+    size: ImageSize
     n_channels: int
     seed: int
 
@@ -58,14 +59,15 @@ class Augmentation:
         # Imported late, as in `resize_and_crop`.
         from torchvision.transforms import InterpolationMode, v2
 
-        config = self.config
+        config, self.height_width = self.config, height_width(self.size)
         self.normalize = Normalize(config.mean, config.std, self.n_channels)
         bilinear = InterpolationMode.BILINEAR
         steps: list[Callable[[Tensor], Tensor]] = []
         fill = (255 * self.normalize.mean).tolist()  # 0 after normalization
         if config.train_crop == "random_resized_crop":
             mode = InterpolationMode(config.interpolation)
-            steps.append(v2.RandomResizedCrop(self.size, (config.scale_min, 1), interpolation=mode))
+            area = (config.scale_min, 1)
+            steps.append(v2.RandomResizedCrop(self.height_width, area, interpolation=mode))
         if config.rand_augment:
             n_operations, magnitude = config.rand_augment
             # Magnitude 10 is level 30 of torchvision's 31 levels.
@@ -78,7 +80,7 @@ class Augmentation:
         self.erase = v2.RandomErasing(p=config.reprob, value="random") if config.reprob else None
 
     def __call__(self, pixels: Tensor | list[Tensor], epoch: int, rows: np.ndarray) -> Tensor:
-        """Augment a batch, and return normalized images (B, C, size, size) float32.
+        """Augment a batch, and return normalized images (B, C, *size) float32.
 
         Args:
             pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
@@ -88,23 +90,24 @@ class Augmentation:
         """
         numbers = bits(self.seed, epoch, rows, _N_NUMBERS)
         if self.config.train_crop != "random_resized_crop":
-            pixels = resize_and_crop(pixels, [self.size], self.size, self.config.interpolation)
+            sizes = (self.height_width, self.height_width)
+            pixels = resize_and_crop(pixels, *sizes, self.config.interpolation)
             if self.config.train_crop == "pad_crop":
-                padding = max(1, self.size // 8)
+                padding = max(1, min(self.height_width) // 8)
                 offsets = unit(numbers[:, [_CROP_ROW, _CROP_COLUMN]]) * (2 * padding + 1)
                 rows_columns = torch.from_numpy(offsets.astype(np.int64)).unbind(1)
                 pixels = pad_and_crop(pixels, padding, *rows_columns)
         if self.per_image:
-            pixels = _apply_seeded(self.per_image, pixels, numbers[:, _TORCHVISION])
+            pixels = apply_seeded(self.per_image, pixels, numbers[:, _TORCHVISION])
         assert isinstance(pixels, Tensor)  # all images have one size
         if self.config.flip:
             is_flipped = torch.from_numpy(unit(numbers[:, _FLIP]) < 0.5)[:, None, None, None]
             pixels = torch.where(is_flipped, pixels.flip(-1), pixels)
         images = self.normalize(pixels)
-        return _apply_seeded(self.erase, images, numbers[:, _ERASE]) if self.erase else images
+        return apply_seeded(self.erase, images, numbers[:, _ERASE]) if self.erase else images
 
 
-def _apply_seeded(
+def apply_seeded(
     transform: Callable[[Tensor], Tensor], images: Tensor | list[Tensor], seeds: np.ndarray
 ) -> Tensor:
     """Transform each image with its own seed (B,) uint64 of the CPU's global generator."""

@@ -5,7 +5,7 @@ Shapes: B images, C channels, H height, W width.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +17,12 @@ from torch import Tensor
 
 from fourfold.core.validation import (
     MAX_IMAGE_SIDE,
+    ImageSize,
+    canonical_size,
     check_choice,
-    check_positive,
     check_range,
     check_types,
+    height_width,
 )
 from fourfold.data.vision.image_stores import PIL_MODES, decode
 from fourfold.errors import InputError
@@ -38,11 +40,11 @@ class TransformConfig:
     Invert and SolarizeAdd are not, and Posterize keeps 4 bits at magnitude 9.
 
     Args:
-        size: Height and width of the model input in pixels; None means the size of the first
-            training image.
-        train_crop: "none" (complete image), "pad_crop" (zero padding of 1/8 of the side and a
-            random crop, He et al. 2016) or "random_resized_crop" (a random area at a random aspect
-            ratio, Szegedy et al. 2015).
+        size: Height and width of the model input in pixels, or the side of a square; None means
+            the size of the first training image.
+        train_crop: "none" (complete image), "pad_crop" (zero padding of 1/8 of the shorter side and
+            a random crop, He et al. 2016) or "random_resized_crop" (a random area at a random
+            aspect ratio, Szegedy et al. 2015).
         scale_min: Smallest share of the area in `random_resized_crop` (0.08 in DeiT, 0.05 in
             big_vision).
         flip: Flip each training image horizontally with probability 1/2.
@@ -60,9 +62,9 @@ class TransformConfig:
         crop_pct: In evaluation, the side of the crop divided by the length to which the shorter
             side of the image is resized. None means 0.875 if `train_crop` is "random_resized_crop",
             because random crops make objects look larger in training; otherwise 1.
-        crop_mode: In evaluation, "center" resizes the shorter side and crops the center. "squash"
-            resizes both sides to the same length, as the processors of ViT and DeiT in transformers
-            do, and crops the center.
+        crop_mode: In evaluation, "center" keeps the aspect ratio of the image and crops the center.
+            "squash" resizes height and width to those of the input, divided by `crop_pct`, as the
+            processors of ViT and DeiT in transformers do, and crops the center.
         interpolation: "bilinear" or "bicubic".
         mean: Mean of pixels in [0, 1] that normalization subtracts, one number or one for each
             channel.
@@ -72,7 +74,7 @@ class TransformConfig:
         InputError: A value is out of range.
     """
 
-    size: int | None = None
+    size: ImageSize | None = None
     train_crop: Literal["none", "pad_crop", "random_resized_crop"] = "none"
     scale_min: float = 0.08
     flip: bool = False
@@ -90,7 +92,8 @@ class TransformConfig:
 
     def __post_init__(self) -> None:
         check_types(self, prefix="transform.")
-        check_positive("transform.size", self.size, MAX_IMAGE_SIDE)
+        if self.size is not None:
+            height_width(self.size, "transform.size")
         policies = "imagenet, cifar10 or rand-mM-nN with M at most 10 and N at least 1"
         if self.aa not in (None, "imagenet", "cifar10") and not self.rand_augment:
             raise InputError(f"must be {policies}, got {self.aa!r}", option="transform.aa")
@@ -138,61 +141,74 @@ class Normalize:
 
 
 def resized_side(size: int, crop_pct: float) -> int:
-    """Return the length to which the shorter side is resized before a center crop of `size`."""
+    """Return the length to which a side is resized before a center crop of `size`."""
     return math.floor(size / crop_pct + 1e-6)  # undoes the rounding of ratios such as 224 / 400
 
 
 def resize_and_crop(
-    pixels: Tensor | list[Tensor], resized: list[int], size: int, interpolation: str
+    pixels: Tensor | list[Tensor],
+    resized: tuple[int, int],
+    size: tuple[int, int],
+    interpolation: str,
+    squash: bool = False,
 ) -> Tensor:
-    """Resize images, and crop the center of each to (B, C, size, size) uint8.
+    """Resize images, and crop the center of each to (B, C, *size) uint8.
 
     Args:
         pixels: (B, C, H, W) uint8, or a list of B images (C, H, W) uint8 of any sizes.
-        resized: List [height, width] in pixels to which the images are resized. A list with one
-            number gives the length of the shorter side, and the aspect ratio is then kept.
+        resized: Height and width in pixels to which the images are resized.
         size: Height and width of the result in pixels.
         interpolation: "bilinear" or "bicubic".
+        squash: Change the aspect ratio of the images. Without it, an image gets the smallest size
+            of its aspect ratio that covers `resized`.
     """
     if isinstance(pixels, list):
-        options = (resized, size, interpolation)
+        options = (resized, size, interpolation, squash)
         return torch.cat([resize_and_crop(image[None], *options) for image in pixels])
     # Importing torchvision takes half a second, which text tasks should not wait for.
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
-    pixels = F.resize(pixels, resized, InterpolationMode(interpolation), antialias=True)
-    return F.center_crop(pixels, [size, size])
+    height, width = resized
+    if not squash:  # rounded as in torchvision
+        h, w = pixels.shape[-2:]
+        height, width = max(height, h * width // w), max(width, w * height // h)
+    mode = InterpolationMode(interpolation)
+    pixels = F.resize(pixels, [height, width], mode, antialias=True)
+    return F.center_crop(pixels, list(size))
 
 
 @dataclass(eq=False)
 class EvalTransform:
     """Deterministic transform from pixels to model input, for evaluation and inference.
 
-    The options of random transforms in `config` are not used. `size` is the side of the input in
+    The options of random transforms in `config` are not used. `size` is the size of the input in
     pixels.
     """
 
     config: TransformConfig
-    size: int
+    size: ImageSize
     n_channels: int
 
     def __post_init__(self) -> None:
-        smallest = self.size / MAX_IMAGE_SIDE  # a damaged checkpoint may hold 1e-300
+        self.size = canonical_size(self.size)
+        # A damaged checkpoint may hold 1e-300.
+        smallest = max(height_width(self.size)) / MAX_IMAGE_SIDE
         check_range("transform.crop_pct", self.config.effective_crop_pct, minimum=smallest)
         self.normalize = Normalize(self.config.mean, self.config.std, self.n_channels)
 
     def __call__(
         self, pixels: Tensor | list[Tensor], epoch: int = 0, rows: np.ndarray | None = None
     ) -> Tensor:
-        """Transform (B, C, H, W) uint8 or a list of images to (B, C, size, size) float32.
+        """Transform (B, C, H, W) uint8 or a list of images to (B, C, *size) float32.
 
         `epoch` and `rows` are unused; `Augmentation` has the same arguments.
         """
-        side = resized_side(self.size, self.config.effective_crop_pct)
-        resized = [side] * (2 if self.config.crop_mode == "squash" else 1)
-        cropped = resize_and_crop(pixels, resized, self.size, self.config.interpolation)
-        return self.normalize(cropped)
+        config, (height, width) = self.config, height_width(self.size)
+        pct = config.effective_crop_pct
+        resized = resized_side(height, pct), resized_side(width, pct)
+        options = (config.interpolation, config.crop_mode == "squash")
+        return self.normalize(resize_and_crop(pixels, resized, (height, width), *options))
 
     def artifacts(self) -> dict[str, Any]:
         """Return the settings from which `eval_transform` builds this transform again.
@@ -225,11 +241,20 @@ def eval_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Im
     Raises:
         InputError: The artifacts are not those of an image model.
     """
+    transform = stored_transform(artifacts)
+    n_channels = transform.n_channels
+    return lambda image: transform([decode(image, n_channels, str(image))])[0]
+
+
+def stored_transform(artifacts: Mapping[str, Any]) -> EvalTransform:
+    """Return the evaluation transform that the artifacts of a checkpoint describe.
+
+    Raises:
+        InputError: The artifacts are not those of an image model.
+    """
     for key in ("image_size", "n_channels", *_TRANSFORM_ARTIFACTS):
         if key not in artifacts:
             raise InputError("must be in the checkpoint to prepare images", option=key)
-    n_channels = artifacts["n_channels"]
-    check_choice("n_channels", n_channels, list(PIL_MODES))
+    check_choice("n_channels", artifacts["n_channels"], list(PIL_MODES))
     config = TransformConfig(**{key: artifacts[key] for key in _TRANSFORM_ARTIFACTS})
-    transform = EvalTransform(config, artifacts["image_size"], n_channels)
-    return lambda image: transform([decode(image, n_channels, str(image))])[0]
+    return EvalTransform(config, artifacts["image_size"], artifacts["n_channels"])

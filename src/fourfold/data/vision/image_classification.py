@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.core.validation import check_absent, check_positive, check_range
+from fourfold.core.validation import ImageSize, check_absent, check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
 from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
@@ -138,9 +138,9 @@ def make_transforms(
     n_channels = n_channels or train.n_channels
     size = config.size
     if size is None:
-        size, width = train.pixels(0, n_channels).shape[-2:]
-        if width != size:
-            message = f"must be given, since {train.location(0)} is not square ({width}x{size})"
+        height, size = train.pixels(0, n_channels).shape[-2:]
+        if height != size:
+            message = f"must be given, since {train.location(0)} is not square ({size}x{height})"
             raise InputError(message, option="data.transform.size")
     return Augmentation(config, size, n_channels, seed), EvalTransform(config, size, n_channels)
 
@@ -227,6 +227,18 @@ class ImageData(ResumableDataModule):
         check_positive("data.aug_repeats", self.aug_repeats)
         self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
+    def read(self) -> dict[str, ImageStore]:
+        """Open the splits of the source, of which "train" is required, with the chosen classes."""
+        parse = partial(parse_labels, separator=self.label_separator, regression=self.regression)
+        splits = open_source(self.source, self.image_column, self.label_column, parse)
+        if self.regression or self.label_separator:
+            check_absent("several labels or a regression", classes=self.classes)
+            if not splits["train"].labels.is_floating_point():
+                raise InputError("must be a table of images and labels", option="data.source")
+        if self.classes is None:
+            return splits
+        return {name: store.with_classes(self.classes) for name, store in splits.items()}
+
     def build(self) -> dict[str, BatchedDataset]:
         """Open the source, and return the datasets of the splits "train", "val" and "test".
 
@@ -234,15 +246,8 @@ class ImageData(ResumableDataModule):
             InputError: The source cannot be read or divided, there are fewer than two classes, or a
                 class has no training images.
         """
-        parse = partial(parse_labels, separator=self.label_separator, regression=self.regression)
-        splits = open_source(self.source, self.image_column, self.label_column, parse)
-        if self.regression or self.label_separator:
-            check_absent("several labels or a regression", classes=self.classes)
-            if not splits["train"].labels.is_floating_point():
-                raise InputError("must be a table of images and labels", option="data.source")
-        if self.classes is not None:
-            splits = {name: store.with_classes(self.classes) for name, store in splits.items()}
-        _check_classes(splits["train"])
+        splits = self.read()
+        self.check_classes(splits["train"])
         train, val, test = splits["train"], splits.get("val"), splits.get("test")
         val_fraction = self.val_fraction
         test = test or val
@@ -254,7 +259,7 @@ class ImageData(ResumableDataModule):
         if self.n_train is not None and self.n_train != len(train):
             check_range("data.n_train", self.n_train, minimum=1, maximum=len(train))
             _, train = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
-            _check_classes(train)
+            self.check_classes(train)
         self.split_sources = {"train": train, "val": val, "test": test}
 
         config = self.transform or TransformConfig()
@@ -284,8 +289,8 @@ class ImageData(ResumableDataModule):
         return 1 if self.regression else len(self.class_names)
 
     @property
-    def image_size(self) -> int:
-        """Height and width of the model's input in pixels."""
+    def image_size(self) -> ImageSize:
+        """Height and width of the model's input in pixels, or the side of a square."""
         self.setup()
         return self._evaluation.size
 
@@ -295,14 +300,14 @@ class ImageData(ResumableDataModule):
         names |= {"multi_label": True} if self.label_separator else {}
         return names | self._evaluation.artifacts()
 
-
-def _check_classes(train: ImageStore) -> None:
-    if train.labels.is_floating_point():  # several labels, or a number
-        return
-    counts = torch.bincount(train.labels, minlength=len(train.class_names))
-    if len(counts) < 2:
-        message = f"there must be at least 2 classes, got only {train.class_names[0]}"
-        raise InputError(message, file=train.origin)
-    if not counts.all():
-        name = train.class_names[int(counts.argmin())]
-        raise InputError(f"the class {name} has no training images", file=train.origin)
+    def check_classes(self, train: ImageStore) -> None:
+        """Raise InputError unless there are two classes or more, and all have training images."""
+        if train.labels.is_floating_point():  # several labels, or a number
+            return
+        counts = torch.bincount(train.labels, minlength=len(train.class_names))
+        if len(counts) < 2:
+            message = f"there must be at least 2 classes, got only {train.class_names[0]}"
+            raise InputError(message, file=train.origin)
+        if not counts.all():
+            name = train.class_names[int(counts.argmin())]
+            raise InputError(f"the class {name} has no training images", file=train.origin)

@@ -48,7 +48,7 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
 
     Args:
         image: Encoded bytes, the path of a file, or an opened Pillow image.
-        n_channels: Number of channels C: 1 for grayscale, 3 for RGB.
+        n_channels: Number of channels C: 1 for grayscale, 3 for RGB, 0 for the stored numbers.
         location: Location of the image, for error messages.
 
     Raises:
@@ -60,7 +60,7 @@ def decode(image: bytes | str | Path | Image.Image, n_channels: int, location: s
             image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
             if image.format == "EPS":
                 raise ValueError("PostScript is not supported")
-        pixels = np.array(_convert(image, PIL_MODES[n_channels]))
+        pixels = np.array(_convert(image, PIL_MODES[n_channels]) if n_channels else image)
     except Exception as error:  # Pillow's decoders raise many types
         described = getattr(error, "strerror", None) or str(error)
         reason = " ".join(described.split()) or type(error).__name__

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.core.validation import height_width
 from fourfold.data.loading.batches import MaskedImageBatch
 from fourfold.data.loading.counter_rng import bits
 from fourfold.data.loading.datamodule import BatchedDataset
@@ -63,15 +64,16 @@ class MaskedImageData(ImageData):
 
     def build(self) -> dict[str, BatchedDataset]:
         datasets: dict[str, Any] = super().build()
-        side, rest = divmod(self._evaluation.size, self.patch_size)
-        if rest:
+        height, width = height_width(self._evaluation.size)
+        if height % self.patch_size or width % self.patch_size:
             size = self._evaluation.size
             message = f"must divide the side of the images ({size}), got {self.patch_size}"
             raise InputError(message, option="data.patch_size")
-        n_visible = int(side**2 * (1 - self.mask_ratio))
-        if not 0 < n_visible < side**2:
-            message = f"must leave at least one of {side**2} patches visible and one masked"
+        n_patches = height * width // self.patch_size**2
+        n_visible = int(n_patches * (1 - self.mask_ratio))
+        if not 0 < n_visible < n_patches:
+            message = f"must leave at least one of {n_patches} patches visible and one masked"
             raise InputError(f"{message}, got {self.mask_ratio}", option="data.mask_ratio")
         for dataset in datasets.values():
-            dataset.n_patches, dataset.n_visible = side**2, n_visible
+            dataset.n_patches, dataset.n_visible = n_patches, n_visible
         return datasets

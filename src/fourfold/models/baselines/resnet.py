@@ -10,6 +10,7 @@ from typing import Literal, Self
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
+from fourfold.core.validation import ImageSize, height_width
 from fourfold.layers.base_model import Model
 from fourfold.layers.patch_embedding import check_image_shape
 
@@ -25,14 +26,14 @@ class ResNetConfig(ModelConfig):
         stem: First layers: imagenet (7x7 convolution with stride 2 and max pooling, which divide
             the side of an image by 4), pooled (3x3 convolution and max pooling, which divide the
             side by 2) or cifar (3x3 convolution, which keeps the side).
-        image_size: Side of the square image in pixels.
+        image_size: Height and width of the image in pixels, or the side of a square image.
         n_channels: Number of channels C.
         n_classes: Number of classes K. None takes that of the data.
     """
 
     depth: Depth = 18
     stem: Literal["imagenet", "pooled", "cifar"] = "imagenet"
-    image_size: int = 224
+    image_size: ImageSize = 224
     n_channels: int = 3
     n_classes: int | None = 1000
 
@@ -45,7 +46,7 @@ class ResNetConfig(ModelConfig):
 class ResNet(Model):
     """torchvision's ResNet, with first layers (stem) that are chosen for the size of the images.
 
-    Source: He et al. 2015. A call of the model takes images (B, C, side, side) and returns the
+    Source: He et al. 2015. A call of the model takes images (B, C, height, width) and returns the
     logits (B, K).
     """
 
@@ -57,6 +58,7 @@ class ResNet(Model):
 
         assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
+        self.image_size = height_width(config.image_size)
         self.net = getattr(resnet, f"resnet{config.depth}")(num_classes=config.n_classes)
         kernel, stride = (7, 2) if config.stem == "imagenet" else (3, 1)
         self.net.conv1 = nn.Conv2d(
@@ -81,6 +83,6 @@ class ResNet(Model):
         return [[net.conv1, net.bn1], *([stage] for stage in stages), [self]]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) of images (B, C, side, side)."""
-        check_image_shape(images, self.config.n_channels, self.config.image_size)
+        """Compute logits (B, K) of images (B, C, height, width)."""
+        check_image_shape(images, self.config.n_channels, self.image_size)
         return self.net(images)

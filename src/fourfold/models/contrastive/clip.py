@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fourfold.core.block import Stack, norm_from_config
 from fourfold.core.config import Activation, NormPlacement, TransformerConfig
 from fourfold.core.masks import Mask, mask_and_positions
-from fourfold.core.validation import MAX_VOCABULARY
+from fourfold.core.validation import MAX_VOCABULARY, ImageSize
 from fourfold.layers.base_model import (
     Model,
     embedding_from_config,
@@ -42,7 +42,7 @@ class CLIPConfig(TransformerConfig):
         image_n_heads: Number of attention heads of the image encoder, image_d_model / image_n_heads
             wide.
         image_d_ff: Hidden width of the feed-forward layers of the image encoder.
-        image_size: Side of the square image in pixels.
+        image_size: Height and width of the image in pixels, or the side of a square image.
         patch_size: Side of a patch in pixels.
         n_channels: Number of image channels C.
         d_embed: Width E of the shared embedding space.
@@ -63,7 +63,7 @@ class CLIPConfig(TransformerConfig):
     image_n_layers: int = 12
     image_n_heads: int = 12
     image_d_ff: int = 3072
-    image_size: int = 224
+    image_size: ImageSize = 224
     patch_size: int = 32
     n_channels: int = 3
     d_embed: int = 512
@@ -81,7 +81,7 @@ class CLIP(Model):
     """CLIP: computes the similarities of images and texts from the outputs of two encoders.
 
     Source: Radford et al. 2021, section 2.3 and Figure 3. A call of the model takes images (B, C,
-    side, side) and token ids (S, T), and returns the scaled cosine similarities (B, S).
+    height, width) and token ids (S, T), and returns the scaled cosine similarities (B, S).
     """
 
     accepts_images = True
@@ -110,7 +110,7 @@ class CLIP(Model):
         return self.similarity(self.encode_image(images), self.encode_text(ids, mask))
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Compute the embeddings (B, E) of images (B, C, side, side), not normalized."""
+        """Compute the embeddings (B, E) of images (B, C, height, width), not normalized."""
         x = self.image_stack(self.image_norm(self.image_embed(images)), Mask(n_global=1))
         return self.image_projection(x[:, 0])  # (B, E), of the class token
 

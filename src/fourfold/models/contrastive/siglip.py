@@ -57,9 +57,9 @@ class SigLIPConfig(CLIPConfig):
 class SigLIP(CLIP):
     """SigLIP: computes the similarities of images and texts from the outputs of two encoders.
 
-    Source: Zhai et al. 2023. A call of the model takes images (B, C, side, side) and token ids (S,
-    T), and returns the logits (B, S) of the pairs. The sigmoid of a logit is the probability that
-    image and text belong together.
+    Source: Zhai et al. 2023. A call of the model takes images (B, C, height, width) and token ids
+    (S, T), and returns the logits (B, S) of the pairs. The sigmoid of a logit is the probability
+    that image and text belong together.
 
     Attributes:
         logit_bias: Learned number that is added to the scaled cosine similarities.
@@ -81,7 +81,7 @@ class SigLIP(CLIP):
         self.logit_bias = nn.Parameter(torch.tensor(-10.0))
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Compute the embeddings (B, E) of images (B, C, side, side), not normalized."""
+        """Compute the embeddings (B, E) of images (B, C, height, width), not normalized."""
         return self.image_pool(self.image_stack(self.image_embed(images)))
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:

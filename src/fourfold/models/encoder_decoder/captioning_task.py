@@ -3,8 +3,8 @@
 Shapes: B images, T target tokens, S locations of an image.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -83,9 +83,9 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         maps = self._attention_of(batch.src[0], ids[:-1][: self.config.max_len])
         if not maps:
             return AttentionMaps([], [], [], [])
-        side = math.isqrt(maps[-1].shape[1])
-        rows = maps[-1][:, -(side**2) :]  # (tokens, S), without the class token
+        grid: Any = self.model.src_embed.grid
+        rows = maps[-1][:, -(grid[0] * grid[1]) :]  # (tokens, S), without the class token
         owners = torch.tensor([i for i, word in enumerate(pieces) for _ in word][: len(rows)])
-        by_word = [rows[owners == i].mean(0).view(side, side) for i in owners.unique().tolist()]
+        by_word = [rows[owners == i].mean(0).view(grid) for i in owners.unique().tolist()]
         title = f"attention to the image by generated word: {generated[0]}"
         return AttentionMaps(by_word, words[: len(by_word)] or ["(end)"], [], [], title=title)

@@ -53,7 +53,7 @@ class CompositeEncoderDecoder(Seq2Seq):
     """Encoder of one family and decoder of another, for text-to-text and image-to-text tasks.
 
     Source: Rothe et al. 2020, for texts. A call of the model takes the arguments of
-    `Seq2Seq.hidden`. For images, `src` is a batch (B, C, side, side), and `src_mask` and
+    `Seq2Seq.hidden`. For images, `src` is a batch (B, C, height, width), and `src_mask` and
     `src_documents` are ignored.
     """
 

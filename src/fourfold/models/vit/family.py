@@ -24,10 +24,14 @@ DINOV3 = {
 
 FAMILY = Family(
     name="vit",
-    models=with_configs(__package__, {"ViT": "model", "MaskedAutoencoder": "masked_autoencoder"}),
+    models=with_configs(
+        __package__,
+        {"ViT": "model", "MaskedAutoencoder": "masked_autoencoder", "Segmenter": "segmenter"},
+    ),
     tasks={
         "ImageClassification": f"{__package__}.task",
         "MaskedImageModeling": f"{__package__}.masked_image_task",
+        "SemanticSegmentation": f"{__package__}.segmentation_task",
     },
     sizes={
         "vit_tiny_patch16_224": ("ViT", {**TINY, **VIT}),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fourfold.core.validation import ImageSize, height_width
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, check_allowed, differing_fields, get_key, norm_eps_note
 from fourfold.hub.directory import CONFIG_FILE, tensor_shape, write_directory
@@ -25,6 +26,8 @@ from fourfold.hub.keymap import (
     KeyMap,
     Rule,
 )
+from fourfold.layers.image_positions import square_grid
+from fourfold.layers.patch_embedding import patch_grid
 from fourfold.models import ViT, ViTConfig
 
 _PATCHES = "patch_embed.proj.weight"
@@ -178,7 +181,7 @@ def _write_config(config: ViTConfig, artifacts: Json) -> dict[str, Any]:
     if int(d_model * mlp_ratio) != config.d_ff:  # the formula of timm
         mlp_ratio = (config.d_ff + 0.5) / d_model
     pretrained = {
-        "input_size": [config.n_channels, config.image_size, config.image_size],
+        "input_size": [config.n_channels, *height_width(config.image_size)],
         "fixed_input_size": True,
         "first_conv": "patch_embed.proj",
         "classifier": list(_HEADS) if config.distillation else _HEADS[0],
@@ -222,7 +225,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     d_model, n_channels, patch_size, _ = tensor_shape(tensors, _PATCHES, 4)
     n_prefix = sum(token in tensors for token in _PREFIX_TOKENS)
     n_registers = tensor_shape(tensors, _REGISTERS, 3)[1] if _REGISTERS in tensors else 0
-    side, placed = _read_grid(tensors, settings, patch_size, n_prefix + n_registers)
+    image_size, placed = _read_size(tensors, settings, patch_size, n_prefix + n_registers)
     n_layers = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     pool = "cls" if _PREFIX_TOKENS[0] in tensors else "mean"
     stated = {
@@ -253,7 +256,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         n_heads=n_heads,
         d_ff=tensor_shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0],
         norm_eps=_NORM_EPS,
-        image_size=patch_size * side,
+        image_size=image_size,
         patch_size=patch_size,
         n_channels=n_channels,
         distillation=_PREFIX_TOKENS[1] in tensors,
@@ -264,31 +267,29 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     return config, notes
 
 
-def _read_grid(
+def _read_size(
     tensors: Mapping[str, Tensor], settings: Json, patch_size: int, n_prefix: int
-) -> tuple[int, bool]:
-    """Return the number of patches along a side, and whether prefix tokens have positions.
+) -> tuple[ImageSize, bool]:
+    """Return the image size, and whether prefix tokens have positions.
 
     `img_size`, `input_size` and `no_embed_class` in config.json have precedence over the number of
     positions, which can mean both (DeiT III has no positions of prefix tokens).
     """
     n_rows = tensor_shape(tensors, "pos_embed", 3)[1]
-    input_size = get_key(settings, "pretrained_cfg.input_size") or [0, 0, 0]
-    image = get_key(settings, "model_args.img_size") or input_size[1:]
-    height, width = image if isinstance(image, list) else (image, image)
-    if height != width or height % patch_size:
-        message = f"must be a square of patches of {patch_size} pixels, got {height}x{width}"
-        raise InputError(message, option="img_size")
-    side = height // patch_size or math.isqrt(n_rows)  # without a size, guess that it is a square
+    input_size = get_key(settings, "pretrained_cfg.input_size") or [0]
+    image: Any = get_key(settings, "model_args.img_size") or input_size[1:]
+    grid = patch_grid(image, patch_size) if image else square_grid(n_rows)  # a guess
     unplaced = get_key(settings, "model_args.no_embed_class")
     if unplaced is None:
-        unplaced = n_prefix > 0 and n_rows == side**2
+        unplaced = n_prefix > 0 and n_rows == math.prod(grid)
     n_prefix *= not unplaced
-    side = height // patch_size or math.isqrt(max(n_rows - n_prefix, 0))
-    if side**2 + n_prefix != n_rows:
-        rows = f"a row for each of {n_prefix} prefix tokens and of a square of patches"
+    if not image:
+        grid = square_grid(max(n_rows - n_prefix, 0))
+    if math.prod(grid) + n_prefix != n_rows:
+        shape = f"{grid[0]} x {grid[1]}" if image else "a square of"
+        rows = f"a row for each of {n_prefix} prefix tokens and of {shape} patches"
         raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
-    return side, not unplaced
+    return (grid[0] * patch_size, grid[1] * patch_size), not unplaced
 
 
 def _read_n_heads(settings: Json, d_model: int) -> tuple[int, list[str]]:

@@ -16,7 +16,7 @@ from fourfold.core.block import Stack
 from fourfold.core.config import TransformerConfig
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model, patches_from_config, second_stack
-from fourfold.layers.image_positions import VIT_POSITIONS
+from fourfold.layers.image_positions import positions_on
 from fourfold.layers.init import vaswani
 from fourfold.layers.positions import make_positions
 from fourfold.models.vit.model import PatchConfig
@@ -83,9 +83,9 @@ class MaskedAutoencoder(Model):
         decoder = config.decoder_blocks
         self.decoder_map = nn.Linear(config.d_model, decoder.d_model)
         self.mask_token = nn.Parameter(torch.zeros(decoder.d_model))
-        n_patches = (config.image_size // config.patch_size) ** 2
+        grid = self.embed.grid
         self.decoder_positions = make_positions(
-            config.positions, n_patches, decoder.d_model, VIT_POSITIONS
+            config.positions, grid[0] * grid[1], decoder.d_model, positions_on(grid)
         )
         self.decoder_stack = Stack(decoder)
         self.pixels = nn.Linear(decoder.d_model, config.n_channels * config.patch_size**2)
@@ -124,7 +124,7 @@ class MaskedAutoencoder(Model):
         return self.pixels(self.decoder_stack(y)[:, 1:])
 
     def patchify(self, images: Tensor) -> Tensor:
-        """Divide images (B, C, side, side) into patches (B, N, P), row by row.
+        """Divide images (B, C, height, width) into patches (B, N, P), row by row.
 
         The pixels of a patch are ordered by row, column and channel.
         """
@@ -133,9 +133,9 @@ class MaskedAutoencoder(Model):
         return patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
 
     def unpatchify(self, patches: Tensor) -> Tensor:
-        """Join patches (B, N, P) to images (B, C, side, side), as the inverse of `patchify`."""
-        side, n_patches = self.config.patch_size, self.config.image_size // self.config.patch_size
-        grid = patches.unflatten(2, (side, side, -1)).unflatten(1, (n_patches, n_patches))
+        """Join patches (B, N, P) to images (B, C, height, width), as the inverse of `patchify`."""
+        side = self.config.patch_size
+        grid = patches.unflatten(2, (side, side, -1)).unflatten(1, self.embed.grid)
         return grid.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
     def _initialize(self) -> None:

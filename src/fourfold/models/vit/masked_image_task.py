@@ -89,7 +89,7 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
 
         Returns:
             A tuple of tensors on the CPU: indices of the images in the split (B,), and images (B,
-            C, side, side) in fp32, normalized like the input.
+            C, height, width) in fp32, normalized like the input.
         """
         _, mean, std = self._targets(batch.images)
         patches = self.model(batch.images, visible=batch.visible).to(mean.dtype) * std + mean

@@ -16,6 +16,7 @@ from fourfold.core.block import Stack
 from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.masks import Mask
+from fourfold.core.validation import ImageSize
 from fourfold.errors import InputError
 from fourfold.layers.base_model import Model, patches_from_config
 from fourfold.layers.heads import ClassHead
@@ -34,7 +35,7 @@ class PatchConfig(TransformerConfig):
     """Config of the encoder of an image, which is divided into patches; by default ViT-B/16.
 
     Args:
-        image_size: Side of the square image in pixels.
+        image_size: Height and width of the image in pixels, or the side of a square image.
         patch_size: Side of a patch in pixels.
         n_channels: Number of channels C.
     """
@@ -46,7 +47,7 @@ class PatchConfig(TransformerConfig):
     activation: Activation = "gelu"
     norm_placement: NormPlacement = "pre"
     dropout: float = 0.0
-    image_size: int = 224
+    image_size: ImageSize = 224
     patch_size: int = 16
     n_channels: int = 3
 
@@ -126,7 +127,7 @@ class ViT(Model):
     """Vision Transformer, a classifier of images that are divided into a sequence of patches.
 
     Source: Dosovitskiy et al. 2020, section 3.1, equations 1 to 4; Touvron et al. 2020 (DeiT). A
-    call of the model takes images (B, C, side, side) and returns the logits (B, K).
+    call of the model takes images (B, C, height, width) and returns the logits (B, K).
 
     Args:
         n_heads: Number of classification heads (not attention heads) to build. None means one head,
@@ -150,13 +151,12 @@ class ViT(Model):
             dropout=config.dropout,
             stem=convolutional_stem(*sizes) if config.patch_embedding == "convolutional" else None,
         )
-        side = config.image_size // config.patch_size
+        grid = self.embed.grid
         if config.positions == "rotary2d":
-            self.stack: Stack = AxialRotaryStack(config, side, self.n_prefix)
+            self.stack: Stack = AxialRotaryStack(config, grid, self.n_prefix)
         elif positions_in_stack:
-            length = side**2 + self.n_prefix
             shared = config.positions_at == "layers_shared"
-            self.stack = PositionedStack(config, config.positions, length, shared)
+            self.stack = PositionedStack(config, config.positions, grid, self.n_prefix, shared)
         else:
             self.stack = Stack(config)
         for module in self.stack.modules():

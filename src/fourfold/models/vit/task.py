@@ -205,9 +205,9 @@ class ImageClassification(ClassificationTask[ViT, ImageBatch]):
         maps = mean_maps(self.model, "attn", lambda: self.model(batch.images[:1]))
         if maps:  # a ResNet has none
             n_prefix = self.model.n_prefix
-            side = self.config.image_size // self.config.patch_size
+            grid = self.model.embed.grid
             # Attention of the class token to the patches; without one, the mean of all patches.
-            seen = [(x[:1] if n_prefix else x).mean(0)[n_prefix:].view(side, side) for x in maps]
+            seen = [(x[:1] if n_prefix else x).mean(0)[n_prefix:].view(grid) for x in maps]
             query = "the class token" if n_prefix else "all patches (mean)"
             media["attention"] = layer_maps(seen, [], [])._replace(
                 image=batch.images[0],
