@@ -136,6 +136,8 @@ def _run(argv: list[str]) -> int:
         print(HELP_TEXTS[command])
         return 0
     name, _ = COMMANDS[command]
+    if command == "predict" and "--input" in (option.partition("=")[0] for option in arguments):
+        name = "commands.infer.predict_table"
     module = import_module(f"fourfold.{name}")
     # Exclude the imported modules from garbage collection, which would traverse them repeatedly.
     gc.freeze()

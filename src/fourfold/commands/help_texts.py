@@ -66,6 +66,7 @@ fourfold predict: write the model's outputs for the test split into the run dire
                        also the file, the true class and, of texts, the text
   predictions.json     of question answering: the best answers with their scores, by id
   predictions.pt       otherwise: a list with the tensors of each batch
+`fourfold predict --run_dir RUN --input FILE.csv` answers a table; --help beside --input says how.
 
   --run_dir RUN        run directory; its config.yaml is used unless --config is given
   --config FILE|NAME   as for fit

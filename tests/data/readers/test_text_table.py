@@ -1,12 +1,17 @@
 """TextTable and its readers: columns, header, blank lines, locations, invalid tables."""
 
+import csv
 import gzip
+import io
+import tempfile
 from pathlib import Path
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
-from fourfold.data.readers.text_table import TextTable, read_aligned_lines, read_table
+from fourfold.data.readers.text_table import TextTable, is_quoted, read_aligned_lines, read_table
 from fourfold.errors import InputError
 
 TABLES = {
@@ -117,3 +122,36 @@ def test_concatenated_and_selected_rows_keep_their_locations() -> None:
     chosen = table.select(np.array([4, 1]))
     assert chosen.columns == [["e", "b"]]
     assert [chosen.location(i) for i in range(2)] == ["y:4", "x:2"]
+
+
+CELL = st.text(st.sampled_from('ab "\t\n,;'), max_size=6).map(str.strip)
+
+
+@given(
+    rows=st.lists(st.tuples(CELL, CELL.filter(bool)), min_size=1, max_size=6),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+)
+def test_a_quoted_tsv_is_read_as_it_was_written(rows: list[tuple[str, str]], quoting: int) -> None:
+    out = io.StringIO()
+    csv.writer(out, "excel-tab", quoting=quoting, lineterminator="\n").writerows(
+        [("a", "b"), *rows]
+    )  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "x.tsv")
+        file.write_text(out.getvalue(), encoding="utf-8")
+        table = read_table(str(file), ["a", "b"])
+    assert list(zip(*table.columns, strict=True)) == rows
+
+
+@pytest.mark.parametrize("line", ['"a" b\tc', 'a "b"\tc', '"a\tb', 'x\t"', '"a" "b"\tc'])
+def test_other_quotes_are_part_of_the_text(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.tsv"
+    file.write_text(f'a\tb\n"q"\tr\n{line}\n', encoding="utf-8")
+    table = read_table(str(file), ["a", "b"])
+    assert list(zip(*table.columns, strict=True)) == [('"q"', "r"), tuple(line.split("\t"))]
+
+
+def test_quotes_of_glue_are_part_of_the_text(data_dir: Path) -> None:
+    files = sorted((data_dir / "glue").rglob("*.tsv.gz"))
+    assert files
+    assert not [file for file in files if is_quoted(str(file))]

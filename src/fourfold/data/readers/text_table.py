@@ -4,6 +4,7 @@ import csv
 import io
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +17,8 @@ from fourfold.errors import InputError
 from fourfold.text_files import iterate_text, parse_json, read_lines, read_text
 
 log = logging.getLogger(__name__)
+_FIELD = r'("([^"]|"")*"|[^"\t]*)'
+_QUOTED = re.compile(rf"{_FIELD}(\t{_FIELD})*\r?\n?")  # a record whose quotes enclose fields
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,13 @@ def iterate_table(
         )
     else:
         lines = iterate_text(path, lines=True)
-        tsv = (line.removesuffix("\n").removesuffix("\r").split("\t") for line in lines)
-        records = read_csv(path) if ".csv" in suffixes else tsv
+        records: Iterator[list[str]]
+        if ".csv" in suffixes:
+            records = read_csv(path)
+        elif is_quoted(path):
+            records = csv.reader(lines, "excel-tab", strict=True)
+        else:
+            records = (line.removesuffix("\n").removesuffix("\r").split("\t") for line in lines)
         rows = _select_columns(records, columns, path, table_source(path), drop_uneven)
     is_empty = True
     for row in rows:
@@ -188,6 +196,27 @@ def _select_columns(
             raise InputError(message, file=f"{source}{number}")
     if n_dropped:
         log.warning("%s: dropped %d rows with other columns than the header", path, n_dropped)
+
+
+def is_quoted(path: str) -> bool:
+    """Return True for a TSV file with quoted fields, as pandas and Python's csv write them.
+
+    Each field with a quote then begins and ends with one, and quotes inside are doubled. In other
+    files, such as those of GLUE, quotes are part of the text.
+    """
+    used: list[str] = []  # lines of the current record
+    has_quotes = False
+    lines = (used.append(line) or line for line in iterate_text(path, lines=True))  # type: ignore[func-returns-value]
+    try:
+        for _ in csv.reader(lines, "excel-tab", strict=True):
+            record = "".join(used)
+            used.clear()
+            has_quotes = has_quotes or '"' in record
+            if '"' in record and not _QUOTED.fullmatch(record):
+                return False
+    except csv.Error:
+        return False
+    return has_quotes
 
 
 def read_csv(path: str) -> Iterator[list[str]]:
