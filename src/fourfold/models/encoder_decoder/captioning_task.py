@@ -3,6 +3,7 @@
 Shapes: B images, T target tokens, S locations of an image.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,8 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
         maps = self._attention_of(batch.src[0], ids[:-1][: self.config.max_len])
         if not maps:
             return AttentionMaps([], [], [], [])
-        grid: Any = self.model.src_embed.grid
+        side = math.isqrt(maps[-1].shape[1])  # stored features are those of square images
+        grid: Any = getattr(self.model.src_embed, "grid", (side, side))
         rows = maps[-1][:, -(grid[0] * grid[1]) :]  # (tokens, S), without the class token
         owners = torch.tensor([i for i, word in enumerate(pieces) for _ in word][: len(rows)])
         by_word = [rows[owners == i].mean(0).view(grid) for i in owners.unique().tolist()]
