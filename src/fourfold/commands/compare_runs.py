@@ -59,7 +59,8 @@ def read_metrics(folder: Path, *, validation: bool = True) -> dict[str, float]:
 
 def best(name: str, values: Sequence[float]) -> float:
     """Return the minimum of the values of a loss, and the maximum of another metric."""
-    return min(values) if lower_is_better(name) else max(values)
+    numbers = [x for x in values if not math.isnan(x)] or values
+    return min(numbers) if lower_is_better(name) else max(numbers)
 
 
 def summarise(results: Mapping[int, Mapping[str, float]]) -> Summary:
@@ -73,7 +74,7 @@ def summarise(results: Mapping[int, Mapping[str, float]]) -> Summary:
         and seeds (the values by seed).
     """
     summary = {}
-    for name in next(iter(results.values())):
+    for name in dict.fromkeys(name for metrics in results.values() for name in metrics):
         seeds = {str(seed): metrics[name] for seed, metrics in results.items() if name in metrics}
         values = list(seeds.values())
         std = standard_deviation(values)
@@ -94,9 +95,10 @@ def add_differences(settings: Mapping[str, Summary]) -> None:
         for name, entry in summary.items():
             base = first[name]["seeds"] if name in first else {}
             paired = [x - base[seed] for seed, x in entry["seeds"].items() if seed in base]
+            is_finite = all(map(math.isfinite, paired))
             if paired:
-                entry["difference"] = statistics.fmean(paired)
-            if len(paired) > 1 and all(map(math.isfinite, paired)):
+                entry["difference"] = statistics.fmean(paired) if is_finite else math.nan
+            if len(paired) > 1 and is_finite:
                 entry["interval"] = list(mean_interval(paired))
 
 

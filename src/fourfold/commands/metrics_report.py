@@ -34,11 +34,11 @@ def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
         summary: For each metric, a dict with mean, std, best and seeds (values by seed).
         title: The title.
     """
-    seeds = next(iter(summary.values()))["seeds"]
-    rows = {
-        name: [f"{x:.4f}" for x in (x["mean"], x["std"], x["best"], *x["seeds"].values())]
-        for name, x in summary.items()
-    }
+    seeds = list(dict.fromkeys(seed for x in summary.values() for seed in x["seeds"]))
+    rows = {}
+    for name, x in summary.items():  # a seed may lack a metric, such as the IoU of a rare class
+        values = [x["mean"], x["std"], x["best"], *(x["seeds"].get(s, math.nan) for s in seeds)]
+        rows[name] = [f"{value:.4f}" for value in values]
     show_rows(title, ("metric", "mean", "std", "best", *(f"seed {seed}" for seed in seeds)), rows)
 
 
@@ -61,7 +61,8 @@ def show_settings(settings: Mapping[str, dict[str, dict[str, Any]]], title: str)
 
 def show_rows(title: str, names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
     """Print a title and a table; the key of a row is its first cell."""
-    table = Table(names[0], *(Column(name, justify="right", overflow="fold") for name in names[1:]))
+    columns = (Column(name, justify="right", overflow="fold") for name in names[1:])
+    table = Table(Column(names[0], overflow="fold"), *columns)
     for heading, cells in rows.items():
         table.add_row(heading, *cells)
     width = None if Console().is_terminal else FILE_WIDTH

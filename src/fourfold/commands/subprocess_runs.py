@@ -121,7 +121,7 @@ def wait_until_unlocked(folder: Path, limit: float | None = None) -> None:
     end = time.monotonic() + (math.inf if limit is None else limit)
     if run_directory.is_locked():
         print(f"{folder}: waiting for another process that trains there", file=sys.stderr)
-    while run_directory.is_locked():
+    while run_directory.is_locked() and not _received:
         if time.monotonic() >= end:
             raise TimeoutError(f"{folder} is still locked by another training process")
         time.sleep(POLL_SECONDS)

@@ -8,8 +8,9 @@ Commas outside of brackets and quotes separate the values of an option:
 
 The run directories are DIR/SETTING/seed_N, or DIR/seed_N if no option is varied. If the command was
 stopped or killed, the same command resumes the runs that were interrupted and skips those that are
-complete. `sweep` prints mean, standard deviation (n - 1) and the difference to the first setting,
-paired over the seeds, with its 95 percent t interval, and writes DIR/sweep.json and DIR/sweep.png.
+complete. `sweep` prints mean, standard deviation (n - 1) and the difference to the first setting
+that is complete, paired over the seeds, with its 95 percent t interval. It writes DIR/sweep.json
+and DIR/sweep.png.
 `seeds` prints mean, standard deviation, best and single values, and writes DIR/seeds.json.
 All other options are those of `fourfold fit`.
 """
@@ -234,9 +235,10 @@ def _report(command: str, folder: Path, runs: Sequence[Run], command_line: str) 
     settings = {name: compare_runs.summarise(by_seed) for name, by_seed in results.items()}
     if command == "sweep":
         compare_runs.add_differences(settings)
-        metrics_report.show_settings(settings, f"{folder}: differences to the first setting")
+        reference = next(iter(settings))  # the first that is complete
+        metrics_report.show_settings(settings, f"{folder}: differences to {reference}")
         compare_runs.draw_settings(settings, folder / "sweep.png")
-        content: dict[str, Any] = {"settings": settings}
+        content: dict[str, Any] = {"reference": reference, "settings": settings}
     else:
         content = settings[runs[0].setting]
         seeds = ", ".join(str(run.seed) for run in runs)

@@ -77,9 +77,10 @@ def height_width(size: ImageSize, name: str = "image_size") -> tuple[int, int]:
 
 
 def canonical_size(size: Any) -> Any:
-    """Return one number for equal height and width, and any other value unchanged."""
-    is_pair = isinstance(size, list | tuple) and len(size) == 2
-    return size[0] if is_pair and size[0] == size[1] else size
+    """Return one number for equal height and width, and another pair as a tuple."""
+    if not isinstance(size, list | tuple) or len(size) != 2:
+        return size
+    return size[0] if size[0] == size[1] else tuple(size)
 
 
 def require_sizes(config: Any) -> None:

@@ -6,6 +6,7 @@ All intervals have 95 % confidence. Shapes: N items, P paradigms, S runs with di
 import math
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -55,6 +56,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return np.maximum.accumulate(scaled.clip(max=1.0))[order.argsort()].tolist()
 
 
+@cache
 def t_quantile(df: int) -> float:
     """Return the 97.5 % quantile of Student's t distribution with `df` degrees of freedom.
 

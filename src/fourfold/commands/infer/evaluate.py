@@ -62,7 +62,8 @@ def _answer_runs(path: str, questions: Sequence[Question], options: Namespace) -
     """Return values (S, 2, N) of `answer` of a checkpoint, or of runs of `fourfold seeds`."""
     given = {"method": options.method, "eos": options.eos, "batch_size": options.batch_size}
     found = []
-    for run in [str(run) for run in sorted(Path(path).glob("seed_*"))] or [path]:
+    runs = [str(run) for run in sorted(Path(path).glob("seed_*")) if run.is_dir()]
+    for run in runs or [path]:
         place, model, precision = load_model(run, options)
         with errors_in(place), torch.inference_mode(), precision:
             found.append(answer(model, questions, **given))

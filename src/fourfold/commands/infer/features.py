@@ -81,6 +81,8 @@ def embed(model: Any, images: ImageStore, pool: str | None, batch_size: int = 64
         raise InputError(message, option="--checkpoint")
     transform, prefix = stored_transform(model.artifacts), model.embed.prefix
     n_prefix = 0 if prefix is None else len(prefix)
+    if pool == "cls" and not n_prefix:
+        raise InputError("must be mean for a model without a class token", option="--pool")
     features = []
     for rows in torch.arange(len(images)).split(batch_size):
         pixels = [images.pixels(row, transform.n_channels) for row in rows.tolist()]

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fourfold.core.validation import check_absent, check_range
 from fourfold.data.loading.batches import SegmentationBatch
 from fourfold.data.loading.counter_rng import bits
 from fourfold.data.vision.augment import Augmentation, apply_seeded
@@ -59,13 +60,13 @@ class PairStore(ImageStore):
         image = self.images.pixels(self.rows[row], n_channels)
         mask, place = self.masks.pixels(self.rows[row], 0), self.masks.location(self.rows[row])
         if mask.shape != (1, *image.shape[1:]) or mask.dtype != torch.uint8:
-            message = f"must be 8-bit numbers of shape {(1, *image.shape[1:])}, as the picture"
-            raise UnreadableImage(f"{message}, got {tuple(mask.shape)}", file=place)
-        mask = mask.masked_fill(mask == self.ignore_index, VOID)
-        if (invalid := (mask >= len(self.class_names)) & (mask != VOID)).any():
+            message = f"must be uint8 of shape {(1, *image.shape[1:])}, as the picture"
+            raise UnreadableImage(f"{message}, got {mask.dtype} {tuple(mask.shape)}", file=place)
+        void = mask == self.ignore_index
+        if (invalid := (mask >= len(self.class_names)) & ~void).any():
             allowed = f"0 to {len(self.class_names) - 1} or data.ignore_index, {self.ignore_index}"
             raise UnreadableImage(f"must be {allowed}, got {int(mask[invalid][0])}", file=place)
-        return torch.cat([image, mask])
+        return torch.cat([image, mask.masked_fill(void, VOID)])
 
 
 def read_pairs(path: Path) -> list[ImageStore]:
@@ -73,12 +74,17 @@ def read_pairs(path: Path) -> list[ImageStore]:
 
     `path` is a folder or a zip archive.
     """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
     root, store = (ZipPath(path), ZipStore) if path.is_file() else (path, FileStore)
     found: dict[str, dict[str, str]] = {}
     for folder in ("images", "masks"):
         place: Any = root / folder
         names = [file.name for file in place.iterdir()] if place.is_dir() else []
-        found[folder] = {Path(n).stem: f"{folder}/{n}" for n in names if n[0] != "."}
+        names = [n for n in names if n[0] != "." and n.lower().endswith(IMG_EXTENSIONS)]
+        found[folder] = {Path(n).stem: f"{folder}/{n}" for n in names}
+        if len(found[folder]) < len(names):
+            raise InputError(f"two files in {folder} have the same name without suffix", file=path)
     if unpaired := sorted(found["images"].keys() ^ found["masks"].keys()):
         raise InputError(f"{unpaired[0]} must be in the folders images and masks", file=path)
     return [
@@ -127,7 +133,6 @@ class SegmentationDataset(ImageDataset):
         pairs: Any = [
             self._pixels(row) if self.decoded is None else self.decoded[row] for row in stored
         ]
-        pairs = list(pairs)
         if isinstance(self.transform, Augmentation):
             pairs = apply_seeded(self.change, pairs, bits(self.seed, epoch, rows, 1)[:, 0])
             images = self.transform.normalize(pairs[:, :-1])
@@ -170,6 +175,9 @@ class SegmentationData(ImageData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range("data.ignore_index", self.ignore_index, minimum=0, maximum=255)
+        given = {"regression": self.regression or None, "label_separator": self.label_separator}
+        check_absent("masks", **given, classes=self.classes if self.source == "digits" else None)
         config = self.transform or TransformConfig()
         if config.aa or config.reprob or config.mixup or config.cutmix:
             message = "must have no aa, reprob, mixup and cutmix with masks"
@@ -189,10 +197,7 @@ class SegmentationData(ImageData):
             root, names = resolve(self.source), self.classes or []
             files = [(root / n, s) for name, s in SPLITS.items() for n in (name, f"{name}.zip")]
             pairs = {split: read_pairs(path) for path, split in files if path.exists()}
-            if "train" not in pairs or not names:
-                message = "must have a folder or archive train, and data.classes must be given"
+            if "train" not in pairs or not 0 < len(names) <= VOID:
+                message = "must have a folder or archive train, and data.classes 1 to 255 names"
                 raise InputError(message, file=root)
         return {s: PairStore(x[0], x[1], names, self.ignore_index) for s, x in pairs.items()}
-
-    def check_classes(self, train: ImageStore) -> None:
-        """Accept all pictures, whose classes are those of their pixels."""

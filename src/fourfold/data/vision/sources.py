@@ -75,7 +75,7 @@ def open_source(source: str, image_column: str, label_column: str, parse: Any) -
     tables = {split: file for split, file in files if is_table(file.name)}
     if is_table(source):
         tables = {"train": path}
-    if tables:
+    if "train" in tables and not any(x.is_dir() for x in path.glob("train/*")):
         read = partial(_read_table, [image_column, label_column], parse)
         return _open_each(str(path), tables, read)
     if loaded := _read_parquet(path):
