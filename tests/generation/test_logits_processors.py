@@ -208,5 +208,6 @@ def test_no_token_to_choose_is_an_error(temperature: float, causal_lm: CausalLM)
     assert generate(causal_lm, ids, 10, [], **options)[0].sort().values.tolist() == list(range(V))
     with pytest.raises(InputError, match="options of the logits leave no token to choose"):
         generate(causal_lm, ids, 11, [], **options)
-    _, score = beam_search(causal_lm, ids, 3, eos_id=[], max_new_tokens=11, no_repeat_ngram_size=1)
-    assert score.tolist() == [-math.inf]  # there is no result
+    for beams in (1, 3):
+        with pytest.raises(InputError, match="options of the logits leave no token to choose"):
+            beam_search(causal_lm, ids, beams, eos_id=[], max_new_tokens=11, no_repeat_ngram_size=1)

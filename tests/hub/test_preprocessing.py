@@ -1,6 +1,7 @@
 """Preprocessing as in transformers after import and export; precedence of generation defaults."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from fourfold.data.vision.eval_transforms import eval_transform, resized_side
 from fourfold.errors import InputError
 from fourfold.generation import GenerationDefaults
 from fourfold.hub.preprocessing import (
+    generation_entries,
+    parse_generation_defaults,
     read_generation_defaults,
     read_image_preprocessing,
     write_image_preprocessing,
@@ -224,3 +227,33 @@ def test_value_of_a_wrong_type_is_rejected(tmp_path: Path) -> None:
     write_json(tmp_path, {"eos_token_id": "</s>"})
     with pytest.raises(InputError, match=r"config\.json: eos_token_id must be of type int or list"):
         read_generation_defaults(tmp_path)
+
+
+def test_options_of_decoding_are_read_as_transformers_reads_them() -> None:
+    old = {"no_repeat_ngram_size": 1, "min_length": 6, "num_beams": 3, "eos_token_id": 2}
+    found = parse_generation_defaults([{"bos_token_id": 1}, old])
+    assert (found.bos_id, found.eos_id) == (1, 2)
+    assert (found.no_repeat_ngram_size, found.min_length, found.num_beams) == (None, None, None)
+    found = parse_generation_defaults([{}, old])
+    assert (found.no_repeat_ngram_size, found.min_length, found.num_beams) == (1, 6, 3)
+    # transformers samples from 50 tokens unless top_k says otherwise.
+    for given, top_k in (({}, 50), ({"top_k": None}, 50), ({"top_k": 0}, None), ({"top_k": 7}, 7)):
+        assert parse_generation_defaults([{"do_sample": True, **given}, {}]).top_k == top_k
+        assert parse_generation_defaults([given, {}]).top_k is None
+
+
+def test_changed_options_of_decoding_are_written_and_read_again() -> None:
+    known = parse_generation_defaults(
+        [{"num_beams": 2, "length_penalty": 2.0, "max_new_tokens": 9, "min_length": 3}, {}]
+    )
+    assert generation_entries(known, known) == {}
+    for changes in (
+        {"num_beams": 5, "length_penalty": 1.0, "max_new_tokens": 4},
+        {"length_penalty": 0.5},
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_k": 30},
+    ):
+        wanted = replace(known, **changes)
+        entries = generation_entries(wanted, known)
+        stored = {"num_beams": 2, "length_penalty": 2.0, "max_new_tokens": 9, "min_length": 3}
+        assert parse_generation_defaults([stored | entries, {}]) == wanted

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.validation import MAX_BEAMS, check_choice, check_range
+from fourfold.errors import InputError
 from fourfold.generation.caches import beam_cache
 from fourfold.generation.inputs import GenerationInputs, require
 from fourfold.generation.logits_processors import LogitsProcessors
@@ -264,7 +265,9 @@ def beam_search(
     special: Any = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")
     stored = inputs.defaults
-    n_best = stored.n_results(decoding, num_beams or MAX_BEAMS)
+    is_given = decoding.get("num_return_sequences") is not None
+    most = MAX_BEAMS if is_given else stored.num_beams or DEFAULT_BEAMS
+    n_best = stored.n_results(decoding, num_beams or most)
     if num_beams is None:
         num_beams = max(stored.num_beams or DEFAULT_BEAMS, n_best)
     alpha = first_known(length_penalty, stored.length_penalty, DEFAULT_LENGTH_PENALTY)
@@ -286,6 +289,8 @@ def beam_search(
             n_best=n_best,
             processors=LogitsProcessors(inputs, start, suppress_tokens or (), decoding),
         )
+    if scores[:, 0].isneginf().any():
+        raise InputError("leave no token to choose", option="the options of the logits")
     # Copied outside of inference mode, so that both can take part in training.
     ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
     return (ids[:, 0], scores[:, 0].clone()) if n_best == 1 else (ids, scores.clone())

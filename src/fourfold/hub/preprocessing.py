@@ -25,7 +25,7 @@ from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # Options of decoding that have one name, and that no task stores, so that an export may write them.
-_EXPORTED = (*SAMPLING, *DecodingOptions.__annotations__)
+_EXPORTED = ("num_beams", "max_new_tokens", *SAMPLING, *DecodingOptions.__annotations__)
 # Numbers of Pillow's resampling filters, which preprocessor_config.json contains.
 _PIL_RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _IMAGE_DEFAULTS: dict[str, Any] = {
@@ -122,11 +122,13 @@ def parse_generation_defaults(contents: Sequence[Json]) -> GenerationDefaults:
     """Return the generation defaults in the contents of JSON files, in order of precedence."""
     keys = ("decoder_start", "bos", "eos", "pad")
     start, bos, ends, pad = (_find(contents, f"{key}_token_id") for key in keys)
-    alpha = _find(contents, "length_penalty")
-    samples = next(iter(_find(contents, "do_sample")), False)
-    names = ("num_beams", "max_new_tokens", *_EXPORTED)
-    options = {name: next(iter(_find(contents, name)), None) for name in names}
-    options["top_k"] = options["top_k"] or None  # 0: no limit
+    # As in transformers, options in config.json count only without a generation_config.json.
+    files = contents[:1] if contents[0] else contents
+    alpha = _find(files, "length_penalty")
+    samples = next(iter(_find(files, "do_sample")), False)
+    options = {name: next(iter(_find(files, name)), None) for name in _EXPORTED}
+    top_k = 50 if options["top_k"] is None else options["top_k"]  # transformers' default
+    options["top_k"] = top_k or None  # 0: no limit
     if not samples:
         options |= dict.fromkeys(SAMPLING)
     elif options["temperature"] is None:
@@ -147,8 +149,13 @@ def generation_entries(defaults: GenerationDefaults, known: GenerationDefaults) 
     """Return entries of generation_config.json for the options that differ from the known ones."""
     pairs = ((name, getattr(defaults, name)) for name in _EXPORTED)
     changed = {name: value for name, value in pairs if value != getattr(known, name)}
+    alpha, kind = defaults.length_penalty, defaults.length_penalty_type
+    if kind == "power" and alpha != known.length_penalty:
+        changed["length_penalty"] = alpha
     if changed:  # several sequences need samples or beams
         changed |= {"do_sample": defaults.temperature is not None, "num_beams": defaults.num_beams}
+        if defaults.temperature is not None:
+            changed["top_k"] = defaults.top_k or 0  # without it, transformers takes 50
     return changed
 
 

@@ -9,11 +9,13 @@ from typing import Any, Unpack
 import torch
 
 from fourfold.data.vision.features import input_transform
+from fourfold.generation.renamed import renamed
 from fourfold.generation.text_model import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import DecodingOptions
 
 
+@renamed(n_best="num_return_sequences")
 def caption(
     model: Model,
     images: Sequence[Any],

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+from fourfold.generation.renamed import renamed
 from fourfold.generation.text_model import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import DecodingOptions
 
 
+@renamed(n_best="num_return_sequences")
 def translate(
     model: Model,
     lines: Sequence[str],
