@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.data.readers.labels import label_text
 from fourfold.loggers.media import AttentionMaps
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -142,6 +141,8 @@ def prediction_rows(class_names: Any, labels: Tensor, outputs: Tensor) -> list[l
     With several labels per example, labels (B, K), the probability is the highest of the row. In a
     regression, where K is 1, a row has the true and the predicted value.
     """
+    from fourfold.data.readers.labels import label_text  # language models do not need it
+
     values, predicted = outputs.cpu().max(-1)
     if outputs.shape[-1] == 1 and labels.ndim == 1:
         return [[x, round(y, 4)] for x, y in zip(labels.tolist(), values.tolist(), strict=True)]

@@ -17,7 +17,6 @@ from fourfold.callbacks.checkpointing.weight_averaging import (
     CheckpointAveraging,
     ExponentialMovingAverage,
 )
-from fourfold.callbacks.monitoring.predictions import PredictionWriter
 from fourfold.callbacks.monitoring.progress import Progress
 from fourfold.callbacks.monitoring.run_files import RunFiles
 from fourfold.callbacks.monitoring.sample_logging import LogSamples
@@ -53,6 +52,8 @@ def make_callbacks(
             # Showing the loss waits for the device, so not after every batch.
             output.append(EpochProgressBar(refresh_rate=10, theme=BAR_THEME))
     if command == "predict" and writes_files:
+        from fourfold.callbacks.monitoring.predictions import PredictionWriter
+
         output.append(PredictionWriter(run.path))
     if config["log_samples"] and command in ("fit", "test") and writes_files:
         output.append(LogSamples(run.path))
