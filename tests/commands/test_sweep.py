@@ -20,7 +20,7 @@ import yaml
 from PIL import Image
 from scipy import stats
 
-from fourfold.commands import compare_runs, subprocess_runs, sweep
+from fourfold.commands import compare_runs, metrics_report, subprocess_runs, sweep
 from fourfold.commands.metrics_report import write_metrics
 from fourfold.errors import InputError
 
@@ -456,3 +456,46 @@ def test_statistics_of_values_that_are_not_finite() -> None:
     assert summary["loss"]["std"] == pytest.approx(statistics.stdev([1.0, 3.0]))
     assert math.isnan(summary["top1"]["std"])
     assert summary["top1"]["mean"] == math.inf
+    settings = {
+        "a": summary,
+        "b": compare_runs.summarise({0: {"top1": math.inf}, 1: {"top1": 1.0}}),
+    }
+    compare_runs.add_differences(settings)
+    assert math.isnan(settings["b"]["top1"]["difference"])  # inf - inf
+    for values in ([math.nan, 0.5, 0.4], [0.5, 0.4, math.nan]):
+        assert compare_runs.best("loss", values) == 0.4
+
+
+def test_a_metric_that_a_seed_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = compare_runs.summarise({0: {"x": 0.25}, 1: {"y": 0.5}, 2: {"x": 0.75}})
+    assert summary["x"]["seeds"] == {"0": 0.25, "2": 0.75}
+    metrics_report.show_seeds(summary, "three seeds")
+    cells = {
+        line.split()[1]: line.split("│")[5:8]
+        for line in capsys.readouterr().out.splitlines()
+        if line[:1] == "│"
+    }
+    assert [cell.strip() for cell in cells["x"]] == ["0.2500", "nan", "0.7500"]
+    assert [cell.strip() for cell in cells["y"]] == ["nan", "0.5000", "nan"]
+
+
+def test_long_settings_are_shown_completely(capsys: pytest.CaptureFixture[str]) -> None:
+    name = ",".join(f"option_{i}=1e-{i}" for i in range(12))
+    metrics_report.show_rows("", ("metric", "mean"), {name: ["1"]})
+    shown = "".join(
+        line.split("│")[1].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if line[:1] == "│"
+    )
+    assert shown == name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_for_a_lock(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess_runs.RunDirectory, "is_locked", lambda _: True)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), number))
+    timer.start()
+    with subprocess_runs.forwarded_signals():
+        subprocess_runs.wait_until_unlocked(tmp_path, limit=20)

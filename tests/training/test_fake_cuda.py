@@ -131,6 +131,7 @@ WAITS_OF_METRICS = {
     "documents": {"SequenceClassification.update_metrics"},
     "scores": {"RegressionScores.update"},
     "tokens": {"TokenClassification.update_metrics", "TokenClassification._tags"},
+    "segmentation": {"SemanticSegmentation.update_metrics"},  # torch.bincount
     "questions": {
         "QuestionAnswering.update_metrics",
         "QuestionAnswering.best_answers.<locals>.<genexpr>",

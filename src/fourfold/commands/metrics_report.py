@@ -34,7 +34,7 @@ def show_seeds(summary: dict[str, dict[str, Any]], title: str) -> None:
         summary: For each metric, a dict with mean, std, best and seeds (values by seed).
         title: The title.
     """
-    seeds = list(dict.fromkeys(seed for x in summary.values() for seed in x["seeds"]))
+    seeds = sorted({seed for x in summary.values() for seed in x["seeds"]}, key=int)
     rows = {}
     for name, x in summary.items():  # a seed may lack a metric, such as the IoU of a rare class
         values = [x["mean"], x["std"], x["best"], *(x["seeds"].get(s, math.nan) for s in seeds)]

@@ -204,6 +204,7 @@ def models(tmp_path: Path) -> list[Path]:
     for place in places:
         (tmp_path / place).parent.mkdir(exist_ok=True)
         fourfold.save(build("causal").float(), tmp_path / place)
+    (tmp_path / "runs/seed_0.log").write_text("output of a parallel run")
     return [tmp_path / "a", tmp_path / "b", tmp_path / "runs"]
 
 

@@ -193,8 +193,19 @@ def test_invalid_masks_are_rejected(folder: Path, damage: Any, message: str) -> 
 def test_impossible_options_are_rejected(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data.transform must have no aa"):
         data(folder, mixup=0.1)
-    with pytest.raises(InputError, match=r"data.classes must be given"):
+    with pytest.raises(InputError, match=r"data.classes 1 to 255 names"):
         SegmentationData(str(folder)).setup()
+    for name, value in (("ignore_index", 256), ("ignore_index", -100), ("regression", True)):
+        with pytest.raises(InputError, match=f"{name} must"):
+            SegmentationData(str(folder), classes=NAMES, **{name: value})
+    Image.new("L", SIZE[::-1], 255).save(folder / "train/masks/0.png")  # not the void class, 7
+    with pytest.raises(InputError, match=r"0 to 2 or data.ignore_index, 7, got 255"):
+        batch_of(data(folder), [0])
+    (folder / "train/images/notes.txt").write_text("no picture")
+    data(folder).setup()
+    Image.new("RGB", SIZE[::-1]).save(folder / "train/images/0.jpg")
+    with pytest.raises(InputError, match="two files in images have the same name"):
+        data(folder).setup()
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="must have a folder or archive train"):
         data(tmp_path / "empty").setup()

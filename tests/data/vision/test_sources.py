@@ -138,6 +138,8 @@ def test_class_folders(tmp_path: Path) -> None:
     assert n_images == {"train": 2, "val": 1, "test": 2}
     assert splits["val"].labels.tolist() == [1]  # class numbers are those of the training split
     assert splits["train"].class_names == ["a", "b"]
+    (tmp_path / "train.csv").write_text("id,breed\n1,a\n")  # beside the folders of a competition
+    assert open_path(tmp_path)["train"].class_names == ["a", "b"]
     write_png(tmp_path / "val" / "c" / "1.png", 3)
     with pytest.raises(InputError, match="val/c: the folder must be one of the 2 training classes"):
         open_path(tmp_path)
