@@ -455,7 +455,7 @@ def test_a_masked_autoencoder_starts_at_a_hidden_patch(loaded: Any) -> None:
 
 def test_hidden_patches_are_dark() -> None:
     picture = np.full((4, 4, 1), 200, np.uint8)
-    found = darken(picture, [2, 3], 2)[..., 0]
+    found = darken(picture, [2, 3], (2, 2))[..., 0]
     assert found.tolist() == [[200, 200, 50, 50]] * 2 + [[50, 50, 200, 200]] * 2
 
 

@@ -405,7 +405,13 @@ FOREIGN = [
         0.5,
         "preprocessor_config.json: the content is invalid: object of type 'float'",
     ),
-    ("vit", "preprocessor_config.json", "size", [], "size must be of type int, got '[]'"),
+    (
+        "vit",
+        "preprocessor_config.json",
+        "size",
+        [],
+        "size must be a number or [height, width], got []",
+    ),
     ("mlm", "config.json", "model_type", [], "d/config.json: the content is invalid: unhashable"),
     (
         "vit",

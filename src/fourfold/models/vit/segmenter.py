@@ -15,6 +15,8 @@ from fourfold.models.vit.model import ViT, ViTConfig
 class SegmenterConfig(ViTConfig):
     """Config of a ViT that classifies each patch; `representation_size` is not used.
 
+    Source: Oquab et al. 2023 (DINOv2), section 7.4.
+
     Args:
         pool: cls and cls_mean have a class token, as the model whose weights initialize this one.
         head_norm: Norm before the linear head: batch (DINOv2) or none. With batch, a step depends
