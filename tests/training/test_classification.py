@@ -280,17 +280,14 @@ def test_loss_of_numbers_of_images(texts: Path, tmp_path: Path) -> None:
 
 
 def test_training_goes_on_with_the_same_number_of_labels(texts: Path, tmp_path: Path) -> None:
-    for first, second, number in (
-        (sequences(texts), several(texts), "one label"),
-        (several(texts), sequences(texts), "any number of labels"),
-    ):
-        task, data = first
+    pairs = sequences(texts), several(texts)
+    for (task, data), (_, other) in (pairs, pairs[::-1]):
         trainer = Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path)
         trainer.fit(task, data)
         trainer.save_checkpoint(tmp_path / "task.ckpt")
         task = type(task).load_from_checkpoint(tmp_path / "task.ckpt")
-        with pytest.raises(InputError, match=f"--data must have {number} per example, as the"):
-            train(task, second[1], tmp_path)
+        with pytest.raises(InputError, match="--data gives another multi_label than the data"):
+            train(task, other, tmp_path)
         train(type(task).load_from_checkpoint(tmp_path / "task.ckpt"), data, tmp_path)
 
 

@@ -62,9 +62,8 @@ class ClassificationTask(Task[ModelT, BatchT]):
                 class, since no example of the training data has it, or all of them have the label.
         """
         if self.artifacts and bool(self.artifacts.get("multi_label")) != self.is_multi_label:
-            number = "any number of labels" if self.is_multi_label else "one label"
-            problem = f"must have {number} per example, as the data that the model was trained on"
-            raise InputError(problem, option="--data")
+            message = "gives another multi_label than the data that the model was trained on"
+            raise InputError(message, option="--data")
         weights, n_classes = self.class_weights, self.config.n_classes  # type: ignore[attr-defined]
         if n_classes == 1:
             check_absent("a regression or a single class", class_weights=weights)
@@ -106,13 +105,12 @@ class ClassificationTask(Task[ModelT, BatchT]):
 
     def step(self, batch: BatchT) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, and that of their divisors (`class_loss`)."""
-        loss, divisors = self.class_loss(self.logits(batch), batch.labels)  # type: ignore[attr-defined]
-        return loss, divisors.sum()
+        return self.summed_loss(self.logits(batch), batch.labels)  # type: ignore[attr-defined]
 
-    def update_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the loss of a batch to the metric `loss`."""
+    def summed_loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss of a batch as `class_loss` does, and the sum of its divisors."""
         loss, divisors = self.class_loss(logits, labels)
-        self.loss.update(loss, divisors.sum())
+        return loss, divisors.sum()
 
     def class_loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of logits (..., K), summed over the batch, and its divisors (B,).

@@ -57,7 +57,7 @@ class SequenceClassification(ClassificationTask[SequenceClassifier, SequenceBatc
 
     def update_metrics(self, batch: SequenceBatch, split: str) -> None:
         logits = self.logits(batch)
-        self.update_loss(logits, batch.labels)
+        self.loss.update(*self.summed_loss(logits, batch.labels))
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
 
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
         logits = self.logits(batch)
-        self.update_loss(logits, batch.labels)
+        self.loss.update(*self.summed_loss(logits, batch.labels))
         chunks = self.datamodule.chunk_keys(split)
         true = self._tags(batch, batch.labels)
         predicted = self._tags(batch, logits.argmax(-1))

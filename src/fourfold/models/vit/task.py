@@ -168,7 +168,7 @@ class ImageClassification(ClassificationTask[ViT, ImageBatch]):
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
-        self.update_loss(logits, batch.labels)
+        self.loss.update(*self.summed_loss(logits, batch.labels))
         outputs = {"top1_class": heads[0], "top1_distillation": heads[-1]}
         for name, metric in self.scores.items():
             metric.update(outputs.get(name, logits).float(), batch.labels)
