@@ -82,9 +82,8 @@ class ClassificationTask(Task[ModelT, BatchT]):
         """Return weights that are inversely proportional to the number of examples of a class."""
         labels = getattr(getattr(self.datamodule, "splits", {}).get("train"), "labels", None)
         if labels is None:
-            raise InputError(
-                "must be a list: the data have no labels", option="model.class_weights"
-            )
+            message = "must be a list: the data have no labels"
+            raise InputError(message, option="model.class_weights")
         labels = torch.as_tensor(getattr(labels, "ids", labels))  # those of words are ragged
         if self.is_multi_label:
             counts = labels.double().sum(0)

@@ -181,9 +181,8 @@ class ImageClassification(ClassificationTask[ViT, ImageBatch]):
         top1_distillation. The rows of the confusion matrix are the true classes. Several labels per
         image have the scores of `MultiLabelScores`, and a regression those of `RegressionScores`.
         """
-        if "all" in self.scores:
-            return {"loss": self.loss.compute(), **self.scores["all"].compute()}
-        scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
+        found = {name: metric.compute() for name, metric in self.scores.items()}
+        scores = found.get("all") or {name: x.tolist() for name, x in found.items()}
         return {"loss": self.loss.compute(), **scores}
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
