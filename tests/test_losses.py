@@ -14,7 +14,6 @@ from fourfold.kernels import cross_entropy
 from fourfold.losses import (
     IGNORE_INDEX,
     LABEL_SMOOTHING_TYPES,
-    classification_loss,
     linear_cross_entropy,
     smoothing_weights,
     token_scores,
@@ -501,33 +500,6 @@ def test_smoothed_distribution_sums_to_one() -> None:
         match=r"label_smoothing_type must be one of uniform, .* got 'fairseq'",
     ):
         smoothing_weights(0.1, "fairseq", V)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.1])
-@pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("normalizer", [None, 32.0])
-def test_classification_loss_equals_the_plain_formula(
-    epsilon: float, soft: bool, normalizer: float | None
-) -> None:
-    logits = torch.randn(6, 4, dtype=torch.float64)
-    labels = torch.randint(4, (6,))
-    q = F.one_hot(labels, 4).double()
-    if soft:
-        q = 0.3 * q + 0.7 * q.roll(1, 0)
-    smoothed = (1 - epsilon) * q + epsilon / 4
-    expected = -(smoothed * logits.log_softmax(-1)).sum() / (normalizer or 6)
-    loss = classification_loss(
-        logits, q if soft else labels, label_smoothing=epsilon, normalizer=normalizer
-    )
-    torch.testing.assert_close(loss, expected)
-
-
-def test_classification_loss_of_bf16_logits_is_fp32() -> None:
-    logits, labels = torch.randn(6, 4).bfloat16(), torch.randn(6, 4).softmax(-1)
-    loss = classification_loss(logits, labels.bfloat16())
-    assert loss.dtype == torch.float32
-    expected = F.cross_entropy(logits.float(), labels.bfloat16().float())
-    torch.testing.assert_close(loss, expected)
 
 
 @pytest.mark.cuda

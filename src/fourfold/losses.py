@@ -184,34 +184,6 @@ def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
     return logits if logits.shape[-1] == 1 else logits.softmax(-1)
 
 
-def classification_loss(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    label_smoothing: float = 0.0,
-    normalizer: Tensor | float | None = None,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """Compute the cross-entropy of class logits (B, K), a scalar in fp32 or fp64.
-
-    `labels` are class indices (B,) int64, of which `IGNORE_INDEX` are ignored, or class
-    probabilities (B, K) such as those of MixUp and CutMix. `label_smoothing` is the probability
-    mass that is spread evenly over all K classes (Szegedy et al. 2016). `weights` (K,) are factors
-    on the classes, as in torch. `normalizer` divides the sum over the batch; None means B.
-
-    Example:
-        >>> classification_loss(torch.zeros(2, 10), torch.tensor([3, 7]))  # log(10)
-        tensor(2.3026)
-    """
-    logits = upcast_fp32(logits)
-    if labels.is_floating_point():
-        labels = labels.to(logits.dtype)
-    cross_entropy = partial(F.cross_entropy, label_smoothing=label_smoothing, reduction="sum")
-    return cross_entropy(logits, labels, weights) / (
-        len(logits) if normalizer is None else normalizer
-    )
-
-
 def distillation_loss(
     logits: Tensor, teacher_logits: Tensor, distillation_type: str, temperature: float
 ) -> Tensor:

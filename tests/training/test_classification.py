@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,9 @@ def test_weights_of_mixed_images(texts: Path, tmp_path: Path) -> None:
     (loss, divisors), (same, same_divisors) = (task.class_loss(logits, y) for y in (classes, hot))
     torch.testing.assert_close(same, loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(same_divisors, divisors, rtol=1e-12, atol=0)
+    with torch.autocast("cpu", torch.bfloat16):  # has no effect on the divisors
+        _, low = task.class_loss(logits.float(), labels.float())
+    torch.testing.assert_close(low.double(), labels @ weights, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -143,23 +147,43 @@ def test_balanced_weights_are_those_of_sklearn(name: str, texts: Path, tmp_path:
     assert len(set(expected)) > 1
 
 
+NEEDED = "model.class_weights must be 3 finite numbers from 0, one for each class and one of them"
+
+
 @pytest.mark.parametrize(
     ("make", "weights", "problem"),
     [
-        (sequences, [1.0, 2.0], "model.class_weights must be 3 numbers, one for each class, got 2"),
-        (scores, "balanced", "class_weights must be None for a regression"),
+        (sequences, [1.0, 2.0], f"{NEEDED} above 0, got [1.0, 2.0]"),
+        (sequences, [1.0, -2.0, 1.0], f"{NEEDED} above 0, got [1.0, -2.0, 1.0]"),
+        (sequences, [1.0, math.nan, 1.0], NEEDED),
+        (sequences, [1.0, math.inf, 1.0], NEEDED),
+        (sequences, ["a", "b", "c"], NEEDED),
+        (sequences, [0.0, 0.0, 0.0], NEEDED),
+        (scores, "balanced", "class_weights must be None for a regression or a single class"),
     ],
 )
 def test_wrong_weights(make: Any, weights: Any, problem: str, texts: Path, tmp_path: Path) -> None:
     task, data = make(texts)
     task.class_weights = weights
-    with pytest.raises(InputError, match=problem):
+    with pytest.raises(InputError, match=re.escape(problem)):
+        train(task, data, tmp_path)
+
+
+def test_first_step_without_weight(texts: Path, tmp_path: Path) -> None:
+    task, data = weighted("sequences", texts, max_rows=1)
+    label = int(next(iter(data.train_dataloader())).labels)
+    task.class_weights = [float(k != label) for k in range(3)]
+    with pytest.raises(InputError, match="labels are ignored, or of a class with weight 0"):
         train(task, data, tmp_path)
 
 
 def test_balanced_weights_need_each_class(texts: Path, tmp_path: Path) -> None:
     task, data = weighted("sequences", texts, "balanced", classes=["0", "1", "2", "never"])
-    with pytest.raises(InputError, match="must be a list: no label is never"):
+    with pytest.raises(InputError, match="must be a list: no example has the label never"):
+        train(task, data, tmp_path)
+    task, data = pictures(texts / "all", ["a b", "a", "a b", "a"], label_separator=" ")
+    task.class_weights = "balanced"
+    with pytest.raises(InputError, match="must be a list: every example has the label a"):
         train(task, data, tmp_path)
     task, data = weighted("sequences", texts, "balanced")
     config = replace(task.config, vocab_size=100, n_classes=3)
@@ -254,6 +278,28 @@ def test_loss_of_numbers_of_images(texts: Path, tmp_path: Path) -> None:
     expected = ForSequenceClassificationLoss(batch.labels.double(), logits, config)
     torch.testing.assert_close(total / count, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(task.predict_step(batch, 0), logits.float())
+
+
+def test_training_goes_on_with_the_same_number_of_labels(texts: Path, tmp_path: Path) -> None:
+    pairs = sequences(texts), several(texts)
+    for (task, data), (_, other) in (pairs, pairs[::-1]):
+        trainer = Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path)
+        trainer.fit(task, data)
+        trainer.save_checkpoint(tmp_path / "task.ckpt")
+        task = type(task).load_from_checkpoint(tmp_path / "task.ckpt")
+        with pytest.raises(InputError, match="--data gives another multi_label than the data"):
+            train(task, other, tmp_path)
+        train(type(task).load_from_checkpoint(tmp_path / "task.ckpt"), data, tmp_path)
+
+
+def test_a_single_tag_is_no_number(texts: Path, tmp_path: Path) -> None:
+    task, data = words(texts)
+    task.config = replace(task.config, vocab_size=100, n_classes=1)
+    task.configure_model()
+    batch = read(data, 5)
+    labels = batch.labels.clamp(max=0)  # 0 at words, otherwise -100
+    loss, count = task.step(batch._replace(labels=labels))
+    assert (loss, count) == (0.0, (labels == 0).sum())
 
 
 @pytest.mark.parametrize("name", LABELLED)

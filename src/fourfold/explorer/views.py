@@ -28,6 +28,7 @@ from fourfold.generation import beam_search
 from fourfold.generation.text_reader import TextReader
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.layers.base_model import Model
+from fourfold.losses import probabilities
 
 N_ALTERNATIVES = 10  # most probable tokens that a step lists
 N_CLASSES = 5  # most probable classes that a row lists
@@ -211,9 +212,8 @@ class View:
         if len(logits) < 2:
             return []
         names = names or self.class_names(logits)
-        z = logits.detach().float()
-        are_independent = are_independent or self.model.artifacts.get("multi_label", False)
-        p = z.sigmoid() if are_independent else z.softmax(-1)
+        several = are_independent or self.model.artifacts.get("multi_label", False)
+        p = probabilities(logits.detach(), several)
         values, best = p.topk(min(N_CLASSES, len(logits)))
         return [
             [names[i], short_number(p)] for i, p in zip(best.tolist(), values.tolist(), strict=True)

@@ -9,7 +9,7 @@ longest output.
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from fourfold.errors import InputError
 from fourfold.generation.beam_search import beam_search
 from fourfold.generation.text_reader import TextReader
 from fourfold.layers.base_model import Model
+from fourfold.layers.generation_defaults import BeamOptions
 
 INPUTS = "inputs"  # name of the inputs of a function in messages
 
@@ -79,12 +80,12 @@ def check_model(model: Model, is_fit: bool, needed: str) -> None:
         raise InputError(f"must be {needed}, got {type(model).__name__}", option="model")
 
 
-def check_penalty(num_beams: int | None, alpha: float | None, kind: str | None) -> None:
+def check_penalty(**options: Unpack[BeamOptions]) -> None:
     """Raise InputError if an option of the length penalty would have no effect."""
-    for name, value in (("length_penalty", alpha), ("length_penalty_type", kind)):
-        if value is not None and num_beams == 1:
+    for name in ("length_penalty", "length_penalty_type"):
+        if options.get(name) is not None and options.get("num_beams") == 1:
             raise InputError("needs num_beams of at least 2", option=name)
-    if alpha is not None and kind == "none":
+    if options.get("length_penalty") is not None and options.get("length_penalty_type") == "none":
         raise InputError("needs another length_penalty_type than none", option="length_penalty")
 
 

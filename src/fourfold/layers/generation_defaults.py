@@ -101,6 +101,26 @@ class DecodingOptions(TypedDict, total=False):
     forced_bos_token_id: int | None
 
 
+class BeamOptions(DecodingOptions, total=False):
+    """Options of the functions that read texts or images and write texts by beam search.
+
+    An option that is absent or None is that of `fourfold.beam_search`: the stored one of the model,
+    if any.
+
+    Args:
+        num_beams: Beam width; 1 is greedy search.
+        length_penalty: Exponent of the length penalty.
+        length_penalty_type: gnmt, power or none.
+        max_new_tokens: Maximum number of tokens of a translation or caption; for captions, None
+            means the longest caption of the training data.
+    """
+
+    num_beams: int | None
+    length_penalty: float | None
+    length_penalty_type: str | None
+    max_new_tokens: int | None
+
+
 def first_known(*values: Any) -> Any:
     """Return the first value that is not None, such as an argument before a stored default."""
     return next((value for value in values if value is not None), None)

@@ -121,9 +121,8 @@ class LossNormalizer:
                 f" {explain()}"
             )
         if not count and not trainer.global_step:
-            raise InputError(
-                "gives no target in the first step: all its labels are ignored", option="--data"
-            )
+            causes = "its labels are ignored, or of a class with weight 0"
+            raise InputError(f"gives no target in the first step: {causes}", option="--data")
         if trainer.accumulate_grad_batches > 1:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / (count or 1))

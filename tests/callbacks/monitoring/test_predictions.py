@@ -1,3 +1,5 @@
+import csv
+
 import torch
 
 from fourfold.callbacks.monitoring.predictions import (
@@ -29,6 +31,18 @@ def test_predictions_of_images_name_file_and_true_class() -> None:
     lines = format_csv([1, 0], probabilities, {"class_names": ["cat", "dog"]}, origins).splitlines()
     assert lines[0] == "row,class,name,probability,file,true"
     assert lines[1:] == ["0,0,cat,1.000000,a.png,cat", "1,1,dog,0.750000,b.png,cat"]
+
+
+def test_labels_with_the_names_of_columns_keep_their_probabilities() -> None:
+    names = ["row", "true", "text", "file", "class"]
+    origins = [{"file": "x:2", "true": "row, text", "text": "one"}]
+    artifacts = {"class_names": names, "multi_label": True}
+    values = torch.tensor([[0.125, 0.25, 0.375, 0.5, 0.625]])
+    (row,) = csv.DictReader(format_csv([7], values, artifacts, origins).splitlines())
+    labels = ["label row", "label true", "label text", "label file", "class"]
+    assert [float(row[x]) for x in labels] == values[0].tolist()
+    assert row | origins[0] == row
+    assert row["row"] == "7"
 
 
 def test_numbers_are_written_in_row_order() -> None:

@@ -35,8 +35,13 @@ def test_labels_that_are_no_finite_numbers_are_rejected(label: str) -> None:
 
 
 def test_a_single_class_is_rejected() -> None:
-    with pytest.raises(InputError, match=r"x.tsv:2: all training rows have the label 'a'"):
+    message = r"x.tsv:2: training rows must have at least 2 different labels, got \["
+    with pytest.raises(InputError, match=f"{message}'a'\\]"):
         find_classes(["a", "a"], TABLE)
+    with pytest.raises(InputError, match=f"{message}'a'\\]"):
+        find_classes(["", "a"], TABLE, ",")
+    with pytest.raises(InputError, match=f"{message}\\]"):
+        find_classes(["", ","], TABLE, ",")
 
 
 # Writes the class names of label sets, given as JSON, as JSON.

@@ -149,7 +149,8 @@ def format_csv(
     """Format predictions as CSV, with a header and one line per example in the order of the split.
 
     The columns are row, class, name and probability of the most probable class; row and value of a
-    regression; or row and the probability of each label, with the name of the label as header.
+    regression; or row and the probability of each label, with the name of the label as header. A
+    label that has the name of another column, such as true, has the header "label true".
 
     Args:
         rows: Row of each of the N examples.
@@ -168,7 +169,11 @@ def format_csv(
     more = origins or [{} for _ in rows]
     names, several = (dict(artifacts or {}).get(x) for x in ("class_names", "multi_label"))
     has_class = not several and values.shape[-1] > 1
-    header: Any = names if several else ["class", "name", "probability"] if has_class else ["value"]
+    header: Any = ["class", "name", "probability"] if has_class else ["value"]
+    if several:
+        header = [
+            f"label {x}" if x in ("row", *more[0]) else x for x in names or range(len(values[0]))
+        ]
     writer.writerow(["row", *header, *more[0]])
     lines = sorted(zip(rows, values.tolist(), strict=True))
     for (row, line), extra in zip(lines, more, strict=True):

@@ -12,7 +12,7 @@ from fourfold.data.vision.features import input_transform
 from fourfold.generation.renamed import renamed
 from fourfold.generation.text_model import Item, TextModel, check_model, check_penalty, run_batches
 from fourfold.layers.base_model import Model
-from fourfold.layers.generation_defaults import DecodingOptions
+from fourfold.layers.generation_defaults import BeamOptions
 
 
 @renamed(n_best="num_return_sequences")
@@ -20,13 +20,9 @@ def caption(
     model: Model,
     images: Sequence[Any],
     *,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    length_penalty_type: str | None = None,
-    max_new_tokens: int | None = None,
     suppress_tokens: Sequence[str] = (),
     batch_size: int = 32,
-    **decoding: Unpack[DecodingOptions],
+    **options: Unpack[BeamOptions],
 ) -> list[Any]:
     """Describe images as `fourfold caption` does.
 
@@ -35,8 +31,6 @@ def caption(
     Args:
         model: Captioning model that `fourfold.load` returned.
         images: Paths of image files, or opened images (PIL.Image).
-        max_new_tokens: Maximum number of tokens of a caption; None means the longest caption of the
-            training data.
 
     Returns:
         One caption for each image, or with N > 1 a list of captions.
@@ -46,20 +40,13 @@ def caption(
             decoded.
     """
     check_model(model, model.can_generate and model.accepts_images, "a captioning model")
-    check_penalty(num_beams, length_penalty, length_penalty_type)
+    check_penalty(**options)
     text = TextModel(model, suppress_tokens=suppress_tokens)
     load, like = input_transform(dict(model.artifacts)), next(model.parameters())
 
     def run(items: list[Item]) -> list[Any]:
-        return text.targets(
-            torch.stack([item.content for item in items]).to(like),  # (B, C, H, W)
-            None,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            length_penalty_type=length_penalty_type,
-            max_new_tokens=max_new_tokens,
-            **decoding,
-        )
+        stacked = torch.stack([item.content for item in items]).to(like)  # (B, C, H, W)
+        return text.targets(stacked, None, **options)
 
     # Images have one size and need memory.
     return run_batches(images, lambda image: Item(load(image), 0), run, batch_size, batches_ahead=1)

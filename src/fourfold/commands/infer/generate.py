@@ -166,6 +166,8 @@ class _Continuer(TextModel):
         check_model(model, is_causal, "a causal LM")
         super().__init__(model, truncate=options.truncate, suppress_tokens=options.suppress_tokens)
         self.options = options
+        names = ("length_penalty", "length_penalty_type")
+        self.penalty: Any = {name: vars(options)[name] for name in names}
         # Number of times that each prompt was read, so that a repeated prompt is sampled anew.
         self.copies = Counter() if options.copies is None else options.copies
         self.stored = stored = model.generation_defaults or GenerationDefaults()
@@ -194,7 +196,7 @@ class _Continuer(TextModel):
             raise InputError(message, option="stream")
         if options.chat and options.document_start:
             raise InputError("cannot be combined with chat", option="document_start")
-        check_penalty(beams, options.length_penalty, options.length_penalty_type)
+        check_penalty(num_beams=beams, **self.penalty)
 
     def _chat_template(self) -> ChatTemplate:
         description = self.model.artifacts.get("chat_template")
@@ -268,8 +270,7 @@ class _Continuer(TextModel):
             return ends
 
         if self.num_beams > 1:
-            names: tuple[str, ...] = ("length_penalty", "length_penalty_type")
-            search = {"num_beams": self.num_beams, **{x: vars(options)[x] for x in names}, **both}
+            search = {"num_beams": self.num_beams, **self.penalty, **both}
             found = self.beam_search(ids, mask, **search)
             new = found[:, :, ids.shape[1] :].flatten(0, 1).tolist()
             for text, tokens in zip(texts, new, strict=True):

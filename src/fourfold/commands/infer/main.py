@@ -117,9 +117,9 @@ def make_parser(command: str) -> OptionParser:
         help_text = "end a continuation before this text; may be given several times"
         add("--stop", action="append", default=[], metavar="TEXT", help=help_text)
     elif command in ("fill", "classify"):
-        help_text = "alternatives, tab-separated; default: 1, or all labels of a multi-label model"
-        one = 1 if command == "fill" else None
-        add("--top-k", type=int, default=one, metavar="K", help=help_text)
+        more = ", or all labels of a multi-label model" if command == "classify" else ""
+        help_text = f"alternatives, tab-separated; default: 1{more}"
+        add("--top-k", type=int, default=None if more else 1, metavar="K", help=help_text)
     elif command in ("score", "evaluate"):
         help_text = "causal, mntp, fused; masked_l2r, masked; conditional, prefix, masked; default:"
         add("--method", help=f"{help_text} the first that fits, but `evaluate` prefers prefix")

@@ -53,7 +53,8 @@ def find_classes(labels: list[str], table: TextTable, separator: str | None = No
     rows = [split_labels(label, separator) for label in labels]
     classes = list(dict.fromkeys(chain.from_iterable(rows)))
     if len(classes) < 2:
-        raise InputError(f"all training rows have the label {labels[0]!r}", file=table.location(0))
+        message = f"training rows must have at least 2 different labels, got {classes}"
+        raise InputError(message, file=table.location(0))
     check_labels(classes, lambda label: _location(label, rows, table))
     try:
         values = {label: float(label) for label in classes}

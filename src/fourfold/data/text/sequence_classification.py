@@ -18,11 +18,7 @@ from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.hf_datasets import HubConfig, read_hub_split
-from fourfold.data.readers.labels import (
-    find_classes,
-    parse_labels,
-    stratified_subset,
-)
+from fourfold.data.readers.labels import find_classes, parse_labels, stratified_subset
 from fourfold.data.readers.splits import Source, hold_out, read_tables
 from fourfold.data.readers.synthetic_translation import synthetic_pairs
 from fourfold.data.readers.text_table import TextTable, read_table

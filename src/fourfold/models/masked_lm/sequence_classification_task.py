@@ -55,15 +55,9 @@ class SequenceClassification(ClassificationTask[SequenceClassifier, SequenceBatc
         segments = batch.segments if self.config.n_segments > 1 else None
         return upcast_fp32(self.model(batch.ids, segments=segments, mask=batch.mask))
 
-    def step(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses, and that of their divisors (`ClassificationTask`)."""
-        loss, divisors = self.class_loss(self.logits(batch), batch.labels)
-        return loss, divisors.sum()
-
     def update_metrics(self, batch: SequenceBatch, split: str) -> None:
         logits = self.logits(batch)
-        loss, divisors = self.class_loss(logits, batch.labels)
-        self.loss.update(loss, divisors.sum())
+        self.loss.update(*self.summed_loss(logits, batch.labels))
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:

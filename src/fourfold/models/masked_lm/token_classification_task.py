@@ -7,7 +7,6 @@ Shapes: B rows, T tokens, K classes.
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.data.loading.batches import TokenBatch
@@ -54,21 +53,9 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
         """Compute the class logits (B, T, K) of each token, in fp32."""
         return upcast_fp32(self.model(batch.ids, mask=batch.mask))
 
-    def step(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Return the summed cross-entropy at the first tokens of words, and the number of words.
-
-        With `class_weights`, the number is the sum of the weights of the words.
-        """
-        logits = self.logits(batch).flatten(0, 1)
-        labels = batch.labels.flatten()
-        loss, divisors = self.class_loss(logits, labels)
-        return loss, (divisors * (labels != IGNORE_INDEX)).sum()
-
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
         logits = self.logits(batch)
-        is_word = batch.labels != IGNORE_INDEX
-        losses = F.cross_entropy(logits[is_word], batch.labels[is_word], reduction="sum")
-        self.loss.update(losses, is_word.sum())
+        self.loss.update(*self.summed_loss(logits, batch.labels))
         chunks = self.datamodule.chunk_keys(split)
         true = self._tags(batch, batch.labels)
         predicted = self._tags(batch, logits.argmax(-1))

@@ -168,8 +168,7 @@ class ImageClassification(ClassificationTask[ViT, ImageBatch]):
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
-        loss, divisors = self.class_loss(logits, batch.labels)
-        self.loss.update(loss, divisors.sum())
+        self.loss.update(*self.summed_loss(logits, batch.labels))
         outputs = {"top1_class": heads[0], "top1_distillation": heads[-1]}
         for name, metric in self.scores.items():
             metric.update(outputs.get(name, logits).float(), batch.labels)
@@ -182,9 +181,8 @@ class ImageClassification(ClassificationTask[ViT, ImageBatch]):
         top1_distillation. The rows of the confusion matrix are the true classes. Several labels per
         image have the scores of `MultiLabelScores`, and a regression those of `RegressionScores`.
         """
-        if "all" in self.scores:
-            return {"loss": self.loss.compute(), **self.scores["all"].compute()}
-        scores = {name: metric.compute().tolist() for name, metric in self.scores.items()}
+        found = {name: metric.compute() for name, metric in self.scores.items()}
+        scores = found.get("all") or {name: x.tolist() for name, x in found.items()}
         return {"loss": self.loss.compute(), **scores}
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
