@@ -195,7 +195,7 @@ def test_impossible_options_are_rejected(folder: Path, tmp_path: Path) -> None:
         data(folder, mixup=0.1)
     with pytest.raises(InputError, match=r"data.classes 1 to 255 names"):
         SegmentationData(str(folder)).setup()
-    for name, value in (("ignore_index", 256), ("ignore_index", -100), ("regression", True)):
+    for name, value in (("ignore_index", 256), ("ignore_index", -100)):
         with pytest.raises(InputError, match=f"{name} must"):
             SegmentationData(str(folder), classes=NAMES, **{name: value})
     Image.new("L", SIZE[::-1], 255).save(folder / "train/masks/0.png")  # not the void class, 7

@@ -1,8 +1,9 @@
 """Predict for each row of a table of one's own with the model of a run, and write CSV.
 
 No file of the training is needed. The columns with the texts, or with the paths of images, are
-those of the training unless --text names them. The output has a row for each row of the table, in
-the same order: class, name and probability, all labels, a value, tags, or a text.
+those of the training of a run directory, unless --text names them. The output has a row for each
+row of the table, in the same order: class, name and probability, all labels, a value, tags, or a
+text.
 """
 
 import csv
@@ -73,11 +74,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def trained_columns(path: Path, model: Model) -> list[str]:
-    """Return the columns of the training, or else "text", or "image" for a model of images."""
-    runs = (path, *path.parents[:2])  # a run directory, or a checkpoint in it
-    configs = (RunDirectory(run).recorded_config() for run in runs)
-    data: Any = next((found["data"] for found in configs if "data" in found), {})
-    given = data.get("init_args", {})
+    """Return the columns of the training of a run; otherwise "text", or "image" for images."""
+    given = RunDirectory(path).recorded_config().get("data", {}).get("init_args", {})
     pair = (given.get("columns") or [None])[:1]  # the source of a translation
     default = "image" if model.accepts_images else "text"
     found = given.get("text") or given.get("image_column") or pair[0] or default

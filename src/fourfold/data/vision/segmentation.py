@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fourfold.core.validation import check_absent, check_range
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import SegmentationBatch
 from fourfold.data.loading.counter_rng import bits
 from fourfold.data.vision.augment import Augmentation, apply_seeded
@@ -176,8 +176,6 @@ class SegmentationData(ImageData):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("data.ignore_index", self.ignore_index, minimum=0, maximum=255)
-        given = {"regression": self.regression or None, "label_separator": self.label_separator}
-        check_absent("masks", **given, classes=self.classes if self.source == "digits" else None)
         config = self.transform or TransformConfig()
         if config.aa or config.reprob or config.mixup or config.cutmix:
             message = "must have no aa, reprob, mixup and cutmix with masks"

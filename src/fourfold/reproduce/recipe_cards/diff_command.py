@@ -74,8 +74,6 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if options.recipes and all(Path(name).is_dir() for name in options.recipes):
         return compare_folders(options.recipes, options.out)
-    if options.out:
-        raise InputError("needs run directories, which have curves", option="--out")
     if not 2 <= len(options.recipes) <= MAX_RECIPES:
         hint = "as a recipe card or a config file; `fourfold diff --list` shows the cards"
         raise InputError(f"must be given two to {MAX_RECIPES} times, {hint}", option="RECIPE")
