@@ -265,11 +265,7 @@ def beam_search(
     special: Any = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     inputs = GenerationInputs(model, src, src_mask, **special, ids_name="src")
     stored = inputs.defaults
-    is_given = decoding.get("num_return_sequences") is not None
-    most = MAX_BEAMS if is_given else stored.num_beams or DEFAULT_BEAMS
-    n_best = stored.n_results(decoding, num_beams or most)
-    if num_beams is None:
-        num_beams = max(stored.num_beams or DEFAULT_BEAMS, n_best)
+    num_beams, n_best = _widths(num_beams, stored, decoding)
     alpha = first_known(length_penalty, stored.length_penalty, DEFAULT_LENGTH_PENALTY)
     kind = first_known(length_penalty_type, stored.length_penalty_type, DEFAULT_LENGTH_PENALTY_TYPE)
     _check_options(inputs.vocab_size, num_beams, alpha, kind)
@@ -294,6 +290,14 @@ def beam_search(
     # Copied outside of inference mode, so that both can take part in training.
     ids = torch.cat([start[:, None].expand(-1, n_best, -1), new], dim=2)
     return (ids[:, 0], scores[:, 0].clone()) if n_best == 1 else (ids, scores.clone())
+
+
+def _widths(width: int | None, stored: Any, decoding: Any) -> tuple[int, int]:
+    """Return the width of the beam and the number of results, which is at most a given width."""
+    is_given = decoding.get("num_return_sequences") is not None
+    most = MAX_BEAMS if is_given else stored.num_beams or DEFAULT_BEAMS
+    n = stored.n_results(decoding, width or most)
+    return (max(stored.num_beams or DEFAULT_BEAMS, n) if width is None else width), n
 
 
 def _check_options(vocab_size: int, num_beams: int, alpha: float, kind: str) -> None:

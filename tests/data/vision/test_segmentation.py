@@ -173,8 +173,14 @@ def test_digits_have_the_class_of_their_label() -> None:
     ("damage", "message"),
     [
         (np.full(SIZE, 3), r"masks/0.png: must be 0 to 2 or data.ignore_index, 7, got 3"),
-        (np.zeros((20, 29)), r"must be uint8 of shape \(1, 20, 30\).* got \(1, 20, 29\)"),
-        (np.zeros((*SIZE, 3)), r"of shape \(1, 20, 30\), as the picture, got \(3, 20, 30\)"),
+        (
+            np.zeros((20, 29)),
+            r"must be uint8 of shape \(1, 20, 30\).* got torch.uint8 \(1, 20, 29\)",
+        ),
+        (
+            np.zeros((*SIZE, 3)),
+            r"of shape \(1, 20, 30\), as the picture, got torch.uint8 \(3, 20, 30\)",
+        ),
         (b"", "masks/0.png: the image cannot be read"),
         (None, "0 must be in the folders images and masks"),
     ],
