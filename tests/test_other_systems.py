@@ -1,4 +1,4 @@
-"""What a Linux machine can check of Windows and macOS. Nothing here has run on these systems."""
+"""Checks, on Linux, of what Windows and macOS lack. Nothing here has run on these systems."""
 
 import pickle
 import subprocess

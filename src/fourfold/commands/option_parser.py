@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from fourfold.core.precision import AUTO, PRECISIONS
 from fourfold.errors import InputError
 
 
@@ -36,6 +37,16 @@ class OptionParser(ArgumentParser):
             metavar="pkg.Class",
             help="import path of your own class that the checkpoint names; may be repeated",
         )
+
+    def add_loading_options(self, batch_size: int) -> None:
+        """Add the options of `load_model` for inference, and the default of `--batch-size`."""
+        self.add_allow_class()
+        add = self.add_argument
+        add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
+        add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
+        help_text = "(%(default)s); auto is bf16-mixed if the device is fast at it, or 32-true"
+        add("--precision", default="32-true", choices=(AUTO, *PRECISIONS), help=help_text)
+        add("--quantize", choices=("int8",), help="weights in int8, on a CPU only")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None

@@ -101,7 +101,7 @@ class RegressionScores(RowMetric):
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
         """Add the predicted numbers (B, 1) or (B,) and the true numbers (B,) of a batch."""
-        self.rows += torch.stack([predictions.flatten().double(), labels.double()], dim=1).tolist()
+        self.rows += zip(predictions.flatten().tolist(), labels.tolist(), strict=True)
 
     def compute(self) -> dict[str, float]:
         """Return pearson, spearman and mae by name.

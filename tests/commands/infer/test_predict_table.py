@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+
+from fourfold.checkpoints.files import read_file
+from fourfold.commands.infer.predict_table import main
 
 CELLS = ['one, "two"', "two one", "three, four", "five"]
 
@@ -92,3 +96,19 @@ def test_bad_tables(run: Any, trained: Callable[[str], Path], here: Path) -> Non
         assert said in result.err
         assert result.err.count("\n") == 1
     assert run("predict", "--run_dir", folder, "--input", "no.csv").code == 2
+
+
+def test_output_is_utf8_in_any_locale(
+    trained: Callable[[str], Path], here: Path, monkeypatch: Any
+) -> None:
+    content = read_file(trained("classes") / "checkpoints/last.ckpt")
+    content["fourfold"]["data"]["class_names"] = ["ähnlich", "völlig anders"]
+    torch.save(content, here / "x.ckpt")
+    write_table(here / "own.csv", {"a": ["one"], "b": ["two"]})
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["--run_dir", "x.ckpt", "--input", "own.csv", "--text", "a", "b"]) == 0
+    out.flush()
+    header, row = out.buffer.getvalue().decode().splitlines()  # type: ignore[attr-defined]
+    assert header == "row,class,name,probability"
+    assert row.split(",")[2] in ("ähnlich", "völlig anders")

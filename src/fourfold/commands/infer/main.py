@@ -14,7 +14,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 from fourfold.commands.option_parser import OptionParser
-from fourfold.core.precision import AUTO, PRECISIONS
 from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 
@@ -73,14 +72,7 @@ def make_parser(command: str) -> OptionParser:
         add("--out", metavar="DIR", help="write metrics.json and accuracy.png into this folder")
     action = "append" if command == "evaluate" else "store"
     add("--checkpoint", required=True, action=action, metavar="PATH", help=CHECKPOINT_HELP)
-    parser.add_allow_class()
-    batch_size = 64 if command in ("classify", "score", "evaluate") else 32
-    add("--batch-size", type=int, default=batch_size, help="lines per batch (%(default)s)")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
-    precisions = (AUTO, *PRECISIONS)
-    help_text = "(%(default)s); auto is bf16-mixed if the device is fast at it, or 32-true"
-    add("--precision", default="32-true", choices=precisions, help=help_text)
-    add("--quantize", choices=("int8",), help="weights in int8, on a CPU only")
+    parser.add_loading_options(64 if command in ("classify", "score", "evaluate") else 32)
     if command not in ("caption", "score", "evaluate"):
         add("--truncate", action="store_true", help="truncate lines too long for the model")
     if command in ("translate", "generate", "caption"):

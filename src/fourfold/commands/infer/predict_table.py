@@ -23,7 +23,6 @@ from fourfold.commands.infer.classify import classify, tag
 from fourfold.commands.infer.devices import load_model
 from fourfold.commands.infer.translate import translate
 from fourfold.commands.run_directory import RunDirectory
-from fourfold.core.precision import AUTO, PRECISIONS
 from fourfold.data.readers.text_table import read_table
 from fourfold.errors import InputError
 from fourfold.generation.text_model import INPUTS
@@ -45,11 +44,7 @@ def main(argv: Sequence[str]) -> int:
     help_text = "column, or two for pairs, as a name or as an index from 0 without a header"
     add("--text", nargs="+", metavar="COLUMN", help=help_text)
     add("--out", metavar="FILE", help="CSV file; default: standard output")
-    parser.add_allow_class()
-    add("--batch-size", type=int, default=64, help="rows per batch (%(default)s)")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
-    add("--precision", default="32-true", choices=(AUTO, *PRECISIONS), help="(%(default)s)")
-    parser.set_defaults(quantize=None)
+    parser.add_loading_options(64)
     options = parser.parse_args(argv)
     path, model, precision = load_model(options.run_dir, options)
     columns = options.text or trained_columns(path, model)
@@ -66,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
         place = table.location(error.line - 1)
         raise InputError(error.message, option=error.option, file=place) from error
     if options.out is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", newline="")  # as in a file
         sys.stdout.write(text)
     else:
         Path(options.out).parent.mkdir(parents=True, exist_ok=True)
