@@ -15,11 +15,13 @@ import torch
 import transformers as hf
 from lightning import Trainer
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import fourfold
 from fourfold.checkpoints.classes import class_path
 from fourfold.checkpoints.init_from import initialize_from
 from fourfold.errors import InputError
+from fourfold.layers.init import INITS
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.models.vit.task import read_teacher
 from fourfold.tasks import CausalLanguageModeling
@@ -313,6 +315,37 @@ def test_weights_in_another_type_are_those_in_fp32_rounded(
         for name, x in expected.named_buffers():
             assert torch.equal(tables[name], x.to(tables[name].dtype)), name
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+class UsedMemory(TorchFunctionMode):
+    """Mode in which memory that is not initialized holds 1e9."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found.fill_(1e9) if func in (torch.empty, torch.empty_like) else found
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("init", ["vit", "bounds"])
+def test_fills_that_draw_until_values_are_in_bounds_end(
+    init: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bounds(model: torch.nn.Module) -> None:
+        for x in model.parameters():
+            torch.nn.init.trunc_normal_(x, 5.0, 1.0, 4.0, 6.0)
+
+    monkeypatch.setitem(INITS, "bert", bounds)  # as an initialization of a user
+    options: Any = {"positions": "sincos2d", "init": "bert" if init == "bounds" else "vit"}
+    model = fourfold.create(
+        "vit_tiny_patch16_224", n_layers=1, n_classes=2, image_size=32, **options
+    )
+    fourfold.save(model, tmp_path / "m")
+    with UsedMemory():
+        found = fourfold.load(tmp_path / "m")
+    for (name, x), y in zip(found.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(x, y), name
+    assert all(map(torch.equal, found.buffers(), model.buffers()))
+    assert fourfold.create("gpt2", n_layers=1, d_model=8, n_heads=1).embed.tokens.weight.std() > 0
 
 
 def test_loaded_weights_do_not_depend_on_their_file(checkpoint: Path, tmp_path: Path) -> None:

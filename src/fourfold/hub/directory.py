@@ -7,7 +7,6 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from torch import Tensor
 from fourfold.core.validation import check_stored, count_stored
 from fourfold.errors import InputError, errors_in
 from fourfold.json_files import read_json
-from fourfold.layers.base_model import Model, SkipRandomFills, on_meta
+from fourfold.layers.base_model import Model, on_meta, parameters_on_meta
 from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -226,7 +225,7 @@ def build_with(
     # the random numbers that were drawn for a source are drawn still, for equal results.
     model = meta
     if dtype is None or next(meta.buffers(), None) is not None:
-        with torch.device("cpu"), SkipRandomFills() if dtype else nullcontext():
+        with parameters_on_meta() if dtype else torch.device("cpu"):
             model = build()  # computes tables, such as sinusoidal positions
     model.load_state_dict(tensors, assign=True)
     return model.to(dtype=dtype or torch.float32).eval()

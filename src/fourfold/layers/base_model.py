@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import zip_longest
+from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from fourfold.core.attention import Attention
@@ -290,3 +292,22 @@ def on_meta() -> Iterator[None]:
     # Random fills would change nothing, but torch would import its compiler for them.
     with torch.device("meta"), SkipRandomFills():
         yield
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Build models with computed tables in memory and parameters on the device "meta"."""
+    thread = get_ident()
+
+    def move(_module: nn.Module, _name: str, x: nn.Parameter) -> nn.Parameter:
+        stays = x.is_meta or get_ident() != thread
+        return x if stays else nn.Parameter(x.to("meta"), x.requires_grad)
+
+    # In memory, a fill that draws until all values are in bounds would see no new values, and a
+    # fill that is not skipped would take the time of the whole file.
+    hook = register_module_parameter_registration_hook(move)
+    try:
+        with torch.device("cpu"), SkipRandomFills():
+            yield
+    finally:
+        hook.remove()
