@@ -273,13 +273,7 @@ def second_stack(config: TransformerConfig, **sizes: int) -> TransformerConfig:
 class SkipRandomFills(TorchFunctionMode):
     """Mode in which `normal_` and `uniform_` leave their tensor unchanged."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.__name__.endswith(("normal_", "uniform_")):  # of Tensor and of torch.nn.init
             return args[0] if args else kwargs["tensor"]
@@ -305,7 +299,7 @@ def parameters_on_meta() -> Iterator[None]:
 
     # In memory, a fill that draws until all values are in bounds would see no new values, and a
     # fill that is not skipped would take the time of the whole file.
-    hook = register_module_parameter_registration_hook(move)
+    hook = register_module_parameter_registration_hook(move)  # type: ignore[arg-type]
     try:
         with torch.device("cpu"), SkipRandomFills():
             yield

@@ -1,6 +1,5 @@
 """Initialization of sharded models, in which each rank keeps only its shard of a weight."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -62,13 +61,7 @@ class ShardedInit(TorchFunctionMode):
         )
         return nn.Parameter(shard, requires_grad=parameter.requires_grad)
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         tensor: Any = args[0] if args else kwargs.get("tensor")
         if isinstance(tensor, DTensor) and func is torch.empty_like:  # of truncated normals
