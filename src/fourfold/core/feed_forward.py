@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourfold.core.edits import Edits
 from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_decoding import linear, packed_weights
 from fourfold.kernels.dropout import Dropout
@@ -82,6 +83,8 @@ class FeedForward(nn.Module):
         True
     """
 
+    edits: Edits | None = None
+
     def __init__(
         self,
         d_model: int,
@@ -108,4 +111,7 @@ class FeedForward(nn.Module):
         y = self.activation(self.up(tokens))
         if self.gate is not None:
             y = y * self.gate(tokens)
-        return self.down(self.dropout(y)).view(x.shape)
+        y = self.dropout(y)
+        if self.edits is not None:
+            y = self.edits.apply("neuron", y)
+        return self.down(y).view(x.shape)
