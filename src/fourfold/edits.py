@@ -182,12 +182,7 @@ def dump_edits(edits: Mapping[str, Operation]) -> str:
 
 def load_edits(text: str) -> dict[str, Operation]:
     """Return the edits that `dump_edits` wrote."""
-    makers: dict[str, Callable[..., Operation]] = {
-        "zero": lambda: zero,
-        "scale": scale,
-        "hide": hide,
-        "drop": drop,
-    }
+    makers: Any = {"zero": lambda: zero, "scale": scale, "hide": hide, "drop": drop}
     found = {}
     for name, form in json.loads(text).items():
         options = dict(form)
@@ -403,11 +398,11 @@ def _matches(model: nn.Module, pattern: str) -> list[tuple[str, Target, int | No
         return found
     names = list(targets)
     hint = suggestion(pattern, names)
-    target = targets.get(stem)
-    if target is not None and target.size is not None and last.isdecimal():
-        hint = f"; {stem} has the indices 0 to {target.size - 1}"
-        module: Any = target.module
-        if target.slot in ("k", "v") and int(last) < module.n_heads:
+    nearest = targets.get(stem)
+    if nearest is not None and nearest.size is not None and last.isdecimal():
+        hint = f"; {stem} has the indices 0 to {nearest.size - 1}"
+        module: Any = nearest.module
+        if nearest.slot in ("k", "v") and int(last) < module.n_heads:
             group = int(last) * module.n_kv_heads // module.n_heads
             hint += f", and query head {last} reads {stem}.{group}"
     raise InputError(f"must be a tensor of the model, got {pattern}{hint}", option="name")
@@ -421,14 +416,14 @@ def _installed(
     if any(hasattr(p, "full_tensor") or hasattr(p, "_is_flat_param") for p in model.parameters()):
         raise InputError("must not be sharded (FSDP)", option="the model")
     changes = any(entry.changes for _, entry in entries)
-    by_module: dict[nn.Module, list[Edit]] = {}
+    by_module: dict[Any, list[Edit]] = {}
     for module in model.modules():
         if isinstance(module, Stack) and entries:  # which sets the columns and checks the cache
             by_module[module] = [Edit(owner, "", "", None, lambda x, _: x, changes=changes)]
     for module, entry in entries:
         by_module.setdefault(module, []).append(entry)
     for module, added in by_module.items():
-        before: Any = module.edits
+        before = module.edits
         module.edits = Edits([*(before.entries if before else ()), *added])
         if module.edits.has_weights and not (before and before.has_weights):
             edit_weights(module)
@@ -437,7 +432,7 @@ def _installed(
             yield
     finally:
         for module in by_module:
-            current: Any = module.edits
+            current = module.edits
             rest = Edits([entry for entry in current.entries if entry.owner is not owner])
             if current.has_weights and not rest.has_weights:
                 restore_weights(module)

@@ -53,16 +53,16 @@ class Place(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """Operation on one slot of a module, or on one index (a head or a neuron) of the slot.
+    """Operation on one slot of a module, or on one unit (a head or a neuron) of the slot.
 
-    The operation gets the tensor without the dimension of the index, and returns another tensor of
+    The operation gets the tensor without the dimension of the units, and returns another tensor of
     the same shape, or the tensor itself.
     """
 
     owner: object  # the context that the edit belongs to
     name: str
     slot: str
-    index: int | None
+    unit: int | None
     operation: Callable[[Tensor, Place], Tensor]
     is_cross: bool = False
     changes: bool = True  # False for records
@@ -70,7 +70,7 @@ class Edit(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the operation to the tensor x of the slot, and return a tensor of its layout."""
         dim = -1 if self.slot == "neuron" else 1
-        part = x if self.index is None else x.select(dim, self.index)
+        part = x if self.unit is None else x.select(dim, self.unit)
         y = self.operation(part, self._place(x))
         if y is part:
             return x
@@ -85,10 +85,10 @@ class Edit(NamedTuple):
             if overlaps
             else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
         )
-        if self.index is None:
+        if self.unit is None:
             return z.copy_(y)
         z.copy_(x)
-        z.select(dim, self.index).copy_(y)
+        z.select(dim, self.unit).copy_(y)
         return z
 
     def _place(self, x: Tensor) -> Place:
@@ -97,7 +97,7 @@ class Edit(NamedTuple):
         unknown = self.is_cross or columns.end is None
         first_key = 0 if unknown else (columns.end or 0) - n_keys  # a window drops the first keys
         first = first_key if self.slot in ("k", "v") else columns.first
-        axis = -1 if self.slot == "neuron" and self.index is not None else -2
+        axis = -1 if self.slot == "neuron" and self.unit is not None else -2
         return Place(self.name, self.slot, axis, first, first_key)
 
 

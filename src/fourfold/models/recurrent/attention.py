@@ -199,8 +199,8 @@ class RecurrentAttention(nn.Module):
         """
         fused = self.weighting == "softmax" and self.score in _PRODUCTS
         if self.edits is not None:
-            is_common = isinstance(step, int)
-            call_columns.set(Columns(step) if is_common else Columns(problem="with a step by row"))
+            differs = Columns(problem="with a step by row")
+            call_columns.set(Columns(step) if isinstance(step, int) else differs)
         if need_weights or not fused or self._records is not None or self.edits is not None:
             alpha, allowed, centers = self.probabilities(
                 query, mask, projected=projected, step=step
