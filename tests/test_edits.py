@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
 
 import fourfold
 from fourfold.core.attention import Attention
@@ -30,6 +31,9 @@ from fourfold.edits import (
     zero,
 )
 from fourfold.errors import InputError
+from fourfold.finetuning.config import TuningConfig
+from fourfold.finetuning.lora import add_lora
+from fourfold.layers.quantization import quantize
 from fourfold.models import (
     CausalLM,
     CausalLMConfig,
@@ -308,6 +312,94 @@ def test_a_cache_belongs_to_its_edits() -> None:
     assert run["0.self.head.1"].shape == (2, 1, 4)
 
 
+def test_a_recurrent_cache_belongs_to_its_edits() -> None:
+    model = recurrent()
+    tgt = tokens(1, 4)
+    memory, cache = model.encode(tokens(1, 5)), model.new_cache()
+    with fourfold.edit(model, {"0.cross.head": zero}):
+        model.decode(tgt[:, :2], memory, cache=cache)
+    with pytest.raises(InputError, match="under other edits"):
+        model.decode(tgt[:, 2:], memory, cache=cache)
+
+
+@pytest.mark.parametrize("recompute", ["block", "attention"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_gradients_do_not_depend_on_checkpointing(recompute: str, inside: bool) -> None:
+    model = build("encoder_decoder")
+    src, tgt = tokens(2, 7), tokens(2, 4)
+    edits: dict[str, Any] = {
+        "encoder.0.self.weights": hide([1]),
+        "encoder.1.self.k": set(0.3, [1]),
+        "decoder.0.self.q": add(1.0, [2]),
+        "decoder.1.self.head": add(0.5),
+    }
+    gradients = []
+    for mode in ("none", recompute):
+        model.set_activation_checkpointing(mode)
+        model.zero_grad()
+        with fourfold.edit(model, edits):
+            loss = model(src, tgt).sin().sum() + model(src[:, :5], tgt[:, :3]).sin().sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for found, expected in zip(*gradients, strict=True):
+        assert_same(found, expected)
+
+
+def test_per_sample_gradients_and_vmap_see_edits() -> None:
+    model = StackRunner("causal").model
+    ids = tokens(3, 5)
+    edits: dict[str, Any] = {"0.self.head.1": scale(2.0), "1.ff.neuron": zero, "1.in": add(0.1)}
+    with fourfold.edit(model, {**edits, "*.weights.0": hide([1])}):
+        found = torch.vmap(lambda row: model(row[None])[0])(ids)
+        assert_same(found, model(ids))
+    with fourfold.record(model, "0.in"), pytest.raises(InputError, match="under vmap"):
+        torch.vmap(lambda row: model(row[None])[0])(ids)
+
+
+FAMILIES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "clip": (
+        "clip-vit-base-patch32",
+        {"text_n_layers": 1, "image_n_layers": 1},
+        ["text_stack.0.self.head", "image_stack.0.ff.neuron"],
+    ),
+    "siglip": ("siglip-base-patch16-224", {}, ["image_pool.attn.head", "text_stack.0.in"]),
+    "electra": ("electra-small-discriminator", {}, ["0.self.head"]),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_are_paths_in_the_model(family: str) -> None:
+    name, _, wanted = FAMILIES[family]
+    model = fourfold.create(name, device="meta")
+    targets = edit_targets(model)
+    for target in wanted:
+        assert target in targets
+    assert not [name for name in targets if "_." in name or ".." in name]
+    paths = set_of(model.get_submodule(path) for path in model.attention_modules())
+    edited = set_of(target.module for target in targets.values() if target.slot == "head")
+    assert paths == edited
+
+
+def set_of(items: Any) -> frozenset[Any]:
+    return frozenset(items)
+
+
+def test_adapted_and_quantized_models_are_edited() -> None:
+    plain = StackRunner("causal").model.float()
+    ids = tokens(2, 5)
+    for change in (
+        lambda m: add_lora(m, TuningConfig(lora_rank=2, lora_targets=("up", "down"))),
+        lambda m: quantize(m, "int8"),
+    ):
+        model = copy.deepcopy(plain)
+        change(model)
+        with fourfold.edit(model, {"0.self.head.1": zero, "1.ff.neuron.3": set(2.0)}):
+            assert not torch.allclose(model(ids), plain(ids))
+
+
 @pytest.mark.parametrize("kind", ["causal", "causal_llama", "causal_mistral"])
 def test_generation_and_beams_apply_edits(kind: str) -> None:
     model = StackRunner(kind).model
@@ -345,13 +437,15 @@ def test_cross_attention_is_edited_in_beam_search(family: str) -> None:
     assert_same(beams[0][1], beams[1][1])
 
 
-def test_records_of_cached_decoding_are_those_of_one_call() -> None:
-    runner = StackRunner("causal_llama")
+@pytest.mark.parametrize("kind", ["causal_llama", "causal_mistral", "causal_gemma3"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_records_of_cached_decoding_are_those_of_one_call(kind: str, is_own: bool) -> None:
+    runner = StackRunner(kind)
     ids = tokens(2, 7)
     every = ("*.in", "*.head.*", "*.k", "*.weights.*", "*.neuron", "*.neuron.3")
     with fourfold.record(runner.model, *every) as whole:
         runner(ids)
-    cache = KVCache()
+    cache = runner.model.new_cache() if is_own else KVCache()
     with fourfold.record(runner.model, *every) as steps:
         runner(ids[:, :4], cache=cache)
         for i in range(4, 7):
@@ -361,10 +455,21 @@ def test_records_of_cached_decoding_are_those_of_one_call() -> None:
         assert_same(steps[name], x, name)
 
 
+def test_records_of_several_sequences_are_refused() -> None:
+    model = StackRunner("causal").model
+    with fourfold.record(model, "0.in"):
+        model(tokens(2, 4))
+        with pytest.raises(InputError, match="must be of one call, or of one sequence"):
+            model(tokens(2, 4))
+    with fourfold.record(model, "0.in"), pytest.raises(InputError, match="without beams"):
+        fourfold.beam_search(model, tokens(2, 4), 2, eos_id=2, max_new_tokens=3)
+
+
 def test_attention_maps_are_those_of_the_edited_model() -> None:
     model = StackRunner("causal").model
     ids = tokens(2, 6)
-    with fourfold.edit(model, {"1.self.weights.2": hide([1])}):
+    edits: dict[str, Any] = {"1.self.weights.2": hide([1]), "0.self.k.1": scale(-2.0)}
+    with fourfold.edit(model, {**edits, "1.self.q.0": add(1.0)}):
         maps = fourfold.attention_maps(model, ids)
         with fourfold.record(model, "*.self.weights") as run:
             model(ids)
@@ -372,6 +477,39 @@ def test_attention_maps_are_those_of_the_edited_model() -> None:
     assert maps["self.1"][:, 0, 1:, 1].all()
     for layer in range(2):
         assert_same(maps[f"self.{layer}"], run[f"{layer}.self.weights"])
+
+
+def recurrent(**options: Any) -> Any:
+    sizes: dict[str, Any] = {"d_model": 8, "hidden_size": 8, "n_layers": 1, "max_len": 20}
+    config = RecurrentEncoderDecoderConfig(vocab_size=29, **sizes, **options)
+    model = RecurrentEncoderDecoder(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def test_rows_of_one_source_are_edited_each_for_itself() -> None:
+    model = recurrent()
+    src, tgt = tokens(1, 5), tokens(3, 4)
+    edits = {"0.cross.weights": hide([0, 1], [1]), "0.cross.head": add(1.0, [2])}
+    with fourfold.edit(model, edits):
+        together = model.decode(tgt, model.encode(src))
+        alone = [model.decode(row[None], model.encode(src)) for row in tgt]
+        beams = [
+            fourfold.beam_search(model, src, 3, bos_id=1, eos_id=2, max_new_tokens=5, use_cache=use)
+            for use in (True, False)
+        ]
+    assert_same(together, torch.cat(alone))
+    assert torch.equal(beams[0][0], beams[1][0])
+    assert_same(beams[0][1], beams[1][1])
+
+
+def test_mixed_outputs_are_refused() -> None:
+    model = recurrent(mix_outputs=True, decoder="luong", input_feeding=False)
+    src, tgt = tokens(2, 5), tokens(2, 4)
+    model(src, tgt)
+    with fourfold.edit(model, {"0.cross.head": zero}), pytest.raises(InputError, match="are mixed"):
+        model(src, tgt)
 
 
 def test_recurrent_attention_is_edited() -> None:
@@ -403,7 +541,7 @@ def test_recurrent_attention_is_edited() -> None:
 def test_nothing_remains_after_the_context() -> None:
     runner = StackRunner("causal_gemma2")  # whose attention has a function of its own
     model, ids = runner.model, tokens(2, 5)
-    before, expected = state(model), model(ids)
+    before, expected, stance = state(model), model(ids), eval_frame._stance.stance
     weights = {name: x.clone() for name, x in model.state_dict().items()}
     functions = [module.normalize for module in model.modules() if isinstance(module, Attention)]
     edits = {"*": scale(2.0), "0.self.weights.0": hide([1])}
@@ -423,10 +561,13 @@ def test_nothing_remains_after_the_context() -> None:
     outer, inner = fourfold.edit(model, edits), fourfold.edit(model, edits)
     outer.__enter__()
     inner.__enter__()
+    assert eval_frame._stance.stance == "force_eager"
     generator.close()  # contexts may end in any order
     outer.__exit__(None, None, None)
+    assert eval_frame._stance.stance == "force_eager"
     inner.__exit__(None, None, None)
     assert state(model) == before
+    assert eval_frame._stance.stance == stance == "default"
     assert [m.normalize for m in model.modules() if isinstance(m, Attention)] == functions
     assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
     assert torch.equal(model(ids), expected)
@@ -486,6 +627,19 @@ def test_all_parameters_keep_a_gradient() -> None:
     assert not model.stack.blocks[0].attn.v.weight.grad.any()
 
 
+@pytest.mark.parametrize("slot", ["0.self.head", "0.ff.neuron", "0.self.k.1"])
+def test_replaced_tensors_leave_gradients_of_zero(slot: str) -> None:
+    model = StackRunner("causal").model
+    ids = tokens(2, 4)
+    with fourfold.record(model, slot) as run:
+        model(ids)
+    for operation in (patch(run), mean(run), resample(run), lambda x: torch.zeros_like(x)):
+        model.zero_grad()
+        with fourfold.edit(model, {slot: operation}):
+            model(ids).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+
+
 def test_records_with_a_graph_have_gradients() -> None:
     model = StackRunner("causal").model
     with fourfold.record(model, "0.self.head.1", grad=True) as run:
@@ -541,8 +695,16 @@ def test_edits_have_a_json_form() -> None:
         assert torch.equal(model(ids), expected)
     with pytest.raises(InputError, match=r"the edit of 0.in must be zero, scale by a number"):
         dump_edits({"0.in": add(1.0)})
-    with pytest.raises(InputError, match="must be one of zero, scale, hide, drop, got 'boom'"):
-        load_edits('{"0.in": {"operation": "boom"}}')
+    bad = (
+        '{"0.in": {"operation": "boom"}}',
+        "{",
+        '{"0.in": 1}',
+        '{"0.in": {"operation": "scale"}}',
+    )
+    for text in (*bad, "[]", '{"0.in": {"operation": "hide", "keys": ["a"]}}'):
+        with pytest.raises(InputError, match="operations zero, scale, hide, drop"):
+            load_edits(text)
+    assert dump_edits({"w": hide(range(3), range(2))}) == dump_edits({"w": hide([0, 1, 2], [0, 1])})
 
 
 def _bad_shape(x: Tensor) -> Tensor:
@@ -563,6 +725,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "in place": ({"0.self.head.1": _in_place}, "must not change its argument in place"),
     "slot": ({"0.self.head.1": hide([1])}, "must be for a tensor of the slots weights"),
     "value": ({"0.in": set(torch.ones(3))}, "must have the shape"),
+    "nothing": ({"0.in": lambda x: None}, "must return a tensor of .*, got None"),
+    "wildcard": ({"?.in": zero}, "must be a tensor of the model"),
 }
 
 
@@ -575,6 +739,51 @@ def test_refused_edits(case: str) -> None:
     assert not [m for m in model.modules() if "edits" in vars(m)]
 
 
+def test_functions_that_change_their_argument_are_refused_in_inference_mode() -> None:
+    model = StackRunner("causal").model
+    with fourfold.edit(model, {"0.in": _in_place}), pytest.raises(InputError, match="in place"):
+        fourfold.generate(model, tokens(1, 3), max_new_tokens=1)
+
+
+def test_negative_positions_are_refused() -> None:
+    for make in (set, add, scale):
+        with pytest.raises(InputError, match="positions must be at least 0, got -1"):
+            make(1.0, [2, -1])
+    for make_pairs in (hide, drop):
+        with pytest.raises(InputError, match="positions must be at least 0, got -3"):
+            make_pairs(0, [-3])
+
+
+def test_masks_of_a_run_name_its_stack() -> None:
+    model, mask = build("encoder_decoder"), torch.arange(5) < torch.tensor([[5], [3]])
+    src, tgt = tokens(2, 5), tokens(2, 4)
+    names = ("encoder.0.self.head.1", "decoder.0.cross.k.1", "decoder.0.self.head.1")
+    masks = {"encoder": mask, "decoder": torch.ones(2, 4, dtype=torch.bool)}
+    with fourfold.record(model, *names, mask=masks) as run:
+        model(src, tgt, src_mask=mask)
+    for name in names:
+        wanted = run[name][masks["encoder" if "decoder.0.self" not in name else "decoder"]].mean(0)
+        with fourfold.edit(model, {name: mean(run)}), fourfold.record(model, name) as after:
+            model(src, tgt, src_mask=mask)
+        assert_same(after[name], wanted.expand_as(after[name]))
+    with fourfold.record(model, "encoder.0.in", mask={"encodr": mask}) as run:
+        model(src, tgt)
+    with (
+        fourfold.edit(model, {"encoder.0.in": mean(run)}),
+        pytest.raises(InputError, match=r"must have the stack of encoder\.0\.in, got encodr"),
+    ):
+        model(src, tgt)
+
+
+def test_padding_of_the_memory_is_its_own() -> None:
+    model = build("encoder_decoder")
+    mask = torch.tensor([[False, True, True, True]])
+    with fourfold.edit(model, {"decoder.0.cross.weights": hide([0])}):
+        with pytest.raises(InputError, match="with padding on the left"):
+            model(tokens(1, 4), tokens(1, 3), src_mask=mask)
+        model(tokens(1, 4), tokens(1, 3), src_mask=mask.flip(1))
+
+
 def test_refused_runs_copies_and_padding() -> None:
     model = StackRunner("causal").model
     with fourfold.record(model, "0.in", "0.self.head.1") as run:
@@ -582,7 +791,7 @@ def test_refused_runs_copies_and_padding() -> None:
     cases = (
         ({"0.in": patch(run)}, tokens(1, 6), "must have the shape"),
         ({"0.out": patch(run)}, tokens(1, 5), "0.out, which was not recorded"),
-        ({"0.in": resample(run)}, tokens(1, 5), "at least two rows"),
+        ({"0.in": resample(run)}, tokens(1, 5), "at least 2 rows"),
     )
     for edits, ids, message in cases:
         with fourfold.edit(model, edits), pytest.raises(InputError, match=message):

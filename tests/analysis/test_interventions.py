@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import fourfold
-from fourfold.analysis.interventions import ablation
+from fourfold.analysis.interventions import _effects, ablation
 from fourfold.edits import set
 from fourfold.errors import InputError
 from tests.fixtures.tiny_models import StackRunner, tokens
@@ -104,30 +105,66 @@ def test_a_planted_head_is_found() -> None:
     assert best.name == "1.self.head.2"
     assert best.low > 0
     assert best.p < 0.05
-    others = [effect for effect in effects if effect is not best]
-    assert max(effect.change for effect in others) < best.change / 5
+    rest = [effect for effect in effects if effect is not best]
+    assert max(effect.change for effect in rest) < best.change / 5
     # The mean keeps what a head adds to every token.
-    _, means = ablation(model, rows, loss_of(model), kind="mean", others=rows)
+    others = [torch.full((1, 3), 7)]
+    _, means = ablation(model, rows, loss_of(model), kind="mean", others=others)
     assert abs(next(x for x in means if x.name == best.name).change) < best.change / 100
 
 
-def test_random_changes_are_not_significant() -> None:
-    noise = torch.Generator().manual_seed(1)
-    model = StackRunner("causal").model
+def simulated(n: int, n_effects: int, generator: np.random.Generator) -> list[Any]:
+    """Return effects whose true change is 0, of losses that differ more between rows than edits."""
+    counts = generator.integers(1, 9, n).astype(float)
+    base = np.stack([generator.normal(5, 3, n) * counts, counts], 1)
+    return _effects(
+        [str(i) for i in range(n_effects)],
+        base,
+        base[:, 0] + generator.normal(0, 0.1, (n_effects, n)) * counts,
+    )
 
-    def loss(ids: Tensor) -> tuple[float, int]:
-        return float(torch.randn((), generator=noise)), 1
 
-    _, effects = ablation(model, examples(40), loss)
-    assert all(effect.p >= 0.05 for effect in effects)
-    assert all(effect.low < 0 < effect.high for effect in effects)
+@pytest.mark.parametrize("n", [3, 5, 10, 100])
+def test_intervals_and_p_values_hold_for_few_examples(n: int) -> None:
+    generator = np.random.default_rng(0)
+    single = [simulated(n, 1, generator)[0] for _ in range(800)]
+    covered = np.mean([effect.low <= 0 <= effect.high for effect in single])
+    # The ratio of two sums is only approximately normal; 0.985 is what 3 examples give.
+    assert 0.91 <= covered <= 0.985
+    assert np.mean([effect.p < 0.05 for effect in single]) == pytest.approx(1 - covered, abs=1e-9)
+    families = [simulated(n, 20, generator) for _ in range(60)]
+    assert np.mean([any(effect.p < 0.05 for effect in found) for found in families]) <= 0.15
+
+
+def test_many_clear_effects_are_all_significant() -> None:
+    generator = np.random.default_rng(0)
+    counts = np.full(200, 3.0)
+    base = np.stack([counts, counts], 1)
+    totals = base[:, 0] + 3 + generator.normal(0, 0.3, (400, 200))
+    found = _effects([str(i) for i in range(400)], base, totals)
+    assert all(effect.p < 1e-9 for effect in found)
+    assert found[0].change == pytest.approx(1, abs=0.1)
+
+
+def test_effects_are_paired_ratios_of_sums() -> None:
+    base = np.array([[10.0, 1.0], [30.0, 9.0], [0.0, 0.0]])
+    (effect,) = _effects(["a"], base, np.array([[11.0, 39.0, 0.0]]))
+    assert effect.change == pytest.approx(1.0)  # in each row, so the interval has no width
+    assert effect.low == effect.high == effect.change
+    assert effect.p == 0
+    both = _effects(["a", "b"], base[:2] * 1.0, np.array([[11.0, 38.0], [10.0, 30.0]]))
+    assert both[1].p == 1
+    alone = _effects(["a"], base[:2] * 1.0, np.array([[11.0, 38.0]]))
+    assert both[0].p == pytest.approx(min(1.0, 2 * alone[0].p))  # Holm
 
 
 def test_refused_ablations() -> None:
     model = StackRunner("causal").model
-    for rows, kind in (([], "zero"), (examples(2), "mean")):
-        with pytest.raises(InputError, match="at least one example"):
-            ablation(model, rows, loss_of(model), kind=kind)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="at least one example"):
+        ablation(model, examples(2), loss_of(model), kind="mean")
+    for rows in ([], examples(1)):
+        with pytest.raises(InputError, match="at least two examples with targets"):
+            ablation(model, rows, loss_of(model))
     recurrent = fourfold.create("resnet18", n_classes=2)
     with pytest.raises(InputError, match="must have attention"):
         ablation(recurrent, [1], lambda _: (0.0, 1))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fourfold.edits import Operation, Run, edit, edit_targets, record, set, zero
 from fourfold.errors import InputError
-from fourfold.metrics.significance import DRAWS, holm
+from fourfold.metrics.significance import holm, t_quantile, t_test
 
 ExampleT = TypeVar("ExampleT")
 Kind = Literal["zero", "mean", "resample"]
@@ -25,9 +25,8 @@ class Effect(NamedTuple):
     Args:
         name: Name of the edited tensor.
         change: Mean loss with the edit minus that without it.
-        low, high: 95 % interval of the change, by a bootstrap of the examples.
-        p: Share of bootstrap samples whose change has the other sign, times two (two-sided), with
-            Holm's correction for the number of effects.
+        low, high: 95 % interval of the change over examples.
+        p: p-value of no change, with Holm's correction for the number of effects.
     """
 
     name: str
@@ -62,12 +61,14 @@ def ablation(
 
     Returns:
         The mean loss over all targets without an edit, and an effect for each head or sub-layer.
+        The intervals and p-values are those of Student's t for the differences of the examples, a
+        ratio of two sums. A bootstrap of few examples has intervals that are too short.
 
     Raises:
-        InputError: There are no examples, or none for the means.
+        InputError: There are fewer than two examples with targets, or none for the means.
     """
-    if not examples or (kind != "zero" and not others):
-        raise InputError("must have at least one example", option="examples")
+    if kind != "zero" and not others:
+        raise InputError("must have at least one example", option="others")
     pools = _pools(model, others, loss) if kind != "zero" else {}
     names = []
     for name, target in edit_targets(model).items():
@@ -77,6 +78,8 @@ def ablation(
     if not names:
         raise InputError("must have attention", option="the model")
     base = _losses(examples, loss)
+    if (base[:, 1] > 0).sum() < 2:
+        raise InputError("must have at least two examples with targets", option="examples")
     generator = torch.Generator().manual_seed(seed)
     totals = []
     for name in names:
@@ -89,7 +92,8 @@ def _losses(
     examples: Sequence[ExampleT], loss: Callable[[ExampleT], tuple[Any, Any]]
 ) -> np.ndarray:
     """Return sum of the loss and number of targets (N, 2) of each example."""
-    return np.array([[float(x) for x in loss(example)] for example in examples])
+    found = [[float(x) for x in loss(example)] for example in examples]
+    return np.array(found).reshape(-1, 2)
 
 
 def _pools(
@@ -131,15 +135,18 @@ def _replacement(
 
 def _effects(names: Sequence[str], base: np.ndarray, totals: np.ndarray) -> list[Effect]:
     """Return the effects from loss and targets (N, 2), and losses with edits (E, N)."""
-    differences, counts = totals - base[:, 0], base[:, 1]
-    draws = np.random.default_rng(0).integers(len(base), size=(DRAWS, len(base)))
-    sizes = counts[draws].sum(1)
+    used = base[:, 1] > 0
+    differences, counts = (totals - base[:, 0])[:, used], base[used, 1]
     changes = differences.sum(1) / counts.sum()
-    sampled = [row[draws].sum(1) / sizes for row in differences]
-    ends = [np.quantile(x, (0.025, 0.975)) for x in sampled]
-    # An effect without any sample of the other sign has a p-value of 2 / (DRAWS + 1).
-    p_values = [
-        min(1.0, 2 * (1 + min((x <= 0).sum(), (x >= 0).sum())) / (DRAWS + 1)) for x in sampled
-    ]
-    rows = zip(names, changes, ends, holm(p_values), strict=True)
-    return [Effect(name, float(c), float(low), float(high), p) for name, c, (low, high), p in rows]
+    # Linear approximation of a ratio of sums (Cochran 1977, section 6.4).
+    n, residuals = len(counts), differences - changes[:, None] * counts
+    errors = np.sqrt(n / (n - 1) * np.square(residuals).sum(1)) / counts.sum()
+    halves = t_quantile(n - 1) * errors
+    p = holm(
+        [
+            t_test(c / e if e else np.inf * bool(c), n - 1)
+            for c, e in zip(changes, errors, strict=True)
+        ]
+    )
+    rows = zip(names, changes, changes - halves, changes + halves, p, strict=True)
+    return [Effect(name, *map(float, values)) for name, *values in rows]

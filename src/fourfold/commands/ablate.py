@@ -24,10 +24,10 @@ DESCRIPTION = """\
 Measure how the loss of a checkpoint changes if the output of one head, or of all heads or hidden
 neurons of one sub-layer, is removed. The examples are rows of the run directory's own data."""
 EPILOG = """\
-The loss is that of training, with its label smoothing, in evaluation mode. zero also removes what
-a value bias adds to every token; mean puts the mean over other rows in its place, resample the
-vector of a random token of other rows. The intervals are those of a bootstrap of the rows, and p
-has Holm's correction. A head without an effect may still be backed up by others."""
+The loss is that on which the task trains, in evaluation mode. zero also removes what a value bias
+adds to every token; mean puts the mean over other rows in its place, resample the vector of a
+random token of other rows. The intervals are over rows, and p has Holm's correction. A head without
+an effect may still be backed up by others."""
 SIGNIFICANT = 0.05
 
 
@@ -63,13 +63,17 @@ def main(argv: Sequence[str]) -> int:
     data.setup()
     device = choose_device(options.device)
     task.to(device)
-    # Rows for means are of the training split, which the other splits do not contain.
-    examples = rows_of(data, options.split, options.rows, device)
-    others = rows_of(data, "train", options.rows, device, shift=0.5)
+    rows = choose_rows(len(data.split(options.split)), options.rows)
+    examples = batches(data, options.split, rows, task.rows_of_loss, device)
+    free = np.setdiff1d(
+        np.arange(len(data.split("train"))), rows if options.split == "train" else []
+    )
+    other_rows = free[choose_rows(len(free), options.rows)]
+    others = batches(data, "train", other_rows, task.rows_of_loss, device)
     base, effects = ablation(
         task.model, examples, task.step, by=options.by, kind=options.kind, others=others
     )
-    show(base, effects, len(examples), options.split)
+    show(base, effects, len(examples) * task.rows_of_loss, options.split)
     if options.out is not None:
         out = Path(options.out)
         command = {"command": shlex.join(["fourfold", "ablate", *argv])}
@@ -79,13 +83,22 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def rows_of(data: Any, split: str, n: int, device: Any, shift: float = 0.0) -> list[Any]:
-    """Return batches of one row, at equal distances in a split."""
+def choose_rows(size: int, n: int) -> np.ndarray:
+    """Return n indices at equal distances below `size`, or all.
+
+    Example:
+        >>> choose_rows(10, 4).tolist()
+        [0, 2, 5, 7]
+    """
+    n = min(n, size)
+    return np.arange(n) * size // max(n, 1)
+
+
+def batches(data: Any, split: str, rows: np.ndarray, size: int, device: Any) -> list[Any]:
+    """Return batches of `size` rows of a split; the loss of a row may depend on the others."""
     source = data.split(split)
-    size = len(source)
-    indices = (np.arange(min(n, size)) + shift) * size / min(n, size)
-    batches = [source.batch(np.array([row]), 0, 0) for row in indices.astype(int)]
-    return [move_data_to_device(batch, device) for batch in batches]
+    chunks = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
+    return [move_data_to_device(source.batch(chunk, 0, 0), device) for chunk in chunks]
 
 
 def show(base: float, effects: Sequence[Effect], n_rows: int, split: str) -> None:

@@ -179,7 +179,7 @@ class Block(nn.Module):
             x = self.edits.apply(f"{name}.in", x)
         norm = getattr(self, f"{name}_norm")
         has_norm_first = self.norm_placement in ("pre", "sandwich")
-        recompute = self.recompute == "attention" and name != "ff"
+        recompute = self.recompute == "attention" and name != "ff" and self.edits is None
         layer = _maybe_checkpointed(getattr(self, name), recompute)
         y = layer(norm(x) if has_norm_first else x, *inputs, **options)
         if self.norm_placement == "inside":
@@ -253,7 +253,7 @@ class Stack(nn.Module):
         """
         q_len = x.shape[1]
         if self.edits is not None or (cache is not None and cache.edits):
-            begin(self.edits, cache, q_len, mask.keys)
+            begin(self.edits, cache, q_len, mask.keys, memory_mask.keys)
         # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
         dropout = self.training and self.attn_dropout > 0.0
         dense = bias is not None or dropout or (self.has_narrow_heads and x.is_cuda)
@@ -274,7 +274,8 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             layer = cache.layer(i) if cache is not None else None
             lowered, turns = kinds[self.windows[i]]
-            run = _maybe_checkpointed(block, block.recompute == "block")
+            # The edits may have ended when a block runs again, so those activations are stored.
+            run = _maybe_checkpointed(block, block.recompute == "block" and self.edits is None)
             x = run(x, lowered, cache=layer, rotation=turns, **options)
         return self.norm(x)
 

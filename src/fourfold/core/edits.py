@@ -22,6 +22,7 @@ class Columns(NamedTuple):
     first: int = 0
     end: int | None = None
     keys: Tensor | None = None  # padding mask of the tokens so far
+    memory_keys: Tensor | None = None  # padding mask of the memory
     problem: str = ""  # reason why columns are not known
 
 
@@ -41,12 +42,13 @@ class Place(NamedTuple):
     axis: int
     first: int
     first_key: int
+    call: Columns
 
-    def check_columns(self) -> None:
-        """Raise InputError if the columns are not positions of tokens."""
-        columns = call_columns.get()
-        problem = columns.problem
-        if columns.keys is not None and not bool(columns.keys[:, 0].all()):
+    def check_columns(self, *, of_memory: bool = False) -> None:
+        """Raise InputError if the columns of the tokens, or of the memory, are not positions."""
+        keys = self.call.memory_keys if of_memory else self.call.keys
+        problem = "" if of_memory else self.call.problem
+        if keys is not None and not bool(keys[:, 0].all()):
             problem = "with padding on the left"
         if problem:
             raise InputError(f"must be None {problem}", option=f"positions of {self.name}")
@@ -74,10 +76,13 @@ class Edit(NamedTuple):
         y = self.operation(part, self._place(x))
         if y is part:
             return x
-        found, wanted = ((tuple(z.shape), z.dtype, z.device.type) for z in (y, part))
+        wanted = tuple(part.shape), part.dtype, part.device
+        found = (tuple(y.shape), y.dtype, y.device) if isinstance(y, Tensor) else y
         if found != wanted:
             message = f"must return a tensor of {wanted}, got {found}"
             raise InputError(message, option=f"the edit of {self.name}")
+        if torch._C._are_functorch_transforms_active():  # vmap cannot write into a plain tensor
+            return y if self.unit is None else torch.select_scatter(x, y, dim, self.unit)
         # Kernels depend on the layout in memory, and their rounding depends on the kernel.
         overlaps = 0 in x.stride()
         z = (
@@ -85,10 +90,8 @@ class Edit(NamedTuple):
             if overlaps
             else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
         )
-        if self.unit is None:
-            return z.copy_(y)
-        z.copy_(x)
-        z.select(dim, self.unit).copy_(y)
+        z.copy_(x)  # all that computed x keeps a gradient, which is 0 where x is replaced
+        (z if self.unit is None else z.select(dim, self.unit)).copy_(y)
         return z
 
     def _place(self, x: Tensor) -> Place:
@@ -98,7 +101,7 @@ class Edit(NamedTuple):
         first_key = 0 if unknown else (columns.end or 0) - n_keys  # a window drops the first keys
         first = first_key if self.slot in ("k", "v") else columns.first
         axis = -1 if self.slot == "neuron" and self.unit is not None else -2
-        return Place(self.name, self.slot, axis, first, first_key)
+        return Place(self.name, self.slot, axis, first, first_key, columns)
 
 
 class Edits:
@@ -126,22 +129,34 @@ class Edits:
         )
 
 
-def begin(edits: Edits | None, cache: KVCache | None, q_len: int, keys: Tensor | None) -> None:
-    """Set the columns of the `q_len` tokens of a forward call, whose cache has counted them.
+def check_cache(edits: Edits | None, cache: Any, first: int) -> None:
+    """Check that the `first` tokens of a cache were computed under the active edits.
 
     Raises:
-        InputError: The cache holds tokens that were computed under other edits.
+        InputError: They were computed under others.
     """
-    columns = Columns(end=q_len, keys=keys)
+    stamp = () if edits is None else edits.stamp
+    if first > 0 and cache.edits != stamp:
+        message = "holds tokens that were computed under other edits; use a new cache"
+        raise InputError(message, option="cache")
+    cache.edits = stamp
+
+
+def begin(
+    edits: Edits | None, cache: KVCache | None, q_len: int, keys: Tensor | None, memory: Any
+) -> None:
+    """Set the columns of the `q_len` tokens of a forward call, whose cache has counted them.
+
+    `keys` and `memory` are the padding masks of the tokens and of the memory.
+    """
+    columns = Columns(end=q_len, keys=keys, memory_keys=memory)
     if cache is not None:
-        stamp = () if edits is None else edits.stamp
-        columns = Columns(cache.length - q_len, cache.length, cache.keys)
-        if columns.first > 0 and cache.edits != stamp:
-            message = "holds tokens that were computed under other edits; use a new cache"
-            raise InputError(message, option="cache")
-        cache.edits = stamp
-        if not cache.has_columns:
-            columns = Columns(problem="in beam search, whose cache mixes hypotheses")
+        first = cache.length - q_len
+        check_cache(edits, cache, first)
+        problem = "" if cache.has_columns else "in beam search, whose cache mixes hypotheses"
+        columns = Columns(first, cache.length, cache.keys, memory, problem)
+        if problem:
+            columns = columns._replace(keys=None)
     call_columns.set(columns)
 
 

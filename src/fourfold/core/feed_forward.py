@@ -98,6 +98,7 @@ class FeedForward(nn.Module):
         super().__init__()
         check_choice("activation", activation, tuple(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
+        self.d_ff = d_ff
         self.up = Linear(d_model, d_ff, bias=bias)
         self.gate = Linear(d_model, d_ff, bias=bias) if gated else None
         self.dropout = Dropout(dropout)

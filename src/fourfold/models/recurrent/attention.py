@@ -266,7 +266,9 @@ class RecurrentAttention(nn.Module):
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf"))
         if self.edits is not None:
-            scores = self.edits.apply("scores", scores[:, None])[:, 0]
+            rows = scores.unflatten(1, (-1, query.shape[1])).flatten(0, 1)[:, None]
+            rows = self.edits.apply("scores", rows)[:, 0]  # (B, Tq, S)
+            scores = rows.unflatten(0, (n_sources, -1)).flatten(1, 2)
             allowed = scores > float("-inf")
         alpha = scores.softmax(-1)
         if allowed is not None:
