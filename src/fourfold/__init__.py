@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fourfold.commands.infer.fill_mask import fill as fill
     from fourfold.commands.infer.generate import generate_text as generate_text
     from fourfold.commands.infer.translate import translate as translate
+    from fourfold.edits import edit as edit
+    from fourfold.edits import record as record
     from fourfold.explorer.write import look as look
     from fourfold.families import Family as Family
     from fourfold.families import register as register
@@ -39,19 +41,21 @@ _MODULES = {
     "caption": "fourfold.commands.infer.caption",
     "classify": "fourfold.commands.infer.classify",
     "create": "fourfold.models.registry",
+    "edit": "fourfold.edits",
     "fill": "fourfold.commands.infer.fill_mask",
     "generate": "fourfold.generation",
     "generate_text": "fourfold.commands.infer.generate",
     "list_models": "fourfold.models.registry",
     "load": "fourfold.checkpoints.load",
     "look": "fourfold.explorer.write",
+    "record": "fourfold.edits",
     "register": "fourfold.families",
     "save": "fourfold.checkpoints.save",
     "score": "fourfold.generation.score",
     "tag": "fourfold.commands.infer.classify",
     "translate": "fourfold.commands.infer.translate",
 }
-_SUBPACKAGES = ("callbacks", "data", "generation", "loggers", "metrics", "models", "tasks")
+_SUBPACKAGES = ("callbacks", "data", "edits", "generation", "loggers", "metrics", "models", "tasks")
 __all__ = ["__version__", *_MODULES]
 
 

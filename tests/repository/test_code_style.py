@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 FILE_LINES = 300  # of code
-CORE_LINES = 800  # of code
+CORE_LINES = 940  # of code
 # Modules of the core that say nothing about a model.
 CORE_HELPERS = {"validation.py", "precision.py"}
 FAMILY_LINES = 150  # of code
 FUNCTION_LINES = 70  # of code and docstring; most functions should have fewer than 40
-PACKAGE_LINES = 28_965
+PACKAGE_LINES = 29_746
 MODULES_PER_FOLDER = 15
 DOCSTRING_RATIO = 0.5  # lines of docstrings for each line of code
 SECTIONS = re.compile(r"^ *(Args|Returns|Raises|Yields|Attributes|Example):$", re.MULTILINE)

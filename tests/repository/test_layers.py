@@ -79,6 +79,7 @@ MODULES = (
     "errors",
     "families",
     "atomic_files",
+    "edits",
     "environment",
     "lightning_internals",
     "losses",

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from fourfold.core.config import QKNorm, head_width
+from fourfold.core.edits import Edits
 from fourfold.core.feed_forward import Linear, cast_once
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask, Mask, causal_mask
@@ -314,6 +315,7 @@ class Attention(nn.Module):
     """
 
     normalize: Callable[[Tensor], Tensor] = staticmethod(softmax)
+    edits: Edits | None = None
 
     def __init__(
         self,
@@ -381,6 +383,8 @@ class Attention(nn.Module):
                 k, v = cache.extend(k, v)
             elif cache is not None:  # each step reads these keys and values head by head
                 cache.memory = k, v = k.contiguous(), v.contiguous()
+        if self.edits is not None:  # of all tokens; the cache holds them without edits
+            q, k, v = (self.edits.apply(slot, y) for slot, y in (("q", q), ("k", k), ("v", v)))
         allowed = mask.mask
         if shared := k.shape[0] < q.shape[0]:  # len() would fix the batch size of an exported graph
             assert mask.window is None, "a window is for self-attention"
@@ -401,6 +405,8 @@ class Attention(nn.Module):
         )  # (B, H, Tq, Dv), or (S, H, B/S Tq, Dv) with shared memory
         if shared:
             y = y.unflatten(2, (-1, x.shape[1])).transpose(1, 2).flatten(0, 1)  # (B, H, Tq, Dv)
+        if self.edits is not None:
+            y = self.edits.apply("head", y)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, Tq, D)
 
     def weights(
@@ -419,6 +425,8 @@ class Attention(nn.Module):
         q = self._heads(self.q, x, self.n_heads, self.q_norm, rotation)
         source = x if memory is None else memory
         k = self._heads(self.k, source, self.n_kv_heads, self.k_norm, rotation)
+        if self.edits is not None:
+            q, k = self.edits.apply("q", q), self.edits.apply("k", k)
         allowed = dense_mask(mask.mask, mask.causal, mask.window, q, k)
         return attention_weights(
             q, k, mask=allowed, bias=bias, scale=self.scale, normalize=self.normalize

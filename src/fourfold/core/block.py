@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fourfold.core.attention import Attention, lower_mask
 from fourfold.core.config import TransformerConfig
+from fourfold.core.edits import Edits, begin
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.kv_cache import KVCache, LayerCache
 from fourfold.core.masks import LoweredMask, Mask, count_positions
@@ -112,6 +113,8 @@ class Block(nn.Module):
         ['attn_norm', 'attn', 'cross_attn_norm', 'cross_attn', 'ff_norm', 'ff']
     """
 
+    edits: Edits | None = None
+
     def __init__(
         self, config: TransformerConfig, *, cross_attention: bool = False, drop_path: float = 0.0
     ) -> None:
@@ -159,19 +162,24 @@ class Block(nn.Module):
         Both masks are results of `lower_mask`. `memory` (B, S, D) is for cross-attention, `bias`
         and `rotation` for self-attention (see `Attention.forward`).
         """
+        if self.edits is not None:
+            x = self.edits.apply("in", x)
         own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
         y = self._residual(x, "attn", **own)
         if memory is not None:
             cross = {"mask": memory_mask, "cache": cache}
             y = self._residual(x if self.parallel else y, "cross_attn", memory, stream=y, **cross)
-        return self._residual(x if self.parallel else y, "ff", stream=y)
+        y = self._residual(x if self.parallel else y, "ff", stream=y)
+        return y if self.edits is None else self.edits.apply("out", y)
 
     def _residual(self, x: Tensor, name: str, *inputs: Tensor, **options: Any) -> Tensor:
         """Add the output of the sub-layer `name` for x to the option `stream`, by default x."""
         stream = options.pop("stream", x)
+        if self.edits is not None:
+            x = self.edits.apply(f"{name}.in", x)
         norm = getattr(self, f"{name}_norm")
         has_norm_first = self.norm_placement in ("pre", "sandwich")
-        recompute = self.recompute == "attention" and name != "ff"
+        recompute = self.recompute == "attention" and name != "ff" and self.edits is None
         layer = _maybe_checkpointed(getattr(self, name), recompute)
         y = layer(norm(x) if has_norm_first else x, *inputs, **options)
         if self.norm_placement == "inside":
@@ -180,6 +188,8 @@ class Block(nn.Module):
             y = getattr(self, f"{name}_post_norm")(y)
         y = self.dropout(y)
         y = self.drop_path(y * getattr(self, f"{name}_gamma") if self.has_layer_scale else y)
+        if self.edits is not None:
+            y = self.edits.apply(f"{name}.out", y)
         y = stream + y
         return norm(y) if self.norm_placement == "post" else y
 
@@ -197,6 +207,8 @@ class Stack(nn.Module):
         >>> torch.allclose(y[:, :1], first, atol=1e-6)  # the first token does not see the others
         True
     """
+
+    edits: Edits | None = None
 
     def __init__(self, config: TransformerConfig, *, cross_attention: bool = False) -> None:
         super().__init__()
@@ -240,6 +252,8 @@ class Stack(nn.Module):
                 None counts the real tokens of each document from 0.
         """
         q_len = x.shape[1]
+        if self.edits is not None or (cache is not None and cache.edits):
+            begin(self.edits, cache, q_len, mask.keys, memory_mask.keys)
         # FlexAttention supports neither a bias nor dropout, nor on CUDA heads narrower than 16.
         dropout = self.training and self.attn_dropout > 0.0
         dense = bias is not None or dropout or (self.has_narrow_heads and x.is_cuda)
@@ -260,7 +274,8 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             layer = cache.layer(i) if cache is not None else None
             lowered, turns = kinds[self.windows[i]]
-            run = _maybe_checkpointed(block, block.recompute == "block")
+            # The edits may have ended when a block runs again, so those activations are stored.
+            run = _maybe_checkpointed(block, block.recompute == "block" and self.edits is None)
             x = run(x, lowered, cache=layer, rotation=turns, **options)
         return self.norm(x)
 

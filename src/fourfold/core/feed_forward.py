@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourfold.core.edits import Edits
 from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_decoding import linear, packed_weights
 from fourfold.kernels.dropout import Dropout
@@ -82,6 +83,8 @@ class FeedForward(nn.Module):
         True
     """
 
+    edits: Edits | None = None
+
     def __init__(
         self,
         d_model: int,
@@ -95,6 +98,7 @@ class FeedForward(nn.Module):
         super().__init__()
         check_choice("activation", activation, tuple(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
+        self.d_ff = d_ff
         self.up = Linear(d_model, d_ff, bias=bias)
         self.gate = Linear(d_model, d_ff, bias=bias) if gated else None
         self.dropout = Dropout(dropout)
@@ -108,4 +112,7 @@ class FeedForward(nn.Module):
         y = self.activation(self.up(tokens))
         if self.gate is not None:
             y = y * self.gate(tokens)
-        return self.down(self.dropout(y)).view(x.shape)
+        y = self.dropout(y)
+        if self.edits is not None:
+            y = self.edits.apply("neuron", y)
+        return self.down(y).view(x.shape)

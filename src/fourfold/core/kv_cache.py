@@ -70,6 +70,8 @@ class KVCache:
     """
 
     layer_class = LayerCache
+    has_columns = True  # entry j of each row is its token j
+    edits: tuple[object, ...] = ()  # under which the entries were computed
 
     def __init__(self) -> None:
         self.length = 0  # T

@@ -44,6 +44,7 @@ class BeamCache(KVCache):
     """
 
     layer_class = BeamLayer
+    has_columns = False
 
     def __init__(self) -> None:
         super().__init__()

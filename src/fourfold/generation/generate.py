@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from fourfold.core.edits import has_edits
 from fourfold.core.validation import MAX_SIZE
 from fourfold.generation.inputs import GenerationInputs
 from fourfold.generation.logits_processors import LogitsProcessors
@@ -107,8 +108,8 @@ def _sampler(stored: GenerationDefaults, temperature: float | None, *filters: An
 
 def _fastest(step: Step, start: Tensor, new_tokens: int, model: nn.Module) -> Step:
     """Return the decoding step as a CUDA graph, if this saves time, or the step itself."""
-    if not isinstance(step, CausalStep) or not step.has_keys:
-        return step
+    if not isinstance(step, CausalStep) or not step.has_keys or has_edits(model):
+        return step  # a graph replays kernels, not edits
     from fourfold.generation import cuda_graph  # which is not needed to load a model
 
     if not cuda_graph.is_worth_capturing(start.device, new_tokens):

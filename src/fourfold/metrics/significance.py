@@ -71,6 +71,21 @@ def t_quantile(df: int) -> float:
     return math.sqrt(df) * math.tan(angle)
 
 
+def t_test(t: float, df: int) -> float:
+    """Return the two-sided p-value of Student's t distribution with `df` degrees of freedom.
+
+    Example:
+        >>> [round(t_test(t, 9), 4) for t in (0.0, 2.262, -5.0)]
+        [1.0, 0.05, 0.0007]
+    """
+    # With t = sqrt(df) tan(angle), the density of the angle is proportional to cos(angle)^(df - 1).
+    start = math.atan(abs(t) / math.sqrt(df))
+    width = (math.pi / 2 - start) / 100_000
+    tail = np.sum(np.cos(start + width * (np.arange(100_000) + 0.5)) ** (df - 1)) * width
+    beta = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
+    return min(1.0, 2 * float(tail) / beta)
+
+
 def standard_deviation(values: Sequence[float]) -> float:
     """Return the sample standard deviation (n - 1); NaN for one value, and if one is not finite."""
     # statistics.stdev raises AttributeError on infinities and NaN.

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.attention import attend
+from fourfold.core.edits import Columns, Edits, call_columns
 from fourfold.core.feed_forward import Linear
 from fourfold.errors import InputError
 from fourfold.losses import upcast_fp32
@@ -66,6 +67,8 @@ class RecurrentAttention(nn.Module):
         max_source_len: Number of rows of the matrix of the score location.
         temperature: Temperature of the weights hard_gumbel.
     """
+
+    edits: Edits | None = None
 
     def __init__(
         self,
@@ -195,11 +198,16 @@ class RecurrentAttention(nn.Module):
             InputError: A source is longer than the location score was trained for.
         """
         fused = self.weighting == "softmax" and self.score in _PRODUCTS
-        if need_weights or not fused or self._records is not None:
+        if self.edits is not None:
+            differs = Columns(problem="with a step by row")
+            call_columns.set(Columns(step) if isinstance(step, int) else differs)
+        if need_weights or not fused or self._records is not None or self.edits is not None:
             alpha, allowed, centers = self.probabilities(
                 query, mask, projected=projected, step=step
             )
             weights = self.select(alpha, step)
+            if self.edits is not None:
+                weights = self.edits.apply("weights", weights[:, None])[:, 0]
             folded = weights.unflatten(0, (len(memory), -1)).flatten(1, 2)  # (N, B/N Tq, S)
             if self._records is not None:
                 if allowed is None:
@@ -215,7 +223,10 @@ class RecurrentAttention(nn.Module):
             v = memory.to(projected.dtype)  # autocast lowers the precision of some only
             inputs = q[:, None], projected[:, None], v[:, None]
             context = attend(*inputs, mask=allowed, scale=self.scale)[:, 0]
-        return context.unflatten(1, (-1, query.shape[1])).flatten(0, 1), weights
+        context = context.unflatten(1, (-1, query.shape[1])).flatten(0, 1)
+        if self.edits is not None:
+            context = self.edits.apply("head", context[:, None])[:, 0]
+        return context, weights
 
     def probabilities(
         self,
@@ -254,6 +265,11 @@ class RecurrentAttention(nn.Module):
             allowed = inside if allowed is None else allowed & inside
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf"))
+        if self.edits is not None:
+            rows = scores.unflatten(1, (-1, query.shape[1])).flatten(0, 1)[:, None]
+            rows = self.edits.apply("scores", rows)[:, 0]  # (B, Tq, S)
+            scores = rows.unflatten(0, (n_sources, -1)).flatten(1, 2)
+            allowed = scores > float("-inf")
         alpha = scores.softmax(-1)
         if allowed is not None:
             alpha = alpha.masked_fill(~allowed, 0.0)  # also the NaN of a row without real positions

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import Attention
 from fourfold.core.config import ModelConfig
+from fourfold.core.edits import check_cache
 from fourfold.core.feed_forward import Linear
 from fourfold.errors import InputError
 from fourfold.kernels.dropout import Dropout
@@ -143,6 +144,8 @@ class CaptionDecoder(Layers):
         The arguments are those of `RecurrentDecoder.forward`.
         """
         state, start = memory.start(x, cache)
+        if cache is not None and self.cross_attn is not None:
+            check_cache(self.cross_attn.edits, cache, start)
         contexts = None
         if self.cross_attn is None:
             h, state = self.stack(x, None, state)

@@ -220,6 +220,7 @@ class RecurrentCache:
     """
 
     keys = documents = None
+    edits: tuple[object, ...] = ()  # under which the state was computed
 
     def __init__(self) -> None:
         self.length = 0

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.config import ModelConfig
+from fourfold.core.edits import check_cache
 from fourfold.core.feed_forward import Linear
 from fourfold.errors import InputError
 from fourfold.kernels.cpu_decoding import linear
@@ -246,6 +247,8 @@ class RecurrentDecoder(Layers):
             cache: State after the earlier tokens. None starts from the initial state of the memory.
         """
         state, start = memory.start(x, cache)
+        if cache is not None and self.cross_attn is not None:
+            check_cache(self.cross_attn.edits, cache, start)
         feed = None
         if self.config.decoder == "bahdanau":
             y, state = self._read_before_step(x, memory, state, start)
@@ -274,6 +277,9 @@ class RecurrentDecoder(Layers):
         """
         assert self.cross_attn is not None
         assert self.combine is not None
+        if self.cross_attn.edits is not None:
+            message = "must not be edited or recorded if outputs, not vectors, are mixed"
+            raise InputError(message, option="cross attention")
         state, start = memory.start(x, cache)
         h, state = self.stack(x, None, state)
         options: dict[str, Any] = {"projected": memory.projected, "step": start}

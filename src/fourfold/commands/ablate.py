@@ -1,0 +1,129 @@
+"""`fourfold ablate`: the change of a checkpoint's loss without each head or sub-layer."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.fabric.utilities import move_data_to_device
+from matplotlib.figure import Figure
+
+from fourfold.analysis.interventions import Effect, ablation
+from fourfold.atomic_files import atomic_path
+from fourfold.checkpoints.files import find_checkpoint, is_run
+from fourfold.commands.infer.devices import choose_device
+from fourfold.commands.metrics_report import write_metrics
+from fourfold.commands.option_parser import OptionParser
+from fourfold.commands.recipe import make_parser, parse, read_recipe
+from fourfold.core.validation import check_positive
+from fourfold.errors import InputError
+from fourfold.training.loading import load_task
+
+DESCRIPTION = """\
+Measure how the loss of a checkpoint changes if the output of one head, or of all heads or hidden
+neurons of one sub-layer, is removed. The examples are rows of the run directory's own data."""
+EPILOG = """\
+The loss is that on which the task trains, in evaluation mode. zero also removes what a value bias
+adds to every token; mean puts the mean over other rows in its place, resample the vector of a
+random token of other rows. The intervals are over rows, and p has Holm's correction. A head without
+an effect may still be backed up by others."""
+SIGNIFICANT = 0.05
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a table of effects, write ablation.json and ablation.png, and return 0.
+
+    Raises:
+        InputError: An option, the checkpoint or its data are invalid.
+    """
+    parser = OptionParser(prog="fourfold ablate", description=DESCRIPTION, epilog=EPILOG)
+    add = parser.add_argument
+    add("--checkpoint", required=True, metavar="PATH", help="run directory, or a checkpoint in it")
+    parser.add_allow_class()
+    add("--by", choices=("head", "layer"), default="head", help="what is removed (%(default)s)")
+    kinds = ("zero", "mean", "resample")
+    add("--kind", choices=kinds, default="zero", help="what is put in its place (%(default)s)")
+    splits = ("val", "test", "train")
+    add("--split", choices=splits, default="val", help="split of the rows (%(default)s)")
+    add("--rows", type=int, default=100, metavar="N", help="number of rows (%(default)s)")
+    add("--device", default="cpu", help="auto, cpu, cuda or cuda:N (%(default)s)")
+    add("--out", metavar="DIR", help="write ablation.json and ablation.png into this folder")
+    options = parser.parse_args(list(argv))
+    check_positive("--rows", options.rows)
+    path = Path(options.checkpoint)
+    path = find_checkpoint(path) if is_run(path) else path
+    config = path.absolute().parent.parent / "config.yaml"
+    if not config.is_file():
+        raise InputError("must be in a run directory, whose data are used", option="--checkpoint")
+    task: Any = load_task(path, classes=tuple(options.allow_class))
+    recipe_parser = make_parser("fourfold ablate")
+    data: Any = read_recipe(recipe_parser, parse(recipe_parser, ["--config", str(config)])).data
+    data.prepare_data()
+    data.setup()
+    device = choose_device(options.device)
+    task.to(device)
+    rows = choose_rows(len(data.split(options.split)), options.rows)
+    examples = batches(data, options.split, rows, task.rows_of_loss, device)
+    free = np.setdiff1d(
+        np.arange(len(data.split("train"))), rows if options.split == "train" else []
+    )
+    other_rows = free[choose_rows(len(free), options.rows)]
+    others = batches(data, "train", other_rows, task.rows_of_loss, device)
+    base, effects = ablation(
+        task.model, examples, task.step, by=options.by, kind=options.kind, others=others
+    )
+    show(base, effects, len(examples) * task.rows_of_loss, options.split)
+    if options.out is not None:
+        out = Path(options.out)
+        command = {"command": shlex.join(["fourfold", "ablate", *argv])}
+        content = {"loss": base, "effects": [effect._asdict() for effect in effects]}
+        write_metrics(out / "ablation.json", content, command)
+        draw(effects, out / "ablation.png", options.kind)
+    return 0
+
+
+def choose_rows(size: int, n: int) -> np.ndarray:
+    """Return n indices at equal distances below `size`, or all.
+
+    Example:
+        >>> choose_rows(10, 4).tolist()
+        [0, 2, 5, 7]
+    """
+    n = min(n, size)
+    return np.arange(n) * size // max(n, 1)
+
+
+def batches(data: Any, split: str, rows: np.ndarray, size: int, device: Any) -> list[Any]:
+    """Return batches of `size` rows of a split; the loss of a row may depend on the others."""
+    source = data.split(split)
+    chunks = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
+    return [move_data_to_device(source.batch(chunk, 0, 0), device) for chunk in chunks]
+
+
+def show(base: float, effects: Sequence[Effect], n_rows: int, split: str) -> None:
+    """Print the effects, the largest first, and the number that cannot be told from zero."""
+    width = max(len(effect.name) for effect in effects)
+    print(f"{'without':<{width}}  {'change':>9}  {'95 % interval':>20}  {'p (Holm)':>8}")
+    for name, change, low, high, p in sorted(effects, key=lambda effect: -effect.change):
+        interval = f"[{low:+.4f}, {high:+.4f}]"
+        print(f"{name:<{width}}  {change:>+9.4f}  {interval:>20}  {p:>8.4f}")
+    n = sum(effect.p >= SIGNIFICANT for effect in effects)
+    print(f"loss {base:.4f} over {n_rows} rows of the {split} split; no change can be told from 0")
+    print(f"(p >= {SIGNIFICANT}) for {n} of {len(effects)}")
+
+
+def draw(effects: Sequence[Effect], file: Path, kind: str) -> None:
+    """Draw the effects with their intervals, in the order of the model, into a PNG file."""
+    figure = Figure(figsize=(6.0, 1.2 + 0.2 * len(effects)), layout="tight")
+    axis = figure.subplots()
+    y = range(len(effects))
+    axis.axvline(0.0, color="gray", linewidth=0.8)
+    axis.hlines(y, [x.low for x in effects], [x.high for x in effects])
+    axis.plot([x.change for x in effects], y, "o", markersize=3)
+    axis.set_yticks(y, [x.name for x in effects], fontsize=7)
+    axis.invert_yaxis()
+    axis.set_xlabel(f"change of the loss ({kind}), with 95 % intervals over rows")
+    axis.grid(alpha=0.3)
+    with atomic_path(file) as temporary:
+        figure.savefig(temporary, dpi=100, format="png")
