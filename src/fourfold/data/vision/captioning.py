@@ -21,7 +21,7 @@ from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.data.vision.augment import Augmentation
-from fourfold.data.vision.caption_files import CaptionedImages, CaptionLayout, read_captions
+from fourfold.data.vision.caption_files import CaptionedImages, read_captions
 from fourfold.data.vision.eval_transforms import TransformConfig
 from fourfold.data.vision.features import SIDE, FeatureConfig, image_features, load_network
 from fourfold.data.vision.image_classification import ImageDataset, make_transforms
@@ -219,16 +219,7 @@ class CaptionData(TextDataModule):
 
     def read(self) -> dict[str, CaptionedImages]:
         """Return the captioned images of each split, and set the image transforms."""
-        layout = CaptionLayout(
-            self.captions,
-            self.images,
-            (self.image_column, self.split_column, self.caption_column),
-            self.split_files or {},
-            (self.val_fraction, self.test_fraction),
-            self.split_seed,
-        )
-        is_builtin = self.source == "digits"
-        splits = digit_captions() if is_builtin else read_captions(self.source, layout)
+        splits = digit_captions() if self.source == "digits" else read_captions(self)
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}
