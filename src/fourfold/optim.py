@@ -123,14 +123,12 @@ def parameter_groups(
             groups[scale, decays(parameter), uses_muon].append(parameter)
     return [
         {
-            "params": parameters,
+            "params": groups[scale, has_decay, uses_muon],
             "weight_decay": config.weight_decay if has_decay else 0.0,
             "lr": config.lr * scale,
             **({"muon": uses_muon} if matrices else {}),
         }
-        for (scale, has_decay, uses_muon), parameters in sorted(
-            groups.items(), key=lambda item: item[0], reverse=True
-        )
+        for scale, has_decay, uses_muon in sorted(groups, reverse=True)
     ]
 
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_decoding import linear, packed_weights
 from fourfold.kernels.dropout import Dropout
 
@@ -93,7 +92,6 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, tuple(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
         self.up = Linear(d_model, d_ff, bias=bias)
         self.gate = Linear(d_model, d_ff, bias=bias) if gated else None

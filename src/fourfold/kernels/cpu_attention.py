@@ -240,17 +240,8 @@ class _Attention(torch.autograd.Function):
     """Gradients of `attend_by_products` in eager mode."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        scale: float,
-        inputs: Inputs,
-        saved: list[Tensor | None],
-    ) -> Tensor:
+    def forward(ctx: Any, y: Tensor, q: Tensor, *given: Any) -> Tensor:
+        _, _, _, scale, inputs, saved = given
         ctx.save_for_backward(*inputs[:5], *saved)
         ctx.settings, ctx.scale, ctx.heads = inputs[5:], scale, q.shape[:2]
         return y

@@ -82,18 +82,6 @@ def _to_json(value: Any, **options: Any) -> str:
     return json.dumps(value, **({"ensure_ascii": False} | options))
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return Jinja's sandbox, from which a template reaches neither Python nor files."""
-    # These names and options are those of transformers.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
-
-
 @contextmanager
 def _template_errors() -> Iterator[None]:
     try:
@@ -126,8 +114,15 @@ class ChatTemplate:
     def __init__(self, description: Mapping[str, str]) -> None:
         check_type("chat_template.template", description.get("template"), str)
         self._tokens = {name: description[name] for name in TOKENS if name in description}
+        # These names and options are those of transformers.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         with _template_errors():
-            self._template = _environment().from_string(description["template"])
+            self._template = environment.from_string(description["template"])
 
     @property
     def eos_token(self) -> str | None:

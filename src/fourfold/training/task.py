@@ -45,6 +45,7 @@ from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
 from fourfold.layers.base_model import ActivationCheckpointing, Model, check_checkpointing
 from fourfold.lightning_internals import attached_trainer, is_logged
+from fourfold.metrics.base import Mean
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -137,6 +138,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
         self.resumes = False
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
+        self.loss = Mean()  # of the evaluation
         self.loss_normalizer = LossNormalizer()
         self._micro_batches: list[tuple[Any, int, Tensor]] = []  # of the current optimizer step
 
@@ -429,12 +431,13 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
             self.artifacts = artifacts_of(self.datamodule)
         with errors_in(path or "checkpoint"):
             check_same_task(saved, class_path(type(self)), self.artifacts)
-            if is_training:
-                averages = any(isinstance(x, WeightAveraging) for x in trainer.callbacks)
-                if "current_model_state" in checkpoint and not averages:
-                    # Lightning would train the averaged weights in place of the trained ones.
-                    message = "must be given again: the checkpoint holds averaged weights"
-                    raise InputError(message, option="--ema_decay")
+            averages = any(
+                isinstance(x, WeightAveraging) for x in getattr(trainer, "callbacks", ())
+            )
+            if is_training and "current_model_state" in checkpoint and not averages:
+                # Lightning would train the averaged weights in place of the trained ones.
+                message = "must be given again: the checkpoint holds averaged weights"
+                raise InputError(message, option="--ema_decay")
             check_same_settings(
                 {"config": saved["model"]["config"], **saved["task"]["init_args"]},
                 {"config": asdict(self.config), **self.init_args()},

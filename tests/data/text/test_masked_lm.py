@@ -261,7 +261,6 @@ def test_batches_do_not_depend_on_workers(file):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layout": "words"}, "layout must be one of full_sentences, .*, got 'words'"),
         ({"max_len": 4}, "max_len must be at least 5, got 4"),
         ({"layout": "documents", "max_len": 9}, r"t.txt.*\d+: the row has \d+ tokens"),
         ({"layout": "segment_pairs", "documents": "file"}, "at least two documents"),

@@ -19,11 +19,10 @@ from functools import cache, partial
 from itertools import chain, compress, groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fourfold.core.validation import check_choice
 from fourfold.data.loading.array_cache import digest
 from fourfold.data.readers.hf_datasets import HubConfig, iterate_hub_split, load_split, loading
 from fourfold.data.readers.splits import SplitSource, read_tables, unit_hash
@@ -204,9 +203,6 @@ class TextSource:
                 cannot be read, if a fraction holds out no document or all documents, or if there
                 are fewer training documents than `train_rows`.
         """
-        check_choice("data.documents", self.documents, get_args(DocumentUnit))
-        if self.source == "hub" and self.hub is None:
-            raise InputError("must be given for source: hub as {path: ...}", option="data.hub")
         splits = read_tables(
             self.source,
             # A single document is divided from its end, and the test split is its last part.

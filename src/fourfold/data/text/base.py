@@ -15,8 +15,7 @@ from fourfold.data.loading.array_cache import (
     default_cache_dir,
     digest,
 )
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
-from fourfold.data.loading.length_bucketing import LengthBucketedOrder
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
 from fourfold.data.readers.documents import Documents, DocumentUnit, TextSource
 from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.splits import Source, SplitSource
@@ -45,8 +44,13 @@ def text_data(cls: type[T]) -> type[T]:
 
 
 class HasTokenizer(ResumableDataModule):
-    """Declares the property `tokenizer`, whose name is also that of an argument of subclasses."""
+    """Declares the property `tokenizer`, whose name is also that of an argument of subclasses.
 
+    Attributes:
+        artifact_names: Names of the attributes that inference needs besides the tokenizer.
+    """
+
+    artifact_names: ClassVar[tuple[str, ...]] = ()
     _tokenizer: Tokenizer | None = None
 
     @property
@@ -55,6 +59,16 @@ class HasTokenizer(ResumableDataModule):
         self.setup()
         assert self._tokenizer is not None
         return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries of the vocabulary, special tokens included."""
+        return self.tokenizer.vocab_size
+
+    def artifacts(self) -> dict[str, Any]:
+        """Return the tokenizer as a JSON string, and the attributes in `artifact_names`."""
+        options = {name: getattr(self, name) for name in self.artifact_names}
+        return {"tokenizer": self.tokenizer.to_str()} | options
 
 
 @text_data
@@ -74,13 +88,11 @@ class TextDataModule(HasTokenizer):
         tokenizer: Tokenizer to train or to load; by default a WordPiece tokenizer is trained.
 
     Attributes:
-        artifact_names: Names of the attributes that inference needs besides the tokenizer.
         needs_mask: True if the tokenizer must have a mask token.
         special: Names of the special tokens of a trained tokenizer, in the order of their ids; None
             selects the default names.
     """
 
-    artifact_names: ClassVar[tuple[str, ...]] = ()
     needs_mask: ClassVar[bool] = False
     special: ClassVar[Sequence[str] | None] = None
 
@@ -121,23 +133,15 @@ class TextDataModule(HasTokenizer):
             InputError: If the tokenizer must be trained and there is no training split.
         """
         raw = self.read()
-        tokenizer = self._tokenizer or self._shared_tokenizer(raw)
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            tokenizer = self._make_tokenizer(raw)
+            if self.trainer is not None and self.trainer.world_size > 1:
+                # Unigram training is not bitwise reproducible across processes.
+                tokenizer = Tokenizer.from_str(self.trainer.strategy.broadcast(tokenizer.to_str()))
         splits = {name: self.encode(name, rows, tokenizer) for name, rows in raw.items()}
         self._tokenizer = tokenizer
         return splits
-
-    def batch_order(
-        self, name: str, lengths: np.ndarray, **bounds: int | None
-    ) -> LengthBucketedOrder:
-        """Return the order that divides the examples of a split into batches of similar length.
-
-        Args:
-            name: Name of the split; only the split "train" is shuffled.
-            lengths: (examples,) number of tokens of each example; all ones if no padding is needed.
-            bounds: `max_tokens` (maximum number of tokens in a batch, padding included), `max_rows`
-                (maximum number of examples in a batch), or both.
-        """
-        return LengthBucketedOrder(lengths, seed=self.seed, shuffle=name == "train", **bounds)
 
     def _make_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
         config = self._tokenizer_config
@@ -146,24 +150,6 @@ class TextDataModule(HasTokenizer):
             raise InputError(message, option="data.train")
         texts = [] if config.file else self.training_texts(raw["train"])
         return make_tokenizer(config, texts, mask=self.needs_mask, special=self.special)
-
-    def _shared_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
-        """Return the tokenizer of rank 0."""
-        tokenizer = self._make_tokenizer(raw)
-        if self.trainer is not None and self.trainer.world_size > 1:
-            # Unigram training is not bitwise reproducible across processes.
-            tokenizer = Tokenizer.from_str(self.trainer.strategy.broadcast(tokenizer.to_str()))
-        return tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of entries of the vocabulary, special tokens included."""
-        return self.tokenizer.vocab_size
-
-    def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer as a JSON string, and the attributes in `artifact_names`."""
-        options = {name: getattr(self, name) for name in self.artifact_names}
-        return {"tokenizer": self.tokenizer.to_str()} | options
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, the tokenizer as a JSON string, and its options."""
@@ -309,7 +295,6 @@ class LabelledDataModule(TextDataModule):
 
     def __post_init__(self, tokenizer: TokenizerConfig) -> None:
         super().__post_init__(tokenizer)
-        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
         self._class_names: list[str] | None = None
 
     @property

@@ -96,26 +96,15 @@ class SegmentPairDataset(BatchedDataset):
         start, stop = middle, end
         if not is_next:  # as long as the replaced segment, or as fits if the chunk has one sentence
             n_tokens = offsets[end] - offsets[middle] or self.max_tokens - len(a)
-            document = int(np.searchsorted(self.documents, begin, side="right")) - 1
-            start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
+            other = int(random[2] * (len(self.documents) - 2))
+            other += other >= int(np.searchsorted(self.documents, begin, side="right")) - 1
+            first, last = self.documents[other : other + 2].tolist()
+            start = first + int(random[3] * (last - first))
+            stop = start + 1
+            if not self.single:
+                end_of_b = int(np.searchsorted(offsets, offsets[start] + n_tokens))
+                stop = min(max(end_of_b, stop), last)
         b = flat[offsets[start] : offsets[stop]]
         # Truncate the beginning of A and the end of B, the longer segment first.
         a = a[-max(self.max_tokens // 2, self.max_tokens - len(b)) :]
         return a, b[: self.max_tokens - len(a)], is_next
-
-    def _sample_elsewhere(
-        self, document: int, n_tokens: int, random: np.ndarray
-    ) -> tuple[int, int]:
-        """Return begin and end of consecutive sentences of another document than `document`.
-
-        They have at least `n_tokens` tokens, unless that document ends earlier.
-        """
-        other = int(random[0] * (len(self.documents) - 2))
-        other += other >= document
-        first, last = self.documents[other : other + 2].tolist()
-        start = first + int(random[1] * (last - first))
-        if self.single:
-            return start, start + 1
-        offsets = self.sentences.ids.offsets
-        stop = int(np.searchsorted(offsets, offsets[start] + n_tokens))
-        return start, min(max(stop, start + 1), last)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fourfold.data.loading.array_cache import Arrays
+from fourfold.data.loading.datamodule import identity
 from fourfold.data.readers.documents import Cut, Documents, Piece
 from fourfold.data.text.packing import BREAKS, SentenceBreak, TokenStream, encode_sentences
 from fourfold.errors import InputError
@@ -191,7 +192,7 @@ def _encoded(
         sampler=_lists(pieces),
         batch_size=None,
         num_workers=num_workers,
-        collate_fn=_identity,
+        collate_fn=identity,
         worker_init_fn=_use_one_thread,
         generator=torch.Generator(),
     )
@@ -212,10 +213,6 @@ def _lists(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             found, n_chars = [], 0
     if found:
         yield found
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 def _use_one_thread(worker: int) -> None:

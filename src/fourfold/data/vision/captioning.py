@@ -15,7 +15,6 @@ from torch import Tensor
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
-from fourfold.data.loading.datamodule import batch_sizes
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
@@ -215,7 +214,6 @@ class CaptionData(TextDataModule):
             self._transform, self.n_channels = replace(self._transform, size=SIDE), 3
         if self._transform.mixup or self._transform.cutmix:
             raise InputError("must have mixup 0 and cutmix 0 for captions", option="data.transform")
-        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, CaptionedImages]:
         """Return the captioned images of each split, and set the image transforms."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourfold.core.validation import ImageSize, check_absent, check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.readers.labels import parse_labels
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
@@ -49,17 +49,13 @@ class ImageDataset(BatchedDataset):
 
     def __post_init__(self) -> None:
         self.decoded: Tensor | None = None
+        self.labels = self.images.labels
         bounds = {"max_rows": self.batch_size, "seed": self.seed}
         if self.aug_repeats == 1:
             shuffle = isinstance(self.transform, Augmentation)
             self.order = LengthBucketedOrder(np.ones(len(self.images)), shuffle=shuffle, **bounds)
         else:
             self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
-
-    @property
-    def labels(self) -> Tensor:
-        """Class index (N,) long, number (N,) or labels (N, K) of each image, as in its store."""
-        return self.images.labels
 
     def location(self, row: int) -> str:
         """Return the location of the image with the index `row`, for messages."""
@@ -121,7 +117,7 @@ class ImageDataset(BatchedDataset):
             pixels: Tensor | list[Tensor] = [self._pixels(row) for row in stored.tolist()]
         else:
             pixels = self.decoded[stored]
-        return self.transform(pixels, epoch, rows), self.images.labels[stored]
+        return self.transform(pixels, epoch, rows), self.labels[stored]
 
 
 def make_transforms(
@@ -225,7 +221,6 @@ class ImageData(ResumableDataModule):
     def __post_init__(self) -> None:
         super().__init__(self.seed, self.num_workers)
         check_positive("data.aug_repeats", self.aug_repeats)
-        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, ImageStore]:
         """Open the splits of the source, of which "train" is required, with the chosen classes."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from fourfold.data.loading.batches import SpanBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import upcast_fp32
-from fourfold.metrics import Answer, Mean, SquadScores
+from fourfold.metrics import Answer, SquadScores
 from fourfold.metrics.squad import rank_answers
 from fourfold.models import SpanExtractor, SpanExtractorConfig
 from fourfold.optim import OptimizerConfig
@@ -49,7 +49,6 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.loss = Mean()
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:

@@ -38,8 +38,6 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
 
     model_class = TokenClassifier
     batch_class = TokenBatch
-    inferred_from_data = ("vocab_size", "n_classes")
-    must_equal_data = ("n_classes",)
 
     config: TokenClassifierConfig = TokenClassifierConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5, eps=1e-6)
