@@ -68,15 +68,13 @@ class OptimizerConfig:
         default = 0.01 if self.name in DECOUPLED else 0.0
         decay = default if self.weight_decay is None else self.weight_decay
         object.__setattr__(self, "weight_decay", decay)
-        check_range("optimizer.lr", self.lr, above=0.0)
-        check_range("optimizer.eps", self.eps, above=0.0)
+        for name in ("lr", "eps", "muon_lr_scale", "layer_decay"):
+            check_range(f"optimizer.{name}", getattr(self, name), above=0.0)
         for i, beta in enumerate(self.betas):
             check_range(f"optimizer.betas[{i}]", beta, minimum=0.0, below=1.0)
         check_range("optimizer.weight_decay", decay, minimum=0.0)
         check_range("optimizer.momentum", self.momentum, minimum=0.0, below=1.0)
         check_range("optimizer.rho", self.rho, minimum=0.0, below=1.0)
-        check_range("optimizer.muon_lr_scale", self.muon_lr_scale, above=0.0)
-        check_range("optimizer.layer_decay", self.layer_decay, above=0.0)
         if not self.bias_correction and self.name != "adamw":
             message = f"must be true for {self.name}: only adamw supports false"
             raise InputError(message, option="optimizer.bias_correction")

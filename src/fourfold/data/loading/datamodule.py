@@ -297,3 +297,23 @@ class ResumableDataModule(LightningDataModule):
         """Discard the restored position after a fit; a second fit starts at the first batch."""
         if stage == "fit":
             self._resume_from = None
+
+
+class HasClasses(ResumableDataModule):
+    """Base class of DataModules whose examples have a class, several labels or a number."""
+
+    _class_names: list[str] | None = None
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the K classes, in the order of their numbers; the first access reads the data.
+
+        The list is empty for a regression.
+        """
+        self.setup()
+        return list(self._class_names or [])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes K; 1 for a regression."""
+        return 1 if getattr(self, "regression", False) else len(self.class_names)

@@ -15,8 +15,8 @@ from fourfold.data.loading.array_cache import (
     default_cache_dir,
     digest,
 )
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
-from fourfold.data.readers.documents import Documents, DocumentUnit, TextSource
+from fourfold.data.loading.datamodule import BatchedDataset, HasClasses, ResumableDataModule
+from fourfold.data.readers.documents import Documents, DocumentUnit, fingerprint, read_documents
 from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.truncation import TooLong
@@ -227,12 +227,8 @@ class DocumentDataModule(TextDataModule):
         super().__post_init__(tokenizer)
         self._fingerprints: dict[str, str] = {}
 
-    def _text_source(self) -> TextSource:
-        options = (self.column, self.documents, self.hub, self.train_rows)
-        return TextSource(self.source, self.split_sources, *options)
-
     def read(self) -> dict[str, Any]:
-        return self._text_source().read()
+        return read_documents(self)
 
     def training_texts(self, raw: Documents) -> Iterable[str]:
         return TrainingTexts(raw, metaspace=self._tokenizer_config.kind in ("bpe", "unigram"))
@@ -247,7 +243,7 @@ class DocumentDataModule(TextDataModule):
         if self.source == "builtin":
             return cached_arrays(None, "", produce)
         if split not in self._fingerprints:  # reads the files
-            self._fingerprints[split] = self._text_source().fingerprint(split)
+            self._fingerprints[split] = fingerprint(self, split)
         folder = Path(self.cache_dir).expanduser() if self.cache_dir else default_cache_dir()
         return cached_arrays(folder, digest(self._fingerprints[split], options), produce)
 
@@ -279,7 +275,7 @@ class DocumentDataModule(TextDataModule):
 
 
 @text_data
-class LabelledDataModule(TextDataModule):
+class LabelledDataModule(HasClasses, TextDataModule):
     """Base class of the DataModules whose examples have classes.
 
     Args:
@@ -292,21 +288,3 @@ class LabelledDataModule(TextDataModule):
     max_len: int = 128
     batch_size: int = 32
     eval_batch_size: int | None = None
-
-    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
-        super().__post_init__(tokenizer)
-        self._class_names: list[str] | None = None
-
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the K classes, in the order of their numbers; the first access reads the data.
-
-        The list is empty for a regression.
-        """
-        self.setup()
-        return list(self._class_names or [])
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes K."""
-        return len(self.class_names)

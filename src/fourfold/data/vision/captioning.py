@@ -252,17 +252,11 @@ class CaptionData(TextDataModule):
             raise InputError("must have different tokens for BOS and EOS", option="data.tokenizer")
         encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.texts.columns[0]))]
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
-        return CaptionDataset(
-            raw.images,
-            self._augmentation if name == "train" else self._evaluation,
-            self.batch_sizes[name],
-            self.seed,
-            self.cache,
-            ids=ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
-            captioned=raw,
-            pad_id=tokenizer.pad_id,
-            features=self._computed[name],
-        )
+        transform = self._augmentation if name == "train" else self._evaluation
+        options = (transform, self.batch_sizes[name], self.seed, self.cache)
+        ids = ids.wrap(tokenizer.bos_id, tokenizer.eos_id)
+        texts: Any = {"ids": ids, "captioned": raw, "pad_id": tokenizer.pad_id}
+        return CaptionDataset(raw.images, *options, **texts, features=self._computed[name])
 
     def references(self, split: str) -> list[list[str]]:
         """Return the list of all captions of each image of a split, as complete texts.

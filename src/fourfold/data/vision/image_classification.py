@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourfold.core.validation import ImageSize, check_absent, check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.data.loading.datamodule import BatchedDataset, HasClasses
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.readers.labels import parse_labels
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
@@ -142,7 +142,7 @@ def make_transforms(
 
 
 @dataclass(eq=False, repr=False)
-class ImageData(ResumableDataModule):
+class ImageData(HasClasses):
     """DataModule for images with one class, several labels or a number each.
 
     Splits that the source lacks are made as follows:
@@ -256,6 +256,7 @@ class ImageData(ResumableDataModule):
             _, train = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
             self.check_classes(train)
         self.split_sources = {"train": train, "val": val, "test": test}
+        self._class_names = train.class_names
 
         config = self.transform or TransformConfig()
         augmentation, self._evaluation = make_transforms(config, train, self.n_channels, self.seed)
@@ -273,17 +274,6 @@ class ImageData(ResumableDataModule):
         }
 
     @property
-    def class_names(self) -> list[str]:
-        """Names of the K classes."""
-        self.setup()
-        return self.split_sources["train"].class_names
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes K; 1 for a regression."""
-        return 1 if self.regression else len(self.class_names)
-
-    @property
     def image_size(self) -> ImageSize:
         """Height and width of the model's input in pixels, or the side of a square."""
         self.setup()
@@ -291,7 +281,7 @@ class ImageData(ResumableDataModule):
 
     def artifacts(self) -> dict[str, Any]:
         """Return the class names and the settings of the evaluation transform."""
-        names: dict[str, Any] = {"class_names": list(self.class_names)}  # reads the data
+        names: dict[str, Any] = {"class_names": self.class_names}  # reads the data
         names |= {"multi_label": True} if self.label_separator else {}
         return names | self._evaluation.artifacts()
 
