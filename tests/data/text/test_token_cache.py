@@ -201,7 +201,7 @@ def test_tokenizers_are_the_same_when_trained_on_pieces(kind, monkeypatch):
     expected = train_tokenizer(config, [text], mask=False).to_str()
     monkeypatch.setattr("fourfold.data.readers.documents._PIECE_CHARS", 10)
     documents = Documents(lambda: [("x", (text,))])
-    texts = token_cache.TrainingTexts(documents, metaspace=kind == "bpe")
+    texts = token_cache.divided_texts(documents, metaspace=kind == "bpe")
     assert len(list(texts)) > 100
     assert train_tokenizer(config, texts, mask=False).to_str() == expected
 

@@ -9,18 +9,13 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from fourfold.data.loading.array_cache import (
-    Arrays,
-    cached_arrays,
-    default_cache_dir,
-    digest,
-)
+from fourfold.data.loading.array_cache import Arrays, cached_arrays, default_cache_dir, digest
 from fourfold.data.loading.datamodule import BatchedDataset, HasClasses, ResumableDataModule
 from fourfold.data.readers.documents import Documents, DocumentUnit, fingerprint, read_documents
 from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.truncation import TooLong
-from fourfold.data.text.token_cache import TrainingTexts, stream_arrays
+from fourfold.data.text.token_cache import divided_texts, stream_arrays
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -231,7 +226,7 @@ class DocumentDataModule(TextDataModule):
         return read_documents(self)
 
     def training_texts(self, raw: Documents) -> Iterable[str]:
-        return TrainingTexts(raw, metaspace=self._tokenizer_config.kind in ("bpe", "unigram"))
+        return divided_texts(raw, metaspace=self._tokenizer_config.kind in ("bpe", "unigram"))
 
     def cached(
         self, split: str, options: tuple[Any, ...], produce: Callable[[], Iterable[Arrays]]

@@ -6,7 +6,7 @@ Shapes: B windows of a batch, T tokens of the longest window.
 import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -225,13 +225,6 @@ class QuestionData(TextDataModule):
         lengths = np.array([len(window.ids) for window in windows])
         order = self.batch_order(name, lengths, max_rows=self.batch_sizes[name])
         return SpanDataset(raw, windows, tokenizer.pad_id, order)
-
-    def questions(self, split: str) -> SpanDataset:
-        """Return the dataset of a split, with the attributes `questions` and `windows`.
-
-        The field `rows` of a batch holds indices into the list `windows`.
-        """
-        return cast(SpanDataset, self.split(split))
 
 
 def _check_spans(

@@ -68,19 +68,15 @@ def _sentence_cut(tokenizer: Tokenizer, sentence_break: SentenceBreak) -> Cut:
     return cut
 
 
-class TrainingTexts:
-    """Texts on which a tokenizer is trained: documents in pieces, read anew by each iteration."""
+def divided_texts(documents: Documents, *, metaspace: bool) -> Documents:
+    """Return the pieces of documents, on which a tokenizer is trained, as documents."""
+    boundary = _METASPACE if metaspace else _BEFORE_SPACE
 
-    def __init__(self, documents: Documents, *, metaspace: bool) -> None:
-        self.documents = documents
-        self.boundary = _METASPACE if metaspace else _BEFORE_SPACE
-
-    def __iter__(self) -> Iterator[str]:
-        return (piece.text for piece in self.documents.pieces(self._cut))
-
-    def _cut(self, text: str, start: int) -> tuple[int, int] | None:
-        match = self.boundary.search(text, start)
+    def cut(text: str, start: int) -> tuple[int, int] | None:
+        match = boundary.search(text, start)
         return match and match.span()
+
+    return Documents(lambda: (("", (piece.text,)) for piece in documents.pieces(cut)))
 
 
 def stream_arrays(documents: Documents, tokenizer: Tokenizer, num_workers: int) -> Iterator[Arrays]:

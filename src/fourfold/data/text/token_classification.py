@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -210,10 +209,3 @@ class TokenData(LabelledDataModule):
         labels = labels.wrap(IGNORE_INDEX, IGNORE_INDEX)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_sizes[name])
         return TokenDataset(rows, labels, chunk_keys, tokenizer.pad_id, order)
-
-    def chunk_keys(self, split: str) -> list[tuple[int, int]]:
-        """Return, for each chunk of a split, the indices of its sentence and of the chunk in it.
-
-        The field `rows` of a batch holds indices into this list, with which chunks are joined.
-        """
-        return cast(TokenDataset, self.split(split)).chunk_keys

@@ -253,7 +253,9 @@ class CaptionData(TextDataModule):
         encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.texts.columns[0]))]
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
         transform = self._augmentation if name == "train" else self._evaluation
-        options = (transform, self.batch_sizes[name], self.seed, self.cache)
+        lengths = np.ones(len(raw.images))
+        order = self.batch_order(name, lengths, max_rows=self.batch_sizes[name])
+        options = (transform, order, self.seed, self.cache)
         ids = ids.wrap(tokenizer.bos_id, tokenizer.eos_id)
         texts: Any = {"ids": ids, "captioned": raw, "pad_id": tokenizer.pad_id}
         return CaptionDataset(raw.images, *options, **texts, features=self._computed[name])

@@ -30,32 +30,22 @@ class ImageDataset(BatchedDataset):
     """Dataset of the N images of one split, whose batches hold transformed images and labels.
 
     Args:
-        transform: Transform from pixels to model input. The images are shuffled in each epoch if it
-            is an `Augmentation`, but not if it is an `EvalTransform`.
-        batch_size: Number of images in a batch.
-        seed: Seed of the order of the images.
+        transform: Transform from pixels to model input, an `Augmentation` in training.
+        seed: Seed of the captions or patches that a subclass selects at random.
         cache: "memory", "none" or "auto", as in `ImageData`.
         mix: MixUp or CutMix of each training batch; None does not mix images.
-        aug_repeats: Number of copies of each sampled image in a training epoch.
     """
 
     images: ImageStore
     transform: Augmentation | EvalTransform
-    batch_size: int
+    order: LengthBucketedOrder
     seed: int
     cache: str
     mix: MixupCutmix | None = None
-    aug_repeats: int = 1
 
     def __post_init__(self) -> None:
         self.decoded: Tensor | None = None
         self.labels = self.images.labels
-        bounds = {"max_rows": self.batch_size, "seed": self.seed}
-        if self.aug_repeats == 1:
-            shuffle = isinstance(self.transform, Augmentation)
-            self.order = LengthBucketedOrder(np.ones(len(self.images)), shuffle=shuffle, **bounds)
-        else:
-            self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
 
     def location(self, row: int) -> str:
         """Return the location of the image with the index `row`, for messages."""
@@ -265,13 +255,17 @@ class ImageData(HasClasses):
         if mixes and self.regression:
             raise InputError("must have neither for a regression", option="mixup and cutmix")
         mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
-        options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
-        eval_options = (self._evaluation, self.batch_sizes["val"], self.seed, self.cache)
-        return {
-            "train": self.dataset_class(train, augmentation, *options),
-            "val": self.dataset_class(val, *eval_options),
-            "test": self.dataset_class(test, *eval_options),
-        }
+        order = self.batch_order("train", np.ones(len(train)), max_rows=self.batch_size)
+        if self.aug_repeats > 1:
+            options: Any = {"max_rows": self.batch_size, "seed": self.seed}
+            order = RepeatedAugmentationOrder(len(train), self.aug_repeats, **options)
+        made = self.dataset_class(train, augmentation, order, self.seed, self.cache, mix)
+        datasets: dict[str, BatchedDataset] = {"train": made}
+        for name, images in (("val", val), ("test", test)):
+            order = self.batch_order(name, np.ones(len(images)), max_rows=self.batch_sizes[name])
+            settings = (self._evaluation, order, self.seed, self.cache)
+            datasets[name] = self.dataset_class(images, *settings)
+        return datasets
 
     @property
     def image_size(self) -> ImageSize:

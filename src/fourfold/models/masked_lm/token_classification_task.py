@@ -54,7 +54,7 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
         logits = self.logits(batch)
         self.loss.update(*self.summed_loss(logits, batch.labels))
-        chunks = self.datamodule.chunk_keys(split)
+        chunks = self.datamodule.split(split).chunk_keys
         true = self._tags(batch, batch.labels)
         predicted = self._tags(batch, logits.argmax(-1))
         self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
@@ -91,6 +91,6 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
         """Return, for each row, its `ChunkId` and the predicted tags of its words, one text."""
-        chunks = self.datamodule.chunk_keys("test")
+        chunks = self.datamodule.split("test").chunk_keys
         texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
         return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]
