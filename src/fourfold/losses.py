@@ -92,7 +92,7 @@ def linear_cross_entropy(
     """
     on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, len(weight))
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
-    terms = LossTerms(on_target - elsewhere, elsewhere, pad_id, z_loss)
+    terms = (on_target - elsewhere, elsewhere, pad_id, z_loss)
     given = hidden, weight, bias, targets, weights
     compiling = torch.compiler.is_compiling()
     # The kernel supports neither the transforms of torch.func (grad, vmap) nor a cap of the logits.
@@ -124,8 +124,7 @@ def linear_cross_entropy(
 def _cross_entropy_of_all_logits(terms: LossTerms, logit_cap: float | None, *given: Any) -> Tensor:
     """Compute the sum of the weighted losses from all logits (N, V) at once."""
     hidden, weight, bias, targets, weights = given
-    logits = cap(F.linear(hidden, weight, bias), logit_cap)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = upcast_fp32(cap(F.linear(hidden, weight, bias), logit_cap))
     log_p = logits.log_softmax(-1)
     counts = targets != IGNORE_INDEX
     columns = torch.where(counts, targets, 0)[:, None]

@@ -163,16 +163,11 @@ def make_optimizer(
     adam = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     optimizer = adam(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
     if not config.bias_correction:
-        _disable_bias_correction(optimizer, fused)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": step, **moments}
     return optimizer
-
-
-def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
-    """Disable Adam's bias correction by starting the step count of every parameter at 2^24."""
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
-        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": step, **moments}
 
 
 class MuonAdamW(Optimizer):

@@ -6,7 +6,7 @@ Shapes: B examples (or words), K classes.
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +37,8 @@ class ClassificationTask(Task[ModelT, BatchT]):
             "balanced" is the number of examples without it, divided by the number with it.
     """
 
-    inferred_from_data = ("vocab_size", "n_classes")
-    must_equal_data = ("n_classes",)
+    inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size", "n_classes")
+    must_equal_data: ClassVar[tuple[str, ...]] = ("n_classes",)
 
     label_smoothing: float = field(default=0.0, kw_only=True)
     class_weights: list[float] | Literal["balanced"] | None = field(default=None, kw_only=True)

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer as Backend
 
 from fourfold.data import CausalTextData, MaskedTextData
 from fourfold.data.loading.array_cache import cached_arrays
-from fourfold.data.readers.documents import Documents, HubConfig
+from fourfold.data.readers.documents import Documents
+from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.text import token_cache
 from fourfold.data.text.packing import Sentences
 from fourfold.errors import InputError

@@ -133,7 +133,7 @@ class AttentionProbe(Callback):
             if uniform > 0:
                 share = found[f"{prefix}/entropy"][-1] / uniform
                 found[f"{prefix}/entropy_share"].append(share)
-            kinds: Counter[str] = Counter()
+            kinds: Counter[str | None] = Counter()
             for head in range(weights.shape[1]):
                 own = {n: (x.value[:, head], x.uniform[:, head]) for n, x in statistics.items()}
                 means = {n: (float(x.mean()), float(y.mean())) for n, (x, y) in own.items()}

@@ -21,7 +21,6 @@ from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
-WORDPIECE = TokenizerConfig(kind="wordpiece")
 T = TypeVar("T")
 
 
@@ -95,7 +94,7 @@ class TextDataModule(HasTokenizer):
     train: str | list[str] | None = None
     val: SplitSource = None
     test: SplitSource = None
-    tokenizer: InitVar[TokenizerConfig] = WORDPIECE
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(kind="wordpiece")
     seed: int = 0
     num_workers: int = 0
 

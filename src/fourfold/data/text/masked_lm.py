@@ -172,8 +172,10 @@ class MaskedTextData(DocumentDataModule):
             raise InputError(f"the {name} split has no sentence", file=raw.location(0))
         if has_pairs:
             single = self.layout == "sentence_pairs"
-            options = {"max_rows": self.batch_size, "seed": self.seed, "shuffle": name == "train"}
-            return SegmentPairDataset(sentences, self.max_len, masking, single=single, **options)
+            dataset = SegmentPairDataset(sentences, self.max_len, masking, single)
+            lengths = np.ones(len(dataset.chunks) - 1, np.int64)
+            dataset.order = self.batch_order(name, lengths, max_rows=self.batch_size)
+            return dataset
         cross = self.layout == "full_sentences"
         rows = pack_sentences(sentences, self.max_len, tokenizer, cross_documents=cross)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_size)

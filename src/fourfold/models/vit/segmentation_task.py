@@ -47,7 +47,7 @@ class SemanticSegmentation(Task[Segmenter, SegmentationBatch]):
         if self.model is None:
             super().configure_model()
             n_classes: Any = self.config.n_classes  # not None, since the model is built
-            self.scores = SegmentationScores(n_classes, IGNORE_INDEX)
+            self.scores: Any = SegmentationScores(n_classes, IGNORE_INDEX)
 
     def pixel_logits(self, batch: SegmentationBatch) -> list[Tensor]:
         """Return the logits (1, K, height, width) of each image, at the size of its mask."""
