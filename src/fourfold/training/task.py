@@ -372,10 +372,9 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
 
     def _log_metrics(self, split: str) -> None:
         """Compute the metrics of a split, store and log them, and reset those that were updated."""
-        metrics = self.compute_metrics(split).items()
         self.summary = {
             f"{split}/{name}": x.item() if isinstance(x, Tensor) and x.numel() == 1 else x
-            for name, x in metrics
+            for name, x in self.compute_metrics(split).items()
         }
         for metric, earlier_count in self._update_counts:
             if not earlier_count or metric.update_count > earlier_count:
@@ -431,13 +430,12 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
             self.artifacts = artifacts_of(self.datamodule)
         with errors_in(path or "checkpoint"):
             check_same_task(saved, class_path(type(self)), self.artifacts)
-            averages = any(
-                isinstance(x, WeightAveraging) for x in getattr(trainer, "callbacks", ())
-            )
-            if is_training and "current_model_state" in checkpoint and not averages:
-                # Lightning would train the averaged weights in place of the trained ones.
-                message = "must be given again: the checkpoint holds averaged weights"
-                raise InputError(message, option="--ema_decay")
+            if is_training:
+                averages = any(isinstance(x, WeightAveraging) for x in trainer.callbacks)
+                if "current_model_state" in checkpoint and not averages:
+                    # Lightning would train the averaged weights in place of the trained ones.
+                    message = "must be given again: the checkpoint holds averaged weights"
+                    raise InputError(message, option="--ema_decay")
             check_same_settings(
                 {"config": saved["model"]["config"], **saved["task"]["init_args"]},
                 {"config": asdict(self.config), **self.init_args()},
