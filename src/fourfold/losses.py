@@ -7,6 +7,7 @@ Shapes: N tokens, D model width, V vocabulary, B batch, K classes.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,20 +92,20 @@ def linear_cross_entropy(
     """
     on_target, elsewhere = smoothing_weights(label_smoothing, label_smoothing_type, len(weight))
     pad_id = 0 if label_smoothing_type == "off_target_pad" else None
-    terms = LossTerms(on_target - elsewhere, elsewhere, pad_id, z_loss)
+    terms = (on_target - elsewhere, elsewhere, pad_id, z_loss)
     given = hidden, weight, bias, targets, weights
     compiling = torch.compiler.is_compiling()
     # The kernel supports neither the transforms of torch.func (grad, vmap) nor a cap of the logits.
     if torch._C._are_functorch_transforms_active() or (logit_cap is not None and compiling):
-        total = _cross_entropy_of_all_logits(terms, *given, logit_cap)
+        total = _cross_entropy_of_all_logits(terms, logit_cap, *given)
     elif logit_cap is not None:
         kernel.check_targets(targets, len(weight))
         parts = []
         for rows in kernel.even_slices(hidden, weight):  # the backward pass computes them again
-            part = hidden[rows], weight, bias, targets[rows]
             factors = None if weights is None else weights[rows]
+            part = hidden[rows], weight, bias, targets[rows], factors
             compute = partial(checkpoint, _cross_entropy_of_all_logits, use_reentrant=False)
-            parts.append(compute(terms, *part, factors, logit_cap))
+            parts.append(compute(terms, logit_cap, *part))
         total = torch.stack(parts).sum()
     else:
         learns = [x is not None and x.requires_grad for x in (hidden, weight, bias, weights)]
@@ -120,18 +121,10 @@ def linear_cross_entropy(
     return (total / normalizer).to(total.dtype)
 
 
-def _cross_entropy_of_all_logits(
-    terms: LossTerms,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    weights: Tensor | None,
-    logit_cap: float | None,
-) -> Tensor:
+def _cross_entropy_of_all_logits(terms: LossTerms, logit_cap: float | None, *given: Any) -> Tensor:
     """Compute the sum of the weighted losses from all logits (N, V) at once."""
-    logits = cap(F.linear(hidden, weight, bias), logit_cap)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    hidden, weight, bias, targets, weights = given
+    logits = upcast_fp32(cap(F.linear(hidden, weight, bias), logit_cap))
     log_p = logits.log_softmax(-1)
     counts = targets != IGNORE_INDEX
     columns = torch.where(counts, targets, 0)[:, None]

@@ -68,15 +68,13 @@ class OptimizerConfig:
         default = 0.01 if self.name in DECOUPLED else 0.0
         decay = default if self.weight_decay is None else self.weight_decay
         object.__setattr__(self, "weight_decay", decay)
-        check_range("optimizer.lr", self.lr, above=0.0)
-        check_range("optimizer.eps", self.eps, above=0.0)
+        for name in ("lr", "eps", "muon_lr_scale", "layer_decay"):
+            check_range(f"optimizer.{name}", getattr(self, name), above=0.0)
         for i, beta in enumerate(self.betas):
             check_range(f"optimizer.betas[{i}]", beta, minimum=0.0, below=1.0)
         check_range("optimizer.weight_decay", decay, minimum=0.0)
         check_range("optimizer.momentum", self.momentum, minimum=0.0, below=1.0)
         check_range("optimizer.rho", self.rho, minimum=0.0, below=1.0)
-        check_range("optimizer.muon_lr_scale", self.muon_lr_scale, above=0.0)
-        check_range("optimizer.layer_decay", self.layer_decay, above=0.0)
         if not self.bias_correction and self.name != "adamw":
             message = f"must be true for {self.name}: only adamw supports false"
             raise InputError(message, option="optimizer.bias_correction")
@@ -123,14 +121,12 @@ def parameter_groups(
             groups[scale, decays(parameter), uses_muon].append(parameter)
     return [
         {
-            "params": parameters,
+            "params": groups[scale, has_decay, uses_muon],
             "weight_decay": config.weight_decay if has_decay else 0.0,
             "lr": config.lr * scale,
             **({"muon": uses_muon} if matrices else {}),
         }
-        for (scale, has_decay, uses_muon), parameters in sorted(
-            groups.items(), key=lambda item: item[0], reverse=True
-        )
+        for scale, has_decay, uses_muon in sorted(groups, reverse=True)
     ]
 
 
@@ -167,16 +163,11 @@ def make_optimizer(
     adam = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     optimizer = adam(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
     if not config.bias_correction:
-        _disable_bias_correction(optimizer, fused)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": step, **moments}
     return optimizer
-
-
-def _disable_bias_correction(optimizer: torch.optim.Adam, fused: bool) -> None:
-    """Disable Adam's bias correction by starting the step count of every parameter at 2^24."""
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        step = torch.tensor(LAST_STEP, device=parameter.device if fused else "cpu")
-        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": step, **moments}
 
 
 class MuonAdamW(Optimizer):

@@ -14,7 +14,7 @@ from fourfold.analysis.flops import parameters
 from fourfold.cli import main
 from fourfold.commands.recipe import make_parser, parse, read_recipe
 from fourfold.commands.train.parser import Parser
-from fourfold.data.text.synthetic_sequences import PROBLEMS
+from fourfold.data.text.synthetic_sequences import ADDITIONS
 from fourfold.optim import OptimizerConfig
 from fourfold.reproduce.recipe_cards.cards import find_card
 from fourfold.tasks import load_task
@@ -162,7 +162,7 @@ def test_recipe_tested_on_validation_data_keeps_no_best_checkpoint(
     kind, args = config["data"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
     parts = args.get("val"), args.get("test")
     one = kind == "GlueData" or args.get("source") in ("imagenet", "images/flowers128")
-    one |= args.get("task") in PROBLEMS
+    one |= args.get("task") in ADDITIONS
     if one or (isinstance(parts[0], str | list) and parts[0] == parts[1]):
         assert config["checkpoint"]["save_top_k"] == 0
 

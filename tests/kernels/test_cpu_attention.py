@@ -39,7 +39,7 @@ def test_products_equal_the_naive_backend(
     if bias is not None:
         leaves.append(torch.randn(bias, dtype=torch.float64).requires_grad_())
     added = leaves[3] if bias is not None else None
-    ours = attend_by_products(*leaves[:3], allowed, added, False, scale, 0.0)
+    ours = attend_by_products(*leaves[:3], allowed, added, False, scale, 0.0, None)
     with attention_backend("naive"):
         theirs = attend(*leaves[:3], mask=allowed, bias=added, scale=scale)
     torch.testing.assert_close(ours, theirs)
@@ -56,7 +56,7 @@ def test_products_equal_the_naive_backend(
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
 def test_causal_products_equal_the_naive_backend(length: int) -> None:
     leaves = inputs(length, length)
-    ours = attend_by_products(*leaves, None, None, True, None, 0.0)
+    ours = attend_by_products(*leaves, None, None, True, None, 0.0, None)
     with attention_backend("naive"):
         theirs = attend(*leaves, causal=True)
     torch.testing.assert_close(ours, theirs)
@@ -75,7 +75,7 @@ def test_gradcheck_with_dropout(causal: bool) -> None:
 
     def drop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return attend_by_products(q, k, v, None, None, causal, None, 0.4)
+        return attend_by_products(q, k, v, None, None, causal, None, 0.4, None)
 
     assert not torch.equal(drop(*leaves), attend(*leaves, causal=causal))
     assert torch.autograd.gradcheck(drop, leaves)
@@ -84,7 +84,7 @@ def test_gradcheck_with_dropout(causal: bool) -> None:
 def test_dropped_share_equals_p() -> None:
     q = torch.zeros(1, 1, 200, D).bfloat16().requires_grad_()
     v = torch.eye(200)[None, None].bfloat16().requires_grad_()
-    weights = attend_by_products(q, q, v, None, None, False, None, 0.3)  # 1/200 each
+    weights = attend_by_products(q, q, v, None, None, False, None, 0.3, None)  # 1/200 each
     dropped = (weights == 0).float().mean().item()
     assert dropped == pytest.approx(0.3, abs=0.01)
     assert weights.float().sum(-1).mean().item() == pytest.approx(1.0, abs=0.02)
@@ -98,7 +98,7 @@ def test_saved_memory_grows_linearly_with_length() -> None:
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x, saved=saved: (saved.append(x.numel()), x)[1], lambda x: x
         ):
-            attend_by_products(*leaves, None, None, True, None, 0.0).sum().backward()
+            attend_by_products(*leaves, None, None, True, None, 0.0, None).sum().backward()
         sizes.append(sum(saved))
     assert sizes[1] == 2 * sizes[0]
 
@@ -111,7 +111,7 @@ def test_one_query_and_keys_in_a_larger_buffer(dtype: torch.dtype, masked: bool)
     k, v = (torch.randn(B, H, 2 * K, D, dtype=dtype)[:, :, :K] for _ in range(2))
     mask = torch.rand(B, 1, 1, K) > 0.3 if masked else None
     with torch.no_grad():
-        found = attend_by_products(q, k, v, mask, None, False, None, 0.0)
+        found = attend_by_products(q, k, v, mask, None, False, None, 0.0, None)
         with attention_backend("naive"):
             wanted = attend(q.double(), k.double(), v.double(), mask=mask)
     torch.testing.assert_close(

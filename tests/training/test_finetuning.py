@@ -125,7 +125,7 @@ def test_step_equals_the_plain_formula(name: str, texts: Path) -> None:
 def test_best_answers_are_those_of_all_spans(texts: Path) -> None:
     """Compare with every pair of tokens, one by one."""
     task, data = built("questions", texts)
-    dataset = data.questions("val")
+    dataset = data.split("val")
     batch = dataset.batch(torch.arange(12).numpy(), 0, 0)
     start, end = task.logits(batch)
     for row, found in enumerate(task.best_answers(batch, start, end, dataset, 5)):
@@ -153,7 +153,7 @@ def test_question_is_scored_once_over_all_its_windows(texts: Path, tmp_path: Pat
     task, data = DOWNSTREAM["questions"](texts)
     torch.manual_seed(0)
     trainer(tmp_path).test(task, data, verbose=False)
-    dataset = data.questions("test")
+    dataset = data.split("test")
     assert len(dataset) > len(dataset.questions)  # there are several windows
     best: dict[int, Any] = {}
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_predictions_of_answers_and_numbers_are_written(texts: Path, tmp_path: P
             assert [line["text"] for line in lines] == ["\t".join(texts) for texts in sentences]
             continue
         found = json.loads((tmp_path / "predictions.json").read_text())
-        asked = data.questions("test").questions
+        asked = data.split("test").questions
         assert list(found) == [question.id for question in asked]
         f1 = squad_f1([best[0]["text"] for best in found.values()], asked)
         assert task.summary["test/f1"] == pytest.approx(f1)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fourfold.core.edits import Edits
-from fourfold.core.validation import check_choice
 from fourfold.kernels.cpu_decoding import linear, packed_weights
 from fourfold.kernels.dropout import Dropout
 
@@ -96,7 +95,6 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, tuple(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
         self.d_ff = d_ff
         self.up = Linear(d_model, d_ff, bias=bias)

@@ -120,7 +120,12 @@ class Mask:
             if prefix is not None:
                 ok = ok | prefix[b, k]
             if window is not None:
-                ok = ok & _is_near(window, n_global, positions, b, q + offset, k)
+                # Without padding, the columns are the positions. `before` is negative for a query
+                # before the first key.
+                before, at = (q + offset).clamp(max=0), (q + offset).clamp(min=0)
+                columns = at - k if positions is None else positions[b, at] - positions[b, k]
+                is_near = (before + columns).abs() < window
+                ok = ok & (is_near | ((before == 0) & (at < n_global)) | (k < n_global))
             if keys is not None:
                 ok = ok & keys[b, k]
             if documents is not None and q_documents is not None:
@@ -137,18 +142,6 @@ class Mask:
         q = torch.arange(q_len, device=device)[None, None, :, None]
         k = torch.arange(k_len, device=device)[None, None, None, :]
         return LoweredMask(allowed(b, torch.zeros_like(b), q, k))
-
-
-def _is_near(
-    window: int, n_global: int, positions: Tensor | None, b: Tensor, q: Tensor, k: Tensor
-) -> Tensor:
-    """Return True where a window allows the columns q and k, whose distance is that of `positions`.
-
-    Without positions (B, Tk), the columns are the positions. q is negative before the first key.
-    """
-    before, q = q.clamp(max=0), q.clamp(min=0)  # `before` is negative before the first key
-    distance = before + (q - k if positions is None else positions[b, q] - positions[b, k])
-    return (distance.abs() < window) | ((before == 0) & (q < n_global)) | (k < n_global)
 
 
 def count_positions(

@@ -201,21 +201,15 @@ def window_is_faster(window: int | None, keys: Tensor | None, q_len: int, k_len:
 
 
 def attend_by_products(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    dropout_p: float,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, causal: bool, *settings: Any
 ) -> Tensor:
     """Compute attention (B, H, Tq, Dv) by matrix products over slices of the queries.
 
-    The arguments are those of `fourfold.core.attention.attend`. Without a window, `causal` must not
-    be combined with a mask or a bias. A window is not supported in compiled code.
+    The arguments are those of `fourfold.core.attention.attend`; `settings` are scale, dropout_p and
+    window. Without a window, `causal` must not be combined with a mask or a bias. A window is not
+    supported in compiled code.
     """
+    scale, dropout_p, window = settings
     if (groups := q.shape[1] // k.shape[1]) > 1:
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
@@ -240,17 +234,8 @@ class _Attention(torch.autograd.Function):
     """Gradients of `attend_by_products` in eager mode."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        scale: float,
-        inputs: Inputs,
-        saved: list[Tensor | None],
-    ) -> Tensor:
+    def forward(ctx: Any, y: Tensor, q: Tensor, *given: Any) -> Tensor:
+        _, _, _, scale, inputs, saved = given
         ctx.save_for_backward(*inputs[:5], *saved)
         ctx.settings, ctx.scale, ctx.heads = inputs[5:], scale, q.shape[:2]
         return y

@@ -28,20 +28,11 @@ TOKEN_MULTIPLE = 128
 DEVICE_FACTOR = 2
 
 
-class LossTerms(NamedTuple):
-    """Target distribution of a token after label smoothing, and factor of the z-loss.
-
-    Attributes:
-        extra: Probability of the target minus that of any other token.
-        elsewhere: Probability of each token other than the target and `pad_id`.
-        pad_id: Padding token, whose probability is 0; None if there is no such token.
-        z_loss: Factor on the square of the logsumexp of the logits, which is added to the loss.
-    """
-
-    extra: float
-    elsewhere: float
-    pad_id: int | None
-    z_loss: float
+# Target distribution of a token after label smoothing, and factor of the z-loss: probability of the
+# target minus that of any other token; probability of each token other than the target and the
+# padding token; padding token, whose probability is 0, or None; and factor on the square of the
+# logsumexp of the logits, which is added to the loss.
+LossTerms = tuple[float, float, int | None, float]
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -112,7 +103,7 @@ def cross_entropy_and_gradients(
     # Without gradients, all tiles share the memory of one.
     tiles = x.new_empty(n_rows * (len(w) if needs_grad else width))
     scratch = x.new_empty(n_rows * width if x.dtype != sum_dtype else 0, dtype=sum_dtype)
-    terms = LossTerms(extra, elsewhere, pad_id, z_loss)
+    terms = (extra, elsewhere, pad_id, z_loss)
     run = _Run(x, w, bias, targets, row_weights, terms, columns, vocab_size, tiles, scratch)
     gradients = _Gradients(run, needs_weight) if needs_grad else None
     total = torch.zeros((), dtype=sum_dtype, device=x.device)

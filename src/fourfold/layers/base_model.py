@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from threading import get_ident
 from types import MappingProxyType
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 
 ActivationCheckpointing = Literal["none", "block", "attention"] | int
+
+
+@dataclass(frozen=True)
+class BaseSizeConfig(TransformerConfig):
+    """Config of a transformer of the size of BERT-base, GPT-2 and ViT-B."""
+
+    d_model: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    d_ff: int = 3072
 
 
 class Layers(nn.Module):

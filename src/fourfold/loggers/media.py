@@ -130,19 +130,14 @@ class AttentionMaps(NamedTuple):
         highest = max(float(weights.max()) for weights in self.maps)
         for axis in axes[n_panels:]:
             axis.set_axis_off()
+        extent = (0, width, height, 0)
+        options: Any = {"vmin": 0, "vmax": highest, "alpha": 0.6, "extent": extent}
         for axis, title in zip(axes, ["image", *self.names], strict=False):
-            axis.imshow(pixels, cmap="gray", extent=(0, width, height, 0))
+            axis.imshow(pixels, cmap="gray", extent=extent)
             axis.set_title(title, fontsize=9)
             axis.set(xticks=[], yticks=[])
         for axis, weights in zip(axes[1:], self.maps, strict=False):
-            drawn = axis.imshow(
-                weights.numpy(),
-                "inferno",
-                vmin=0,
-                vmax=highest,
-                alpha=0.6,
-                extent=(0, width, height, 0),
-            )
+            drawn = axis.imshow(weights.numpy(), "inferno", **options)
         figure.colorbar(drawn, ax=list(axes), label="attention weight", shrink=0.8)
         figure.suptitle(self.title, fontsize=9)
         return _save(figure, path)

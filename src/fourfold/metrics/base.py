@@ -70,11 +70,10 @@ class BatchSums(Metric):
     """
 
     full_state_update = False
-    sums: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
-        self.sums = None
+        self.sums: Tensor | None = None
 
     def update(self, first: Tensor, *others: Tensor | float) -> None:
         """Add the scalars of a batch, in the same order for each batch."""

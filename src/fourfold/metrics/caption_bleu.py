@@ -1,7 +1,7 @@
 """Corpus BLEU-1 to BLEU-4 of captions as in the COCO evaluation, with confidence intervals."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,7 @@ class CaptionScores(TranslationScores):
     al. 2015), or from teacher-forced words differ by several points.
     """
 
-    def compute(
-        self, language: str = "", groups: Mapping[str, Collection[int]] | None = None
-    ) -> dict[str, Any]:
+    def compute(self, *options: Any) -> dict[str, Any]:
         """Return the scores of `TranslationScores` and the following by name.
 
         - bleu1 to bleu4: corpus BLEU, from 0 to 100.
@@ -50,7 +48,7 @@ class CaptionScores(TranslationScores):
         """
         pairs = [pair for _, pair in sorted(self.gather().items())]
         table = caption_counts(pairs)
-        scores = super().compute(language, groups)
+        scores = super().compute(*options)
         n = len(table)
         # How often each resample contains each image.
         drawn = np.random.default_rng(0).multinomial(n, [1 / n] * n, N_RESAMPLES)

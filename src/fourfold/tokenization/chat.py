@@ -82,18 +82,6 @@ def _to_json(value: Any, **options: Any) -> str:
     return json.dumps(value, **({"ensure_ascii": False} | options))
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return Jinja's sandbox, from which a template reaches neither Python nor files."""
-    # These names and options are those of transformers.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
-
-
 @contextmanager
 def _template_errors() -> Iterator[None]:
     try:
@@ -113,6 +101,9 @@ class ChatTemplate:
         description: Template and special tokens, as `read_chat_template` returns them, which
             `fourfold.load` stores in `model.artifacts["chat_template"]`.
 
+    Attributes:
+        eos_token: Token that ends an answer, or None.
+
     Raises:
         InputError: The description has no template, or the template is invalid.
 
@@ -126,13 +117,16 @@ class ChatTemplate:
     def __init__(self, description: Mapping[str, str]) -> None:
         check_type("chat_template.template", description.get("template"), str)
         self._tokens = {name: description[name] for name in TOKENS if name in description}
+        self.eos_token = self._tokens.get("eos_token")
+        # These names and options are those of transformers.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         with _template_errors():
-            self._template = _environment().from_string(description["template"])
-
-    @property
-    def eos_token(self) -> str | None:
-        """Token that ends an answer."""
-        return self._tokens.get("eos_token")
+            self._template = environment.from_string(description["template"])
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation, a sequence of dictionaries with keys role and content.

@@ -187,12 +187,9 @@ def _train_unigram(config: TokenizerConfig, texts: Iterable[str], special: list[
     # Splitting at "<" prevents text that looks like a special token from being encoded as one.
     split = pre_tokenizers.Split("<", "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, backend.pre_tokenizer])
-    trainer = trainers.UnigramTrainer(
-        vocab_size=config.vocab_size,
-        special_tokens=special,
-        unk_token=SPECIAL_TOKENS[3],
-        show_progress=False,
-    )
+    options = _trainer_options(config, special)
+    del options["min_frequency"]  # which unigram does not have
+    trainer = trainers.UnigramTrainer(unk_token=SPECIAL_TOKENS[3], **options)
     try:
         backend.train_from_iterator(texts, trainer)
     except InputError:  # the texts cannot be read

@@ -6,7 +6,7 @@ Shapes: B examples (or words), K classes.
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor
 from fourfold.core.validation import check_absent, check_range
 from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX, upcast_fp32
-from fourfold.metrics import Mean
 from fourfold.training.equal_tables import artifacts_of
 from fourfold.training.task import BatchT, ModelT, Task
 
@@ -38,13 +37,15 @@ class ClassificationTask(Task[ModelT, BatchT]):
             "balanced" is the number of examples without it, divided by the number with it.
     """
 
+    inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size", "n_classes")
+    must_equal_data: ClassVar[tuple[str, ...]] = ("n_classes",)
+
     label_smoothing: float = field(default=0.0, kw_only=True)
     class_weights: list[float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_range("label_smoothing", self.label_smoothing, minimum=0.0, below=1.0)
         super().__post_init__()
-        self.loss = Mean()
         self._weights: Tensor | None = None  # (K,)
 
     @cached_property

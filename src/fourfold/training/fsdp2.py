@@ -25,11 +25,7 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 from torch import nn
-from torch.distributed.fsdp import (
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -118,9 +114,7 @@ class FSDP2(ModelParallelStrategy):
                     tensor.copy_(of_first_rank)
         # FSDP2 would take a shard for a complete weight, and gets a weight without values instead.
         metas = {
-            x: nn.Parameter(
-                torch.empty(x.shape, dtype=x.dtype, device="meta"), requires_grad=x.requires_grad
-            )
+            x: nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device="meta"), x.requires_grad)
             for x in shards.values()
         }
         for name, shard in shards.items():

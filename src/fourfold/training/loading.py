@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import lightning
@@ -25,14 +24,12 @@ from fourfold.hub.directory import within_vocabulary
 if TYPE_CHECKING:
     from fourfold.training.task import Task
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
 
 def load_task(
     path: str | Path,
     expect: str | tuple[str, ...] | None = None,
     classes: Classes = (),
-    overrides: Mapping[str, Any] = NOTHING,
+    overrides: Mapping[str, Any] | None = None,
     strict: bool = True,
 ) -> "Task[Any, Any]":
     """Load a task from a checkpoint, in eval mode, with its model, tokenizer and preprocessing.
@@ -58,7 +55,7 @@ def load_task(
     saved = content["fourfold"]
     task_class = find_task_class(saved["task"]["class"], path, classes)
     arguments = {"config": saved["model"]["config"], **saved["task"]["init_args"]}
-    for name, given in overrides.items():
+    for name, given in (overrides or {}).items():
         value = asdict(given) if is_dataclass(given) and not isinstance(given, type) else given
         is_partial = isinstance(value, Mapping) and isinstance(arguments.get(name), Mapping)
         arguments[name] = {**arguments[name], **value} if is_partial else value

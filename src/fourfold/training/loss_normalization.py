@@ -62,9 +62,6 @@ class LossNormalizer:
         stop_requested_anywhere: True on all processes if any asked to stop in the last step.
     """
 
-    mean: Tensor
-    _on_host: HostCopy  # of the sums over the processes
-
     def __init__(self) -> None:
         self.nonfinite = torch.zeros((), dtype=torch.bool)
         self.stop_requested = False

@@ -51,14 +51,8 @@ class ShardedInit(TorchFunctionMode):
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         part = self._part(whole).to(self.device, copy=True)
         self._storages.add(part.untyped_storage().data_ptr())
-        shard = DTensor.from_local(
-            part,
-            self.mesh,
-            [Shard(0)],
-            run_check=False,
-            shape=whole.shape,
-            stride=whole.stride(),
-        )
+        sizes: Any = {"shape": whole.shape, "stride": whole.stride()}
+        shard = DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, **sizes)
         return nn.Parameter(shard, requires_grad=parameter.requires_grad)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -45,6 +45,7 @@ from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.layer_lr_decay import layer_lr_scales
 from fourfold.layers.base_model import ActivationCheckpointing, Model, check_checkpointing
 from fourfold.lightning_internals import attached_trainer, is_logged
+from fourfold.metrics.base import Mean
 from fourfold.optim import OptimizerConfig, make_optimizer
 from fourfold.schedules import ScheduleConfig, learning_rate_factor
 from fourfold.tokenization.tokenizer import Tokenizer
@@ -140,6 +141,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
         self.resumes = False
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
+        self.loss = Mean()  # of the evaluation
         self.loss_normalizer = LossNormalizer()
         self._micro_batches: list[tuple[Any, int, Tensor]] = []  # of the current optimizer step
 
@@ -373,10 +375,9 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
 
     def _log_metrics(self, split: str) -> None:
         """Compute the metrics of a split, store and log them, and reset those that were updated."""
-        metrics = self.compute_metrics(split).items()
         self.summary = {
             f"{split}/{name}": x.item() if isinstance(x, Tensor) and x.numel() == 1 else x
-            for name, x in metrics
+            for name, x in self.compute_metrics(split).items()
         }
         for metric, earlier_count in self._update_counts:
             if not earlier_count or metric.update_count > earlier_count:

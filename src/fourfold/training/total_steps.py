@@ -46,13 +46,8 @@ def total_optimizer_steps(trainer: Trainer, schedule: ScheduleConfig) -> int | N
     count_batches = getattr(trainer.datamodule, "n_train_batches", None)  # type: ignore[attr-defined]
     if count_batches is None:
         return int(trainer.estimated_stepping_batches)
-    return count_steps(
-        count_batches(),
-        trainer.limit_train_batches,
-        trainer.accumulate_grad_batches,
-        epochs,
-        max_steps,
-    )
+    limit, accumulation = trainer.limit_train_batches, trainer.accumulate_grad_batches
+    return count_steps(count_batches(), limit, accumulation, epochs, max_steps)
 
 
 def count_steps(

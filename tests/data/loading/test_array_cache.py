@@ -99,8 +99,14 @@ def test_folder_that_cannot_be_written_is_an_input_error(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(InputError, match=r"data\.cache_dir must be a folder that can be written"):
+    with pytest.raises(InputError, match=r"must be a folder that can be written: Permission"):
         cached_arrays(tmp_path, "key", lambda: PARTS)
+
+
+def test_a_file_in_place_of_the_folder_is_an_input_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file: the cache must be a folder .*: File exists"):
+        cached_arrays(tmp_path / "file", "key", lambda: PARTS)
 
 
 def test_default_folder(monkeypatch, tmp_path):

@@ -1,18 +1,15 @@
-"""TextSource: documents in plain text and tables, hold-out, blank rows, invalid options."""
+"""Documents of language models in text and tables, hold-out, blank rows, invalid options."""
 
 import json
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fourfold.data.readers.documents import (
-    TextSource,
-    _without_leaks,
-    read_python_docs,
-)
+from fourfold.data.readers.documents import _without_leaks, read_documents, read_python_docs
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
@@ -56,6 +53,12 @@ def test_leaking_and_repeated_paragraphs_are_dropped() -> None:
 
 
 TEXT = "A first line.\nA second.\n\nAnother paragraph.\n \nA third.\n"
+DEFAULTS = {"column": "text", "documents": "file", "hub": None, "train_rows": None}
+
+
+def source(name: str, split_sources: dict[str, Any], **options: Any) -> SimpleNamespace:
+    """Options of a `DocumentDataModule` that describe its documents."""
+    return SimpleNamespace(source=name, split_sources=split_sources, **DEFAULTS | options)
 
 
 def read(
@@ -69,7 +72,7 @@ def read(
 ) -> dict[str, list[str]]:
     (tmp_path / name).write_text(text)
     sources = {"train": str(tmp_path / name), "val": val, "test": test}
-    splits = TextSource("files", sources, **options).read()
+    splits = read_documents(source("files", sources, **options))
     return {split: list(documents) for split, documents in splits.items()}
 
 
@@ -98,8 +101,7 @@ def test_random_texts_are_divided_as_a_whole(
         text += "".join(rng.choices(" \n", k=rng.randint(0, 4)))
         (tmp_path / "t.txt").write_text(text, newline="")
         sources = {"train": str(tmp_path / "t.txt"), "val": None, "test": None}
-        source = TextSource("files", sources, documents=unit)
-        found = list(source.read()["train"])
+        found = list(read_documents(source("files", sources, documents=unit))["train"])
         parts = re.split(
             r"\n" if unit == "line" else r"\n(?:[^\S\n]*\n)+", text.replace("\r\n", "\n")
         )
@@ -159,17 +161,17 @@ def test_invalid_options_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("source", "train", "message"),
+    ("name", "train", "message"),
     [
         ("files", None, r"data\.train must be given for source: files"),
-        ("web", "x", "source must be one of builtin, files, hub, got 'web'"),
         ("hub", "train", r"data\.hub must be given"),
         ("builtin", "x", "train must be null for source: builtin, got x"),
     ],
 )
-def test_invalid_sources_are_rejected(source: str, train: str | None, message: str) -> None:
+def test_invalid_sources_are_rejected(name: str, train: str | None, message: str) -> None:
+    options = source(name, {"train": train, "val": None, "test": None})
     with pytest.raises(InputError, match=message):
-        TextSource(source, {"train": train, "val": None, "test": None}).read()
+        list(read_documents(options)["train"])
 
 
 def test_several_blank_lines_separate_two_paragraphs(tmp_path: Path) -> None:

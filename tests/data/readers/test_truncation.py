@@ -56,8 +56,6 @@ def test_rows_within_the_limit_give_no_warning(caplog: pytest.LogCaptureFixture)
     assert not caplog.messages
 
 
-def test_no_remaining_row_and_unknown_choice_are_rejected() -> None:
+def test_no_remaining_row_is_rejected() -> None:
     with pytest.raises(InputError, match="all rows are longer than 0 tokens"):
         limit_lengths(columns(), TABLE, 0, "drop", "train")
-    with pytest.raises(InputError, match="too_long must be one of error, truncate, drop"):
-        limit_lengths(columns(), TABLE, 9, "cut", "train")  # type: ignore[arg-type]

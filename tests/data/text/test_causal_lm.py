@@ -222,7 +222,6 @@ def test_shapes_of_training_batches_by_batching(file):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batching": "words"}, "batching must be one of blocks, crops, documents, got 'words'"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"eval_context": 16}, "eval_context must be at least 0 and below 16, got 16"),
         (

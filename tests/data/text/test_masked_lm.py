@@ -43,6 +43,12 @@ def row_dataset(rows, max_rows, *, shuffle=True, **options):
     return MaskedRowDataset(rows, masking(), order, **options)
 
 
+def pair_dataset(sentences, max_len, masking, single=False, **options):
+    dataset = SegmentPairDataset(sentences, max_len, masking, single)
+    dataset.order = LengthBucketedOrder(np.ones(len(dataset.chunks) - 1), **options)
+    return dataset
+
+
 def unmasked(batch):
     return np.where(batch.targets != IGNORE_INDEX, batch.targets, batch.ids)
 
@@ -98,7 +104,7 @@ def test_row_batches_have_mask_and_documents():
 def test_target_positions_index_the_targets():
     sentences = make_sentences([[9, 12, 7, 10]] * 6)
     rows = pack_sentences(sentences, 20, masking().tokenizer, cross_documents=False)
-    pairs = SegmentPairDataset(sentences, 24, masking(), max_rows=3)
+    pairs = pair_dataset(sentences, 24, masking(), max_rows=3)
     for batch in (*epoch_of(row_dataset(rows, 3)), *epoch_of(pairs)):
         assert len(batch.target_positions)
         assert (
@@ -119,7 +125,7 @@ def test_segment_pairs_are_consecutive_or_of_two_documents(max_len):
         for row, document in enumerate(sentences.document.tolist())
         for token in sentences.ids[row].tolist()
     }
-    dataset = SegmentPairDataset(sentences, max_len, masking(), max_rows=3, seed=1)
+    dataset = pair_dataset(sentences, max_len, masking(), max_rows=3, seed=1)
     seen = {True: 0, False: 0}
     starts = set()
     for number in range(40):
@@ -157,7 +163,7 @@ def test_length_and_last_token_do_not_predict_next_sentence_label(n_sentences):
     documents = [rng.integers(3, 13, n_sentences).tolist() for _ in range(6000 // n_sentences)]
     sentences = make_sentences(documents)
     ends = set(sentences.ids.ids[sentences.ids.offsets[1:] - 1].tolist())
-    dataset = SegmentPairDataset(sentences, 40, masking(), max_rows=1)
+    dataset = pair_dataset(sentences, 40, masking(), max_rows=1)
     labels: dict[tuple[int, bool], list[bool]] = {}
     for row in range(len(dataset.chunks) - 1):
         a, b, follows = dataset._pair(row, rng.random(4))
@@ -169,7 +175,7 @@ def test_length_and_last_token_do_not_predict_next_sentence_label(n_sentences):
 
 def test_sentence_pairs_have_two_whole_sentences():
     sentences = make_sentences(DOCUMENTS)
-    dataset = SegmentPairDataset(sentences, 20, masking(), single=True, max_rows=99)
+    dataset = pair_dataset(sentences, 20, masking(), single=True, max_rows=99)
     assert dataset.chunks.tolist() == [0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19, 20]
     whole = {tuple(sentences.ids[row].tolist()) for row in range(len(sentences))}
     for number in range(5):
@@ -184,7 +190,7 @@ def test_sentence_pairs_have_two_whole_sentences():
 
 def test_pairs_change_per_epoch_unless_masks_are_static():
     sentences = make_sentences(DOCUMENTS)
-    datasets = [SegmentPairDataset(sentences, 20, masking(s), max_rows=99) for s in (0, 2)]
+    datasets = [pair_dataset(sentences, 20, masking(s), max_rows=99) for s in (0, 2)]
     rows = np.arange(len(datasets[0]))
     dynamic, static = ([d.batch(rows, e, 1).ids.tolist() for e in range(3)] for d in datasets)
     assert dynamic[0] != dynamic[2]
@@ -194,7 +200,7 @@ def test_pairs_change_per_epoch_unless_masks_are_static():
 
 def test_next_sentence_prediction_of_one_document_raises():
     with pytest.raises(InputError, match="at least two documents"):
-        SegmentPairDataset(make_sentences([[3, 4]]), 20, masking(), max_rows=2)
+        pair_dataset(make_sentences([[3, 4]]), 20, masking(), max_rows=2)
 
 
 LAYOUTS = ["full_sentences", "doc_sentences", "segment_pairs", "sentence_pairs", "documents"]
@@ -261,7 +267,6 @@ def test_batches_do_not_depend_on_workers(file):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layout": "words"}, "layout must be one of full_sentences, .*, got 'words'"),
         ({"max_len": 4}, "max_len must be at least 5, got 4"),
         ({"layout": "documents", "max_len": 9}, r"t.txt.*\d+: the row has \d+ tokens"),
         ({"layout": "segment_pairs", "documents": "file"}, "at least two documents"),

@@ -199,7 +199,6 @@ def test_no_masked_rows_is_the_causal_objective() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objective": "prefix_lm"}, "objective must be one of causal, prefix, hybrid"),
         ({"masked_rows": 1.5}, "masked_rows must be at least 0 and at most 1, got 1.5"),
         ({"masked_loss": -0.1}, "masked_loss must be at least 0"),
         ({"masked_rows": 0.0, "masked_loss": 0.5}, "masked_loss must be 0, like masked_rows"),

@@ -78,7 +78,7 @@ def data(file: str, **options: Any) -> QuestionData:
 def test_span_of_window_decodes_to_the_answer(tmp_path: Path) -> None:
     found = data(write(tmp_path / "x.json", question(0, "24-10"), question(1, "Denver")))
     for split in ("train", "val"):
-        dataset = found.questions(split)
+        dataset = found.split(split)
         batch: Any = dataset.batch(np.arange(len(dataset)), 0, 0)
         for row, window in enumerate(dataset.windows):
             true = dataset.questions[window.question]
@@ -98,13 +98,13 @@ def test_span_of_window_decodes_to_the_answer(tmp_path: Path) -> None:
 def test_answer_has_no_leading_space(kind: str, tmp_path: Path) -> None:
     file = write(tmp_path / "x.json", question(0, "24-10"))
     config = TokenizerConfig(kind=kind, vocab_size=290)
-    dataset = QuestionData(file, val=file, tokenizer=config, max_len=200).questions("val")
+    dataset = QuestionData(file, val=file, tokenizer=config, max_len=200).split("val")
     (window,) = dataset.windows
     assert window.text(CONTEXT, *window.span) == "24-10"
 
 
 def test_windows_cover_the_context(tmp_path: Path) -> None:
-    dataset = data(write(tmp_path / "x.json", question(0, "24-10"))).questions("val")
+    dataset = data(write(tmp_path / "x.json", question(0, "24-10"))).split("val")
     seen = {begin for window in dataset.windows for begin, _ in window.offsets}
     assert seen == set(range(len(CONTEXT)))
     numbers = [window.number for window in dataset.windows]
@@ -115,18 +115,18 @@ def test_windows_cover_the_context(tmp_path: Path) -> None:
 
 def test_training_skips_windows_without_answer_unless_no_answer_is_allowed(tmp_path: Path) -> None:
     file = write(tmp_path / "x.json", question(0, "24-10"), question(1, "Denver"))
-    all_windows = data(file).questions("val").windows
+    all_windows = data(file).split("val").windows
     with_answer = {(w.question, w.number) for w in all_windows if w.span != NO_ANSWER}
     assert {number for number, _ in with_answer} == {0, 1}
     assert len(with_answer) < len(all_windows)
-    trained = data(file).questions("train").windows
+    trained = data(file).split("train").windows
     assert {(w.question, w.number) for w in trained} == with_answer
     assert len(trained) == len(with_answer)
     assert NO_ANSWER not in [w.span for w in trained]
     with_null = data(file, allow_no_answer=True)
-    assert len(with_null.questions("train")) == len(all_windows)
+    assert len(with_null.split("train")) == len(all_windows)
     unanswered = data(write(tmp_path / "y.json", question(1, None)), allow_no_answer=True)
-    spans = [w.span for w in unanswered.questions("train").windows]
+    spans = [w.span for w in unanswered.split("train").windows]
     assert len(spans) > 1
     assert set(spans) == {NO_ANSWER}
 
@@ -170,7 +170,7 @@ def test_spans_are_the_answers_whatever_the_tokenizer_trims(
         )
     (tmp_path / "t.json").write_text(json.dumps(description))
     loaded = TokenizerConfig(file=str(tmp_path / "t.json"))
-    dataset = QuestionData(file, val=file, tokenizer=loaded, max_len=300).questions("train")
+    dataset = QuestionData(file, val=file, tokenizer=loaded, max_len=300).split("train")
     texts = {w.question: w.text(WORDS, *w.span) for w in dataset.windows}
     exact = first in ("Whitespace", "BertPreTokenizer")  # these separate punctuation from words
     assert len(texts) == len(ANSWERS)
@@ -216,7 +216,7 @@ def test_answers_in_no_window_and_wider_tokens_are_counted(
     file = write(tmp_path / "x.json", *[question(i, x) for i, x in enumerate(answers)])
     config = TokenizerConfig("word", min_frequency=1)
     found = QuestionData(file, tokenizer=config, max_len=12, doc_stride=1, max_query_length=2)
-    windows = found.questions("train").windows
+    windows = found.split("train").windows
     assert {window.question for window in windows} == {0, 1, 3}
     assert caplog.messages[-2:] == [
         "train: the tokens of 1 of 4 answers hold another text than the answer:"

@@ -160,7 +160,6 @@ def test_resume_reads_the_batches_that_were_not_trained() -> None:
         ({"task": "recall", "length": 27}, "length must be .*26, got 27"),
         ({"task": "adding", "length": 1}, "length must be at least 2.*, got 1"),
         ({"length": 0}, "length must be at least 1.*, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
 def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:

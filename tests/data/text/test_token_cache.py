@@ -17,7 +17,8 @@ from tokenizers import Tokenizer as Backend
 
 from fourfold.data import CausalTextData, MaskedTextData
 from fourfold.data.loading.array_cache import cached_arrays
-from fourfold.data.readers.documents import Documents, HubConfig
+from fourfold.data.readers.documents import Documents
+from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.text import token_cache
 from fourfold.data.text.packing import Sentences
 from fourfold.errors import InputError
@@ -201,7 +202,7 @@ def test_tokenizers_are_the_same_when_trained_on_pieces(kind, monkeypatch):
     expected = train_tokenizer(config, [text], mask=False).to_str()
     monkeypatch.setattr("fourfold.data.readers.documents._PIECE_CHARS", 10)
     documents = Documents(lambda: [("x", (text,))])
-    texts = token_cache.TrainingTexts(documents, metaspace=kind == "bpe")
+    texts = token_cache.divided_texts(documents, metaspace=kind == "bpe")
     assert len(list(texts)) > 100
     assert train_tokenizer(config, texts, mask=False).to_str() == expected
 

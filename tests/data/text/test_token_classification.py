@@ -147,9 +147,9 @@ def test_labels_stand_at_the_first_token_of_a_word(file: str) -> None:
 def test_long_sentence_is_divided_into_rows(file: str) -> None:
     whole = data(file)
     divided = data(file, max_len=12)
-    keys = divided.chunk_keys("train")
+    keys = divided.split("train").chunk_keys
     assert keys == sorted(keys)
-    assert len(keys) > len(whole.chunk_keys("train")) == 2
+    assert len(keys) > len(whole.split("train").chunk_keys) == 2
     rows: Any = divided.split("train").batch(np.arange(len(keys)), 0, 0)
     labels = rows.labels[rows.labels != IGNORE_INDEX].tolist()
     full: Any = whole.split("train").batch(np.arange(2), 0, 0)

@@ -229,11 +229,6 @@ def test_failed_setup_keeps_no_splits(files, options, message):
     assert not data.splits
 
 
-def test_unknown_source_raises():
-    with pytest.raises(InputError, match="source must be one of builtin, files, hub, got 'web'"):
-        TranslationData("web", train="x").setup()
-
-
 def test_named_split_of_builtin_source_raises():
     for split in ({"train": "mine.{lang}"}, {"val": 0.1}):
         with pytest.raises(InputError, match="must be null for source: builtin, got"):

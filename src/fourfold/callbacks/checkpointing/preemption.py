@@ -100,7 +100,13 @@ class StopOnSignal(Callback):
             name = "Ctrl-C" if self.signal == signal.SIGINT else name
             print(f"stopped by {name} after step {trainer.global_step:,}; {hint}", flush=True)
         code = INTERRUPTED if self.signal == signal.SIGINT else EXIT_CODE
-        raise SystemExit(code if _reports_exit_code(trainer) else 0)
+        # A launcher may kill all processes as soon as one of them ends with another code than 0,
+        # although the first process may still be closing its loggers. With LightningEnvironment,
+        # each node is started by a command of its own.
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        one_command_per_node = isinstance(environment, LightningEnvironment)
+        reports = trainer.local_rank == 0 if one_command_per_node else trainer.is_global_zero
+        raise SystemExit(code if reports else 0)
 
 
 class SaveOnSignal(StopOnSignal, Checkpoint):
@@ -108,15 +114,3 @@ class SaveOnSignal(StopOnSignal, Checkpoint):
 
     It derives from `Checkpoint`, because Lightning calls `Checkpoint` callbacks after all others.
     """
-
-
-def _reports_exit_code(trainer: Trainer) -> bool:
-    """Return True if the launcher takes its exit code from this process.
-
-    A launcher may kill all processes as soon as one of them ends with another code than 0, although
-    the first process may still be closing its loggers.
-    """
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    # With LightningEnvironment, each node is started by a command of its own.
-    one_command_per_node = isinstance(environment, LightningEnvironment)
-    return trainer.local_rank == 0 if one_command_per_node else trainer.is_global_zero

@@ -309,17 +309,12 @@ def is_resumable(trainer: Trainer, hook: Literal["batch", "validation", "epoch"]
     ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     if hook == "epoch":
         return ends_epoch  # otherwise the run ends inside the epoch
-    follows = hook == "batch" and validation_follows(trainer)
-    return not (ends_epoch or follows or is_accumulating(trainer))
-
-
-def validation_follows(trainer: Trainer) -> bool:
-    """Return True if a validation follows the current training batch.
-
-    Without a validation split, Lightning starts a validation without batches, which does not count.
-    """
+    # Without a validation split, Lightning starts a validation without batches, which does not
+    # count.
     data = resumable_data(trainer)
-    return (data is None or "val" in data.splits) and will_validate(trainer)
+    has_split = data is None or "val" in data.splits
+    follows = hook == "batch" and has_split and will_validate(trainer)
+    return not (ends_epoch or follows or is_accumulating(trainer))
 
 
 def stops_early(trainer: Trainer) -> bool:

@@ -133,15 +133,11 @@ class AttentionProbe(Callback):
             if uniform > 0:
                 share = found[f"{prefix}/entropy"][-1] / uniform
                 found[f"{prefix}/entropy_share"].append(share)
-            kinds = Counter(
-                head_label(
-                    {
-                        name: (float(x.value[:, head].mean()), float(x.uniform[:, head].mean()))
-                        for name, x in statistics.items()
-                    }
-                )
-                for head in range(weights.shape[1])
-            )
+            kinds: Counter[str | None] = Counter()
+            for head in range(weights.shape[1]):
+                own = {n: (x.value[:, head], x.uniform[:, head]) for n, x in statistics.items()}
+                means = {n: (float(x.mean()), float(y.mean())) for n, (x, y) in own.items()}
+                kinds[head_label(means)] += 1
             for label in ("broad", *(LABELS[name] for name in LABELS if name in statistics)):
                 labels[f"{prefix}/heads_{label.replace(' ', '_')}"] += kinds[label]
 

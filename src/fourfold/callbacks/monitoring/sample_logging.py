@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
+from fourfold.data.readers.labels import stratified_subset
 from fourfold.generation.step import decoding_mode
 from fourfold.loggers.media import AttentionMaps, ConfusionMatrix, Media
 from fourfold.loggers.wandb_logger import WandbRunLogger
@@ -93,22 +94,11 @@ def collect_media(trainer: Trainer, module: LightningModule, split: str) -> dict
 def sample_rows(labels: Any, n_rows: int) -> np.ndarray:
     """Return the rows of a split whose outputs are logged: examples of all classes in turn.
 
-    There are N_SAMPLES rows, or one for each class up to MAX_SAMPLES. With more classes, the
-    classes are spaced evenly. Labels that are no integers, and None, select the first N_SAMPLES
-    rows.
-
-    Example:
-        >>> sample_rows(np.array([0, 0, 0, 1, 1]), n_rows=5)  # classes in turn
-        array([0, 3, 1, 4, 2])
+    There are N_SAMPLES rows, or one for each class up to MAX_SAMPLES, ascending. Labels that are no
+    integers, and None, select the first N_SAMPLES rows.
     """
     classes = np.asarray(labels) if isinstance(labels, np.ndarray | Tensor) else None
     if classes is None or classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
         return np.arange(min(N_SAMPLES, n_rows))
-    order = np.argsort(classes, kind="stable")
-    _, first, sizes = np.unique(classes[order], return_index=True, return_counts=True)
-    turn = np.arange(n_rows) - np.repeat(first, sizes)  # index of a row among those of its class
-    in_turn = order[np.lexsort((classes[order], turn))]
-    n_samples = min(n_rows, max(N_SAMPLES, min(len(sizes), MAX_SAMPLES)))
-    if len(sizes) <= n_samples:
-        return in_turn[:n_samples]
-    return in_turn[np.linspace(0, len(sizes) - 1, n_samples).round().astype(int)]
+    n_samples = max(N_SAMPLES, min(len(np.unique(classes)), MAX_SAMPLES))
+    return stratified_subset(classes, min(n_samples, n_rows), 0)

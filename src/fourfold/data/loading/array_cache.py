@@ -69,9 +69,9 @@ def cached_arrays(folder: Path | None, key: str, produce: Callable[[], Iterable[
         with disk_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-    except PermissionError as error:
-        message = f"must be a folder that can be written, got {folder}: {error.strerror}"
-        raise InputError(message, option="data.cache_dir") from error
+    except (PermissionError, FileExistsError) as error:
+        message = f"the cache must be a folder that can be written: {error.strerror}"
+        raise InputError(message, file=folder) from error
     try:
         if (arrays := _open(path)) is None:
             with disk_errors(path):

@@ -12,7 +12,7 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import check_range
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
@@ -65,14 +65,8 @@ class BatchedDataset(Dataset[Any]):
         return self.batch(rows, keys[0].epoch, keys[0].position)
 
 
-def batch_sizes(train: int, other: int | None) -> dict[str, int]:
-    """Return the batch size of each split; `other`, if given, is that of "val" and "test"."""
-    check_positive("batch_size", train)
-    check_positive("eval_batch_size", other)
-    return {"train": train, "val": other or train, "test": other or train}
-
-
-def _identity(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
+    """Return the batch, as a function that worker processes can unpickle."""
     return batch
 
 
@@ -131,8 +125,26 @@ class ResumableDataModule(LightningDataModule):
         super().__setattr__(name, value)
         if name in ("batch_size", "max_tokens") and self.__dict__.get("splits"):
             self.splits = {}
-            if "batch_sizes" in self.__dict__:
-                self.batch_sizes = batch_sizes(value, getattr(self, "eval_batch_size", None))
+
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        """Batch size of each split, in DataModules with the option `eval_batch_size`."""
+        options: Any = self
+        other = options.batch_size if options.eval_batch_size is None else options.eval_batch_size
+        return {"train": options.batch_size, "val": other, "test": other}
+
+    def batch_order(
+        self, name: str, lengths: np.ndarray, **bounds: int | None
+    ) -> LengthBucketedOrder:
+        """Return the order that divides the examples of a split into batches of similar length.
+
+        Args:
+            name: Name of the split; only the split "train" is shuffled.
+            lengths: (examples,) number of tokens of each example; all ones if no padding is needed.
+            bounds: `max_tokens` (maximum number of tokens in a batch, padding included), `max_rows`
+                (maximum number of examples in a batch), or both.
+        """
+        return LengthBucketedOrder(lengths, seed=self.seed, shuffle=name == "train", **bounds)
 
     @abstractmethod
     def build(self) -> dict[str, BatchedDataset]:
@@ -218,7 +230,7 @@ class ResumableDataModule(LightningDataModule):
             dataset,
             batch_sampler=sampler,
             num_workers=self.num_workers,
-            collate_fn=_identity,
+            collate_fn=identity,
             worker_init_fn=_outlive_sigterm,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
@@ -274,15 +286,34 @@ class ResumableDataModule(LightningDataModule):
             message = f"must be {state_dict['seed']}, as in the checkpoint to resume, got"
             message += f" {self.seed}; without data.seed, it is seed_everything"
             raise InputError(message, option="data.seed")
-        is_start = Position(state_dict["epoch"], state_dict["batch"]) == Position()
-        if not is_start and state_dict["order"] != self.split("train").order.fingerprint():
+        saved = Position(state_dict["epoch"], state_dict["batch"])
+        if saved != Position() and state_dict["order"] != self.split("train").order.fingerprint():
             message = "must be those of the checkpoint to resume, got other training data or batch"
             message += " sizes: restore the options of `data`, or set another --run_dir"
             raise InputError(message, option="data")
-        self.position = Position(state_dict["epoch"], state_dict["batch"])
-        self._resume_from = self.position
+        self.position = self._resume_from = saved
 
     def teardown(self, stage: str) -> None:
         """Discard the restored position after a fit; a second fit starts at the first batch."""
         if stage == "fit":
             self._resume_from = None
+
+
+class HasClasses(ResumableDataModule):
+    """Base class of DataModules whose examples have a class, several labels or a number."""
+
+    _class_names: list[str] | None = None
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the K classes, in the order of their numbers; the first access reads the data.
+
+        The list is empty for a regression.
+        """
+        self.setup()
+        return list(self._class_names or [])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes K; 1 for a regression."""
+        return 1 if getattr(self, "regression", False) else len(self.class_names)

@@ -7,7 +7,6 @@ therefore enough to resume.
 
 import hashlib
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,8 @@ class LengthBucketedOrder:
         shuffle: False to return the same batches in the same order in every epoch (evaluation).
 
     Attributes:
+        n_rows: Number of rows (examples) in an epoch.
+        n_batches: Number of batches in an epoch, over all ranks.
         equal_lengths: True if all rows have the same length. Then every batch, except perhaps the
             last, has the same number of rows.
 
@@ -73,6 +74,10 @@ class LengthBucketedOrder:
             raise InputError(f"{message}, got {self.max_tokens}", option="max_tokens")
         self.equal_lengths = bool((self.lengths == self.lengths[0]).all())
         self._boundaries = self._divide(np.sort(self.lengths))
+        self.n_rows = len(self.lengths)
+        self.n_batches = len(self._boundaries) + 1
+        sizes = np.diff(self._boundaries, prepend=0, append=self.n_rows)
+        self._ascending_sizes = np.sort(sizes)  # rows of each batch
         self._partners = (-1, self.lengths)  # index of an epoch, and each row's partner in it
 
     def _divide(self, ascending: np.ndarray) -> np.ndarray:
@@ -89,20 +94,6 @@ class LengthBucketedOrder:
                 rows = int(np.searchsorted(padded_tokens, self.max_tokens, side="right"))
             start += rows
         return np.array(boundaries[1:], dtype=np.int64)
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows (examples) in an epoch."""
-        return len(self.lengths)
-
-    @property
-    def n_batches(self) -> int:
-        """Number of batches in an epoch, over all ranks."""
-        return len(self._boundaries) + 1
-
-    @cached_property
-    def _ascending_sizes(self) -> np.ndarray:
-        return np.sort(np.diff(self._boundaries, prepend=0, append=self.n_rows))
 
     def max_rows_of(self, n: int) -> int:
         """Return the number of rows in the `n` largest batches of every epoch."""

@@ -1,6 +1,7 @@
 """EpochSampler: distributed batch sampler that can resume at any batch of any epoch."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -35,6 +36,7 @@ class SampleKey(NamedTuple):
     row: int
 
 
+@dataclass(eq=False)
 class EpochSampler(Sampler[list[SampleKey]]):
     """Batch sampler of one rank (process) over the batches of a `LengthBucketedOrder`.
 
@@ -50,8 +52,8 @@ class EpochSampler(Sampler[list[SampleKey]]):
     devices. Batches are divided among the ranks only if the split has fewer batches than ranks.
 
     Args:
-        start: Pair of the index of the first epoch to read and a number of batches of this epoch to
-            skip, because all ranks together have already trained them.
+        start: Index of the first epoch to read, and number of batches of this epoch to skip
+            because all ranks together have already trained them.
         max_steps: Number of steps after which the Trainer ends an epoch; None means all. The
             sampler itself does not stop there. If all these steps are trained at `start`, it starts
             at the next epoch.
@@ -64,27 +66,22 @@ class EpochSampler(Sampler[list[SampleKey]]):
             number of ranks and too few examples of the epoch remain.
     """
 
-    def __init__(
-        self,
-        order: LengthBucketedOrder,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        start: tuple[int, int] = (0, 0),
-        max_steps: int | None = None,
-        repeat_first_epoch: bool = False,
-    ) -> None:
-        epoch, batch = start
-        self.order = order
-        self.rank = rank
-        self.world_size = world_size
+    order: LengthBucketedOrder
+    _: KW_ONLY
+    rank: int = 0
+    world_size: int = 1
+    start: Position = field(default=Position())
+    max_steps: int | None = None
+    repeat_first_epoch: bool = False
+
+    def __post_init__(self) -> None:
+        epoch, batch = self.start
         # A checkpoint after the last batch of an epoch resumes at the next epoch.
         n_steps = self.n_steps()
-        limit = n_steps if max_steps is None else min(max_steps, n_steps)
+        limit = n_steps if self.max_steps is None else min(self.max_steps, n_steps)
         is_complete = n_steps - self.n_steps(batch) >= limit
         self.start = Position(epoch + 1, 0) if is_complete else Position(epoch, batch)
         self.epoch = self.start.epoch
-        self.repeat_first_epoch = repeat_first_epoch or not order.shuffle
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:
@@ -107,7 +104,7 @@ class EpochSampler(Sampler[list[SampleKey]]):
         return n_steps - (len(self._rows_of_rank(last)) == 0)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        epoch = 0 if self.repeat_first_epoch else self.epoch
+        epoch = self.epoch if self.order.shuffle and not self.repeat_first_epoch else 0
         batches = self.order.batches(epoch)
         first = self.start.batch if self.epoch == self.start.epoch else 0
         starts, last = self._step_starts(batches, first)

@@ -19,14 +19,13 @@ from functools import cache, partial
 from itertools import chain, compress, groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fourfold.core.validation import check_choice
 from fourfold.data.loading.array_cache import digest
-from fourfold.data.readers.hf_datasets import HubConfig, iterate_hub_split, load_split, loading
-from fourfold.data.readers.splits import SplitSource, read_tables, unit_hash
+from fourfold.data.readers.hf_datasets import iterate_hub_split, load_split, loading
+from fourfold.data.readers.splits import read_tables, unit_hash
 from fourfold.data.readers.text_table import (
     TextTable,
     get_column,
@@ -174,106 +173,87 @@ class Documents:
             yield Piece(text[at:], number, begins, True)
 
 
-@dataclass(frozen=True)
-class TextSource:
-    """Source of the documents of a language model.
+def read_documents(options: Any) -> dict[str, Documents]:
+    """Return the documents of each split, by name, which are read when they are iterated.
 
     Args:
-        source: "builtin" (Python's documentation), "files" or "hub" (a Hugging Face dataset).
-        split_sources: Source of each split ("train", "val" and "test"), as in `read_tables`.
-        column: Name of the column that contains the text, in tables (.jsonl, .json, .csv, .tsv,
-            .parquet) and in a Hugging Face dataset. Each row is a document.
-        documents: Part of a plain text file that is one document: "file" (the whole file), "line",
-            or "paragraph" (text between blank lines).
-        hub: Hugging Face dataset; required if `source` is "hub", otherwise ignored.
-        train_rows: Number of training documents to sample; None takes all training documents.
+        options: `DocumentDataModule`, whose options describe the documents.
+
+    Raises:
+        InputError: If `read_tables` raises it. An iteration raises it if files or the dataset
+            cannot be read, if a fraction holds out no document or all documents, or if there are
+            fewer training documents than `train_rows`.
     """
+    splits = read_tables(
+        options.source,
+        # A single document is divided from its end, and the test split is its last part.
+        {name: options.split_sources[name] for name in ("train", "test", "val")},
+        lambda: {name: _of_table(table) for name, table in read_python_docs().items()},
+        lambda names: Documents(partial(_read_split, options, names)),
+        _divide,
+        needs_train=False,
+    )
+    if options.train_rows is not None and "train" in splits:
+        splits["train"] = Documents(partial(_sample, splits["train"], options.train_rows))
+    return splits
 
-    source: str
-    split_sources: dict[str, SplitSource]
-    column: str = "text"
-    documents: DocumentUnit = "file"
-    hub: HubConfig | None = None
-    train_rows: int | None = None
 
-    def read(self) -> dict[str, Documents]:
-        """Return the documents of each split, by name, which are read when they are iterated.
+def fingerprint(options: Any, name: str) -> str:
+    """Return a hash of the files (their content) or dataset of a split, and of the options."""
+    source = options.split_sources[name]
+    held_out = name == "train" or isinstance(source, float)
+    sources = list(options.split_sources.items()) if held_out else [(name, source)]
+    n_rows = options.train_rows if name == "train" else None
+    described: list[Any] = [options.column, options.documents, n_rows]
+    for split, given in sources:
+        if isinstance(given, float):
+            described.append((split, given, split == name))
+        elif given is not None and (split == "train" or split == name):
+            names = [given] if isinstance(given, str) else given
+            described.append([_identity(options, x) for x in names])
+    return digest(*described)
 
-        Raises:
-            InputError: If `read_tables` raises it. An iteration raises it if files or the dataset
-                cannot be read, if a fraction holds out no document or all documents, or if there
-                are fewer training documents than `train_rows`.
-        """
-        check_choice("data.documents", self.documents, get_args(DocumentUnit))
-        if self.source == "hub" and self.hub is None:
-            raise InputError("must be given for source: hub as {path: ...}", option="data.hub")
-        splits = read_tables(
-            self.source,
-            # A single document is divided from its end, and the test split is its last part.
-            {name: self.split_sources[name] for name in ("train", "test", "val")},
-            lambda: {name: _of_table(table) for name, table in read_python_docs().items()},
-            lambda names: Documents(partial(self._read_split, names)),
-            _divide,
-            needs_train=False,
-        )
-        if self.train_rows is not None and "train" in splits:
-            splits["train"] = Documents(partial(_sample, splits["train"], self.train_rows))
-        return splits
 
-    def fingerprint(self, name: str) -> str:
-        """Return a hash of the files (their content) or dataset of a split, and of the options."""
-        source = self.split_sources[name]
-        held_out = name == "train" or isinstance(source, float)
-        sources = list(self.split_sources.items()) if held_out else [(name, source)]
-        n_rows = self.train_rows if name == "train" else None
-        described: list[Any] = [self.column, self.documents, n_rows]
-        for split, given in sources:
-            if isinstance(given, float):
-                described.append((split, given, split == name))
-            elif given is not None and (split == "train" or split == name):
-                names = [given] if isinstance(given, str) else given
-                described.append([self._identity(x) for x in names])
-        return digest(*described)
+def _identity(options: Any, name: str) -> tuple[Any, ...]:
+    """Return values that change when the content of a file or of a split of the hub does."""
+    if options.source == "hub":
+        return name, options.hub, getattr(load_split(options.hub, name), "_fingerprint", None)
+    return Path(name).suffixes, hash_file(name)
 
-    def _identity(self, name: str) -> tuple[Any, ...]:
-        """Return values that change when the content of a file or of a split of the hub does."""
-        if self.source == "hub":
-            return name, self.hub, getattr(load_split(self.hub, name), "_fingerprint", None)
-        return Path(name).suffixes, hash_file(name)
 
-    def _read_split(self, names: list[str]) -> Iterator[Document]:
-        """Yield the documents with a text, and warn of the number of the others."""
-        first, n_rows, n_blank = "", 0, 0
-        is_hub = self.source == "hub"
-        reads = [self._read_hub("+".join(names))] if is_hub else map(self._read_file, names)
-        for location, blocks in chain.from_iterable(reads):
-            first, n_rows = first or location, n_rows + 1
-            if isinstance(blocks, tuple) and not blocks[0].strip():
-                n_blank += 1
-            else:
-                yield location, blocks
-        if n_blank == n_rows:
-            raise InputError("all rows from here on have an empty text", file=first)
-        if n_blank:
-            _warn(f"{first}: dropped {n_blank} of {n_rows} rows with an empty text")
-
-    def _read_hub(self, split: str) -> Iterator[Document]:
-        for location, texts in iterate_hub_split(self.hub, split, [self.column]):
-            yield location, tuple(texts)
-
-    def _read_file(self, name: str) -> Iterator[Document]:
-        if name.endswith(".parquet"):
-            yield from _read_parquet(name, self.column)
-        elif is_table(name):
-            for number, texts in iterate_table(name, [self.column]):
-                yield f"{table_source(name)}{number}", tuple(texts)
-        elif self.documents == "file":
-            yield f"{name}, document 1", iterate_text(name)
+def _read_split(options: Any, names: list[str]) -> Iterator[Document]:
+    """Yield the documents with a text, and warn of the number of the others."""
+    first, n_rows, n_blank = "", 0, 0
+    names = ["+".join(names)] if options.source == "hub" else names
+    for location, blocks in chain.from_iterable(_read_one(options, name) for name in names):
+        first, n_rows = first or location, n_rows + 1
+        if isinstance(blocks, tuple) and not blocks[0].strip():
+            n_blank += 1
         else:
-            unit = "non-empty line" if self.documents == "line" else "paragraph"
-            parts = _divide_text(iterate_text(name), by_line=self.documents == "line")
-            for number, found in groupby(parts, itemgetter(0)):
-                yield f"{name}, {unit} {number}", (text for _, text in found)
+            yield location, blocks
+    if n_blank == n_rows:
+        raise InputError("all rows from here on have an empty text", file=first)
+    if n_blank:
+        _warn(f"{first}: dropped {n_blank} of {n_rows} rows with an empty text")
+
+
+def _read_one(options: Any, name: str) -> Iterator[Document]:
+    """Yield the documents of a file, or of a split of a Hugging Face dataset."""
+    if options.source == "hub":
+        for location, texts in iterate_hub_split(options.hub, name, [options.column]):
+            yield location, tuple(texts)
+    elif name.endswith(".parquet"):
+        yield from _read_parquet(name, options.column)
+    elif is_table(name):
+        for number, texts in iterate_table(name, [options.column]):
+            yield f"{table_source(name)}{number}", tuple(texts)
+    elif options.documents == "file":
+        yield f"{name}, document 1", iterate_text(name)
+    else:
+        unit = "non-empty line" if options.documents == "line" else "paragraph"
+        parts = _divide_text(iterate_text(name), by_line=options.documents == "line")
+        for number, found in groupby(parts, itemgetter(0)):
+            yield f"{name}, {unit} {number}", (text for _, text in found)
 
 
 @cache

@@ -8,11 +8,11 @@ each of the training examples that remain.
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_range
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
 
@@ -47,7 +47,6 @@ def read_tables(
         InputError: If `source` is unknown, if `source` is "builtin" and one of `split_sources` is
             not None, if a required split is missing, or if `read` or `divide` raises it.
     """
-    check_choice("data.source", source, get_args(Source))
     named = {name: given for name, given in split_sources.items() if given is not None}
     if source == "builtin":
         for name, given in named.items():

@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-from fourfold.core.validation import check_choice
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
@@ -73,7 +72,6 @@ def rows_within_limit(
     location of an example, `option` is the name of the option that sets the limit, and `unit` is
     the unit of the lengths, all for messages.
     """
-    check_choice("data.too_long", too_long, ["error", "truncate", "drop"])
     too_long_rows = np.flatnonzero(lengths > limit)
     if len(too_long_rows) == 0:
         return np.arange(len(lengths))

@@ -9,25 +9,18 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from fourfold.data.loading.array_cache import (
-    Arrays,
-    cached_arrays,
-    default_cache_dir,
-    digest,
-)
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
-from fourfold.data.loading.length_bucketing import LengthBucketedOrder
-from fourfold.data.readers.documents import Documents, DocumentUnit, TextSource
+from fourfold.data.loading.array_cache import Arrays, cached_arrays, default_cache_dir, digest
+from fourfold.data.loading.datamodule import BatchedDataset, HasClasses, ResumableDataModule
+from fourfold.data.readers.documents import Documents, DocumentUnit, fingerprint, read_documents
 from fourfold.data.readers.hf_datasets import HubConfig
 from fourfold.data.readers.splits import Source, SplitSource
 from fourfold.data.readers.truncation import TooLong
-from fourfold.data.text.token_cache import TrainingTexts, stream_arrays
+from fourfold.data.text.token_cache import divided_texts, stream_arrays
 from fourfold.errors import InputError
 from fourfold.tokenization.pretrained import make_tokenizer
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig
 
-WORDPIECE = TokenizerConfig(kind="wordpiece")
 T = TypeVar("T")
 
 
@@ -45,8 +38,13 @@ def text_data(cls: type[T]) -> type[T]:
 
 
 class HasTokenizer(ResumableDataModule):
-    """Declares the property `tokenizer`, whose name is also that of an argument of subclasses."""
+    """Declares the property `tokenizer`, whose name is also that of an argument of subclasses.
 
+    Attributes:
+        artifact_names: Names of the attributes that inference needs besides the tokenizer.
+    """
+
+    artifact_names: ClassVar[tuple[str, ...]] = ()
     _tokenizer: Tokenizer | None = None
 
     @property
@@ -55,6 +53,16 @@ class HasTokenizer(ResumableDataModule):
         self.setup()
         assert self._tokenizer is not None
         return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries of the vocabulary, special tokens included."""
+        return self.tokenizer.vocab_size
+
+    def artifacts(self) -> dict[str, Any]:
+        """Return the tokenizer as a JSON string, and the attributes in `artifact_names`."""
+        options = {name: getattr(self, name) for name in self.artifact_names}
+        return {"tokenizer": self.tokenizer.to_str()} | options
 
 
 @text_data
@@ -74,13 +82,11 @@ class TextDataModule(HasTokenizer):
         tokenizer: Tokenizer to train or to load; by default a WordPiece tokenizer is trained.
 
     Attributes:
-        artifact_names: Names of the attributes that inference needs besides the tokenizer.
         needs_mask: True if the tokenizer must have a mask token.
         special: Names of the special tokens of a trained tokenizer, in the order of their ids; None
             selects the default names.
     """
 
-    artifact_names: ClassVar[tuple[str, ...]] = ()
     needs_mask: ClassVar[bool] = False
     special: ClassVar[Sequence[str] | None] = None
 
@@ -88,7 +94,7 @@ class TextDataModule(HasTokenizer):
     train: str | list[str] | None = None
     val: SplitSource = None
     test: SplitSource = None
-    tokenizer: InitVar[TokenizerConfig] = WORDPIECE
+    tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(kind="wordpiece")
     seed: int = 0
     num_workers: int = 0
 
@@ -121,23 +127,15 @@ class TextDataModule(HasTokenizer):
             InputError: If the tokenizer must be trained and there is no training split.
         """
         raw = self.read()
-        tokenizer = self._tokenizer or self._shared_tokenizer(raw)
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            tokenizer = self._make_tokenizer(raw)
+            if self.trainer is not None and self.trainer.world_size > 1:
+                # Unigram training is not bitwise reproducible across processes.
+                tokenizer = Tokenizer.from_str(self.trainer.strategy.broadcast(tokenizer.to_str()))
         splits = {name: self.encode(name, rows, tokenizer) for name, rows in raw.items()}
         self._tokenizer = tokenizer
         return splits
-
-    def batch_order(
-        self, name: str, lengths: np.ndarray, **bounds: int | None
-    ) -> LengthBucketedOrder:
-        """Return the order that divides the examples of a split into batches of similar length.
-
-        Args:
-            name: Name of the split; only the split "train" is shuffled.
-            lengths: (examples,) number of tokens of each example; all ones if no padding is needed.
-            bounds: `max_tokens` (maximum number of tokens in a batch, padding included), `max_rows`
-                (maximum number of examples in a batch), or both.
-        """
-        return LengthBucketedOrder(lengths, seed=self.seed, shuffle=name == "train", **bounds)
 
     def _make_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
         config = self._tokenizer_config
@@ -146,24 +144,6 @@ class TextDataModule(HasTokenizer):
             raise InputError(message, option="data.train")
         texts = [] if config.file else self.training_texts(raw["train"])
         return make_tokenizer(config, texts, mask=self.needs_mask, special=self.special)
-
-    def _shared_tokenizer(self, raw: dict[str, Any]) -> Tokenizer:
-        """Return the tokenizer of rank 0."""
-        tokenizer = self._make_tokenizer(raw)
-        if self.trainer is not None and self.trainer.world_size > 1:
-            # Unigram training is not bitwise reproducible across processes.
-            tokenizer = Tokenizer.from_str(self.trainer.strategy.broadcast(tokenizer.to_str()))
-        return tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of entries of the vocabulary, special tokens included."""
-        return self.tokenizer.vocab_size
-
-    def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer as a JSON string, and the attributes in `artifact_names`."""
-        options = {name: getattr(self, name) for name in self.artifact_names}
-        return {"tokenizer": self.tokenizer.to_str()} | options
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, the tokenizer as a JSON string, and its options."""
@@ -241,15 +221,11 @@ class DocumentDataModule(TextDataModule):
         super().__post_init__(tokenizer)
         self._fingerprints: dict[str, str] = {}
 
-    def _text_source(self) -> TextSource:
-        options = (self.column, self.documents, self.hub, self.train_rows)
-        return TextSource(self.source, self.split_sources, *options)
-
     def read(self) -> dict[str, Any]:
-        return self._text_source().read()
+        return read_documents(self)
 
     def training_texts(self, raw: Documents) -> Iterable[str]:
-        return TrainingTexts(raw, metaspace=self._tokenizer_config.kind in ("bpe", "unigram"))
+        return divided_texts(raw, metaspace=self._tokenizer_config.kind in ("bpe", "unigram"))
 
     def cached(
         self, split: str, options: tuple[Any, ...], produce: Callable[[], Iterable[Arrays]]
@@ -261,7 +237,7 @@ class DocumentDataModule(TextDataModule):
         if self.source == "builtin":
             return cached_arrays(None, "", produce)
         if split not in self._fingerprints:  # reads the files
-            self._fingerprints[split] = self._text_source().fingerprint(split)
+            self._fingerprints[split] = fingerprint(self, split)
         folder = Path(self.cache_dir).expanduser() if self.cache_dir else default_cache_dir()
         return cached_arrays(folder, digest(self._fingerprints[split], options), produce)
 
@@ -293,7 +269,7 @@ class DocumentDataModule(TextDataModule):
 
 
 @text_data
-class LabelledDataModule(TextDataModule):
+class LabelledDataModule(HasClasses, TextDataModule):
     """Base class of the DataModules whose examples have classes.
 
     Args:
@@ -306,22 +282,3 @@ class LabelledDataModule(TextDataModule):
     max_len: int = 128
     batch_size: int = 32
     eval_batch_size: int | None = None
-
-    def __post_init__(self, tokenizer: TokenizerConfig) -> None:
-        super().__post_init__(tokenizer)
-        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
-        self._class_names: list[str] | None = None
-
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the K classes, in the order of their numbers; the first access reads the data.
-
-        The list is empty for a regression.
-        """
-        self.setup()
-        return list(self._class_names or [])
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes K."""
-        return len(self.class_names)

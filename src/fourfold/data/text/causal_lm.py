@@ -252,14 +252,12 @@ class CausalTextData(DocumentDataModule):
 
     def __post_init__(self, tokenizer: TokenizerConfig) -> None:
         super().__post_init__(tokenizer)
-        check_choice("objective", self.objective, ["causal", "prefix", "hybrid"])
         check_range("masked_rows", self.masked_rows, minimum=0.0, maximum=1.0)
         check_range("masked_loss", self.masked_loss or 0.0, minimum=0.0, maximum=1.0)
         if self.masked_rows in (0.0, 1.0) and self.masked_loss not in (None, self.masked_rows):
             message = f"must be {self.masked_rows:g}, like masked_rows, got {self.masked_loss:g}"
             raise InputError(message, option="masked_loss")
         self.needs_mask = self.objective == "hybrid"  # type: ignore[misc]
-        check_choice("batching", self.batching, ["blocks", "crops", "documents"])
         check_positive("block_size", self.block_size)
         check_range("eval_context", self.eval_context, minimum=0, below=self.block_size)
 
@@ -283,7 +281,16 @@ class CausalTextData(DocumentDataModule):
         return named
 
     def encode(self, name: str, raw: Documents | str, tokenizer: Tokenizer) -> BatchedDataset:
-        dataset = self._dataset(name, raw, tokenizer)
+        dataset: BlockDataset | DocumentDataset
+        if isinstance(raw, str):
+            dataset = self._block_dataset(name, raw, map_bin_file(raw, tokenizer))
+        else:
+            arrays = self.encoded_stream(name, raw, tokenizer)
+            stream = TokenStream(*(arrays[key] for key in ("ids", "offsets", "bytes", "words")))
+            if self.batching == "documents":
+                dataset = self._document_dataset(name, raw, stream, tokenizer.eos_id)
+            else:
+                dataset = self._block_dataset(name, raw, stream)
         if self.objective == "prefix":
             dataset.objective = partial(with_prefixes, seed=self.seed)
         elif self.has_masked_rows:
@@ -293,17 +300,6 @@ class CausalTextData(DocumentDataModule):
             options: Any = {"masking": masking, "share": share, "loss_share": loss_share}
             dataset.objective = partial(with_masked_rows, **options)
         return dataset
-
-    def _dataset(
-        self, name: str, raw: Documents | str, tokenizer: Tokenizer
-    ) -> "BlockDataset | DocumentDataset":
-        if isinstance(raw, str):
-            return self._block_dataset(name, raw, map_bin_file(raw, tokenizer))
-        arrays = self.encoded_stream(name, raw, tokenizer)
-        stream = TokenStream(*(arrays[key] for key in ("ids", "offsets", "bytes", "words")))
-        if self.batching == "documents":
-            return self._document_dataset(name, raw, stream, tokenizer.eos_id)
-        return self._block_dataset(name, raw, stream)
 
     def _block_dataset(self, name: str, raw: Documents | str, stream: TokenStream) -> BlockDataset:
         crops = self.batching == "crops" and name == "train"

@@ -60,15 +60,9 @@ class DocumentDataset(BatchedDataset):
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> DocumentBatch:
         taken = self.documents.take(rows)
         ids, mask = self.sentences.padded(taken.ids, self.pad_id)  # (N, T)
-        return DocumentBatch(
-            ids,
-            torch.from_numpy(self.labels[rows]),
-            tuple(mask.sum(1).tolist()),
-            tuple(taken.lengths.tolist()),
-            torch.from_numpy(rows),
-            epoch,
-            position,
-        )
+        sizes = tuple(mask.sum(1).tolist()), tuple(taken.lengths.tolist())
+        labels, numbers = torch.from_numpy(self.labels[rows]), torch.from_numpy(rows)
+        return DocumentBatch(ids, labels, *sizes, numbers, epoch, position)
 
 
 @text_data

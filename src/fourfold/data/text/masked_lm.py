@@ -5,12 +5,12 @@ Shapes: B sequences, T tokens of the longest sequence.
 
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import MaskedBatch, PairBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.data.loading.datamodule import BatchedDataset
@@ -154,7 +154,6 @@ class MaskedTextData(DocumentDataModule):
     def __post_init__(self, tokenizer: TokenizerConfig) -> None:
         super().__post_init__(tokenizer)
         check_range("max_len", self.max_len, minimum=MIN_LEN)
-        check_choice("layout", self.layout, get_args(Layout))
 
     def encode(self, name: str, raw: Documents, tokenizer: Tokenizer) -> BatchedDataset:
         masking = Masking(self.masking, tokenizer, self.seed)
@@ -173,8 +172,10 @@ class MaskedTextData(DocumentDataModule):
             raise InputError(f"the {name} split has no sentence", file=raw.location(0))
         if has_pairs:
             single = self.layout == "sentence_pairs"
-            options = {"max_rows": self.batch_size, "seed": self.seed, "shuffle": name == "train"}
-            return SegmentPairDataset(sentences, self.max_len, masking, single=single, **options)
+            dataset = SegmentPairDataset(sentences, self.max_len, masking, single)
+            lengths = np.ones(len(dataset.chunks) - 1, np.int64)
+            dataset.order = self.batch_order(name, lengths, max_rows=self.batch_size)
+            return dataset
         cross = self.layout == "full_sentences"
         rows = pack_sentences(sentences, self.max_len, tokenizer, cross_documents=cross)
         order = self.batch_order(name, rows.lengths, max_rows=self.batch_size)

@@ -3,7 +3,7 @@
 Shapes: B pairs, T tokens of the longest pair.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ import torch
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.counter_rng import uniform
 from fourfold.data.loading.datamodule import BatchedDataset
-from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.text.masking import Masking, masked_batch
 from fourfold.data.text.packing import Sentences
@@ -21,6 +20,7 @@ from fourfold.errors import InputError
 _PAIR_STREAM = 4  # stream of the counter-based random numbers; Masking uses 1 to 3
 
 
+@dataclass(eq=False)
 class SegmentPairDataset(BatchedDataset):
     """Dataset of pairs BOS A EOS B EOS for next-sentence prediction (Devlin et al. 2019, A.2).
 
@@ -37,37 +37,32 @@ class SegmentPairDataset(BatchedDataset):
     Args:
         single: Make each segment a single sentence (SENTENCE-PAIR, Liu et al. 2019, section 4.2);
             otherwise a chunk has as many sentences as are needed to reach `max_len`.
-        order_options: Keyword arguments of `LengthBucketedOrder`.
+
+    Attributes:
+        chunks: (chunks + 1,) first sentence of each chunk, and the number of sentences.
 
     Raises:
         InputError: If there are fewer than two documents.
     """
 
-    def __init__(
-        self,
-        sentences: Sentences,
-        max_len: int,
-        masking: Masking,
-        *,
-        single: bool = False,
-        **order_options: Any,
-    ) -> None:
-        self.has_static_shape = False  # a batch is as long as its longest pair
-        self.max_length = max_len
-        self.sentences = sentences
-        self.max_tokens = max_len - 3  # without BOS and two EOS
-        self.masking = masking
-        self.single = single
-        if single:
-            borders = sentences.pairs()
+    sentences: Sentences
+    max_len: int
+    masking: Masking
+    single: bool = False
+    has_static_shape = False  # a batch is as long as its longest pair
+
+    def __post_init__(self) -> None:
+        self.max_length = self.max_len
+        self.max_tokens = self.max_len - 3  # without BOS and two EOS
+        if self.single:
+            borders = self.sentences.pairs()
         else:
-            borders = sentences.pack(self.max_tokens, cross_documents=False, overflow=True)
-        self.chunks = np.concatenate([[0], borders, [len(sentences)]])
-        self.documents = sentences.starts
+            borders = self.sentences.pack(self.max_tokens, cross_documents=False, overflow=True)
+        self.chunks = np.concatenate([[0], borders, [len(self.sentences)]])
+        self.documents = self.sentences.starts
         if (n_documents := len(self.documents) - 1) < 2:
             message = "must give each split at least two documents for next-sentence prediction"
             raise InputError(f"{message}, got {n_documents}", option="documents")
-        self.order = LengthBucketedOrder(np.ones(len(self.chunks) - 1, np.int64), **order_options)
 
     def batch(self, rows: np.ndarray, epoch: int, position: int) -> MaskedBatch:
         masking = self.masking
@@ -75,7 +70,7 @@ class SegmentPairDataset(BatchedDataset):
         pairs = [self._pair(row, random) for row, random in zip(rows, numbers, strict=True)]
         a, b, is_next = zip(*pairs, strict=True)
         columns = [RaggedArray.from_rows(a), RaggedArray.from_rows(b)]
-        joined, first_lengths = join_segments(columns, masking.tokenizer, self.max_length, 1)
+        joined, first_lengths = join_segments(columns, masking.tokenizer, self.max_len, 1)
         ids, mask = joined.padded(np.arange(len(rows)), masking.tokenizer.pad_id)  # (B, T)
         batch = masked_batch(masking, ids.numpy(), mask.numpy(), rows, epoch, position)
         return batch._replace(
@@ -96,26 +91,15 @@ class SegmentPairDataset(BatchedDataset):
         start, stop = middle, end
         if not is_next:  # as long as the replaced segment, or as fits if the chunk has one sentence
             n_tokens = offsets[end] - offsets[middle] or self.max_tokens - len(a)
-            document = int(np.searchsorted(self.documents, begin, side="right")) - 1
-            start, stop = self._sample_elsewhere(document, n_tokens, random[2:])
+            other = int(random[2] * (len(self.documents) - 2))
+            other += other >= int(np.searchsorted(self.documents, begin, side="right")) - 1
+            first, last = self.documents[other : other + 2].tolist()
+            start = first + int(random[3] * (last - first))
+            stop = start + 1
+            if not self.single:
+                end_of_b = int(np.searchsorted(offsets, offsets[start] + n_tokens))
+                stop = min(max(end_of_b, stop), last)
         b = flat[offsets[start] : offsets[stop]]
         # Truncate the beginning of A and the end of B, the longer segment first.
         a = a[-max(self.max_tokens // 2, self.max_tokens - len(b)) :]
         return a, b[: self.max_tokens - len(a)], is_next
-
-    def _sample_elsewhere(
-        self, document: int, n_tokens: int, random: np.ndarray
-    ) -> tuple[int, int]:
-        """Return begin and end of consecutive sentences of another document than `document`.
-
-        They have at least `n_tokens` tokens, unless that document ends earlier.
-        """
-        other = int(random[0] * (len(self.documents) - 2))
-        other += other >= document
-        first, last = self.documents[other : other + 2].tolist()
-        start = first + int(random[1] * (last - first))
-        if self.single:
-            return start, start + 1
-        offsets = self.sentences.ids.offsets
-        stop = int(np.searchsorted(offsets, offsets[start] + n_tokens))
-        return start, min(max(stop, start + 1), last)

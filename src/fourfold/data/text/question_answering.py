@@ -4,16 +4,16 @@ Shapes: B windows of a batch, T tokens of the longest window.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fourfold.core.validation import check_type
 from fourfold.data.loading.batches import SpanBatch
-from fourfold.data.loading.datamodule import BatchedDataset, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.splits import read_rows
@@ -185,7 +185,6 @@ class QuestionData(TextDataModule):
         if not 1 <= self.doc_stride <= window:  # a longer one would skip tokens between windows
             message = f"must lie between 1 and the {window} context tokens that fit into max_len"
             raise InputError(f"{message}, got {self.doc_stride}", option="doc_stride")
-        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, list[Question]]:
         return read_rows(self.split_sources, read_squad, lambda question: question.context)
@@ -204,43 +203,28 @@ class QuestionData(TextDataModule):
         encoded = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
         windows: list[ContextWindow] = []
         for number, (question, query) in enumerate(zip(raw, queries, strict=True)):
+            context, offsets = encoded[question.context]
             head = [tokenizer.bos_id, *query[: self.max_query_length]]
             head += [tokenizer.eos_id] * self.n_separators
-            windows += self._windows(number, question, head, *encoded[question.context])
+            size = self.max_len - len(head) - 1
+            answer = _answer_tokens(question, offsets)
+            # Windows follow until one reaches the end of the context.
+            n_strides = max(0, -(-(len(context) - size) // self.doc_stride))
+            for count in range(n_strides + 1):
+                begin = count * self.doc_stride
+                end = min(begin + size, len(context))
+                span = NO_ANSWER
+                if answer is not None and begin <= answer[0] and answer[1] < end:
+                    span = (answer[0] - begin + len(head), answer[1] - begin + len(head))
+                ids = [*head, *context[begin:end], head[-1]]
+                window = ContextWindow(number, count, ids, len(head), offsets[begin:end], span)
+                windows.append(window)
         _check_spans(name, raw, windows)
         if name == "train" and not self.allow_no_answer:
             windows = [window for window in windows if window.span != NO_ANSWER]
         lengths = np.array([len(window.ids) for window in windows])
         order = self.batch_order(name, lengths, max_rows=self.batch_sizes[name])
         return SpanDataset(raw, windows, tokenizer.pad_id, order)
-
-    def _windows(
-        self,
-        number: int,
-        question: Question,
-        head: list[int],
-        context: list[int],
-        offsets: list[tuple[int, int]],
-    ) -> Iterator[ContextWindow]:
-        """Yield the windows into which a context is divided, each after the tokens `head`."""
-        size = self.max_len - len(head) - 1
-        answer = _answer_tokens(question, offsets)
-        # Windows follow until one reaches the end of the context.
-        n_strides = max(0, -(-(len(context) - size) // self.doc_stride))
-        for count, begin in enumerate(range(0, (n_strides + 1) * self.doc_stride, self.doc_stride)):
-            end = min(begin + size, len(context))
-            span = NO_ANSWER
-            if answer is not None and begin <= answer[0] and answer[1] < end:
-                span = (answer[0] - begin + len(head), answer[1] - begin + len(head))
-            ids = [*head, *context[begin:end], head[-1]]
-            yield ContextWindow(number, count, ids, len(head), offsets[begin:end], span)
-
-    def questions(self, split: str) -> SpanDataset:
-        """Return the dataset of a split, with the attributes `questions` and `windows`.
-
-        The field `rows` of a batch holds indices into the list `windows`.
-        """
-        return cast(SpanDataset, self.split(split))
 
 
 def _check_spans(

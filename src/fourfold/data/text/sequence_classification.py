@@ -195,11 +195,6 @@ class SequenceData(LabelledDataModule):
     def artifacts(self) -> dict[str, Any]:
         return super().artifacts() | ({"multi_label": True} if self.label_separator else {})
 
-    @property
-    def n_classes(self) -> int:
-        """Number of classes K; 1 for a regression."""
-        return 1 if self.regression else super().n_classes
-
 
 @text_data
 class FixedData(SequenceData):

@@ -6,19 +6,19 @@ Shapes: B sequences of a batch, T tokens of a sequence, N pairs of a key and a v
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
-from functools import cached_property, partial
+from functools import partial
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fourfold.core.validation import check_choice, check_positive, check_range
+from fourfold.core.validation import check_choice, check_range
 from fourfold.data.loading.batches import CausalBatch, SequenceBatch
 from fourfold.data.loading.counter_rng import uniform
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule
+from fourfold.data.loading.datamodule import BatchedDataset
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
-from fourfold.data.text.base import TextDataModule, text_data
+from fourfold.data.text.base import HasTokenizer, TextDataModule, text_data
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
@@ -27,24 +27,9 @@ QUESTION = "?"  # character before the answer in the texts of `RecallData`
 N_COPIED = 10  # symbols in a sequence of the copy task
 SYMBOLS, BLANK, DELIMITER = "abcdefgh", "-", ":"
 KEYS, VALUES = ascii_lowercase, ascii_uppercase
-ALPHABETS = {
-    "adding": digits + ascii_lowercase[:10],  # "d" is a marked 3
-    "copy": SYMBOLS + BLANK + DELIMITER,
-    "recall": KEYS + VALUES,
-    "addition": digits,
-    "reversed_addition": digits,
-}
-# Of each task: minimum and maximum of the option `length`, and function from this option to the
-# number of tokens of a sequence.
-LENGTHS: dict[str, tuple[int, int, Callable[[int], int]]] = {
-    "adding": (2, 100_000, lambda n: n + 2),
-    "copy": (1, 100_000, lambda n: n + 2 * N_COPIED),
-    "recall": (1, len(KEYS), lambda n: 4 * n - 1),
-    "addition": (1, 3, lambda n: 3 * n),
-    "reversed_addition": (1, 3, lambda n: 3 * n),
-}
-# Of each task with a finite number of problems: its power of `length` is this number.
-PROBLEMS = {"addition": 100, "reversed_addition": 100}
+NUMBERS = digits + ascii_lowercase[:10]  # alphabet of the adding problem; "d" is a marked 3
+COPIED = SYMBOLS + BLANK + DELIMITER  # alphabet of the copy task
+ADDITIONS = ("addition", "reversed_addition")  # tasks with 100 ** `length` problems
 
 # Function draw(n, stream) that returns random numbers in [0, 1), (B, n) float64. `stream` is the
 # index of an independent random sequence.
@@ -60,7 +45,7 @@ def adding(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         Inputs (B, length + 2) int64 and sums (B,) float32. The inputs of a sequence are -2 for BOS,
-        the indices in `ALPHABETS["adding"]` of its numbers, and -1 for EOS.
+        the indices in `NUMBERS` of its numbers, and -1 for EOS.
     """
     ids = (draw(length, 0) * 10).astype(np.int64)
     marked = draw(length, 1).argsort(axis=1)[:, :2]
@@ -81,10 +66,9 @@ def copy_memory(draw: Draw, length: int) -> tuple[np.ndarray, np.ndarray]:
         Inputs and targets, both (B, length + 20) int64 indices in `ALPHABETS["copy"]`.
     """
     symbols = (draw(N_COPIED, 0) * len(SYMBOLS)).astype(np.int64)  # (B, 10)
-    alphabet = ALPHABETS["copy"]
-    blanks = np.full((len(symbols), length + N_COPIED), alphabet.index(BLANK))
+    blanks = np.full((len(symbols), length + N_COPIED), COPIED.index(BLANK))
     ids = np.concatenate([symbols, blanks], axis=1)
-    ids[:, N_COPIED + length - 1] = alphabet.index(DELIMITER)
+    ids[:, N_COPIED + length - 1] = COPIED.index(DELIMITER)
     return ids, np.concatenate([blanks, symbols], axis=1)
 
 
@@ -128,12 +112,14 @@ def addition(problems: np.ndarray, length: int, step: int = 1) -> tuple[np.ndarr
     return ids[:, :-1], np.where(np.arange(3 * length) < 2 * length - 1, -1, ids[:, 1:])
 
 
-TASKS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-    "adding": adding,
-    "copy": copy_memory,
-    "recall": associative_recall,
-    "addition": addition,
-    "reversed_addition": partial(addition, step=-1),
+# Of each task: function that generates the sequences, alphabet, minimum and maximum of the option
+# `length`, and function from this option to the number of tokens of a sequence.
+TASKS: dict[str, tuple[Callable[..., Any], str, int, int, Callable[[int], int]]] = {
+    "adding": (adding, NUMBERS, 2, 100_000, lambda n: n + 2),
+    "copy": (copy_memory, COPIED, 1, 100_000, lambda n: n + 2 * N_COPIED),
+    "recall": (associative_recall, KEYS + VALUES, 1, len(KEYS), lambda n: 4 * n - 1),
+    "addition": (addition, digits, 1, 3, lambda n: 3 * n),
+    "reversed_addition": (partial(addition, step=-1), digits, 1, 3, lambda n: 3 * n),
 }
 
 
@@ -168,7 +154,7 @@ class SyntheticDataset(BatchedDataset):
 
 
 @dataclass(eq=False, repr=False)
-class SyntheticSequenceData(ResumableDataModule):
+class SyntheticSequenceData(HasTokenizer):
     """DataModule of generated sequences.
 
     The sequences of "copy", "recall" and "adding" are generated anew in each epoch. The additions
@@ -215,7 +201,7 @@ class SyntheticSequenceData(ResumableDataModule):
     def __post_init__(self) -> None:
         super().__init__(self.seed, self.num_workers)
         task, length, eval_rows = self.task, self.length, self.eval_rows
-        minimum, maximum, count_tokens = LENGTHS[task]
+        _, _, minimum, maximum, count_tokens = TASKS[task]
         check_range("length", length, minimum=minimum, maximum=maximum)
         self.n_tokens = count_tokens(length)
         if task == "adding":
@@ -223,47 +209,28 @@ class SyntheticSequenceData(ResumableDataModule):
             self.n_classes = 1  # type: ignore[misc]
         self.rows = {"train": self.train_rows, "val": eval_rows, "test": eval_rows}
         self.problems: dict[str, np.ndarray] = {}
-        if task in PROBLEMS:
-            check_range("eval_rows", eval_rows, below=PROBLEMS[task] ** length)
+        if task in ADDITIONS:
+            check_range("eval_rows", eval_rows, below=100**length)
             # With 1,000 of 10,000 problems, these are the splits of minGPT's play_math.ipynb.
-            order = np.random.RandomState(1337).permutation(PROBLEMS[task] ** length)
+            order = np.random.RandomState(1337).permutation(100**length)
             test, train = order[:eval_rows], order[eval_rows:][: self.train_rows]
             self.problems = {"train": train, "val": test, "test": test}
             self.rows["train"] = len(train)
-        check_positive("batch_size", self.batch_size)
 
     def build(self) -> dict[str, BatchedDataset]:
-        tokenizer = self.tokenizer
-        characters = tokenizer.encode(ALPHABETS[self.task])
+        task, alphabet, *_ = TASKS[self.task]
+        config = TokenizerConfig(kind="char", vocab_size=len(alphabet) + 4)  # 4 special tokens
+        self._tokenizer = tokenizer = train_tokenizer(config, [alphabet], mask=False)
+        characters = tokenizer.encode(alphabet)
         token_ids = np.array([*characters, tokenizer.bos_id, tokenizer.eos_id], dtype=np.int64)
-        generate = partial(TASKS[self.task], length=self.length)
+        generate = partial(task, length=self.length)
         splits: dict[str, BatchedDataset] = {}
         for number, (name, n_rows) in enumerate(self.rows.items()):
-            order = LengthBucketedOrder(
-                np.full(n_rows, self.n_tokens),
-                max_rows=self.batch_size,
-                seed=self.seed,
-                shuffle=name == "train",
-            )
+            lengths = np.full(n_rows, self.n_tokens)
+            order = self.batch_order(name, lengths, max_rows=self.batch_size)
             problems = self.problems.get(name)
             splits[name] = SyntheticDataset(generate, token_ids, number, order, problems)
         return splits
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer with one token per character of the alphabet of the task."""
-        alphabet = ALPHABETS[self.task]
-        config = TokenizerConfig(kind="char", vocab_size=len(alphabet) + 4)  # 4 special tokens
-        return train_tokenizer(config, [alphabet], mask=False)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of entries of the vocabulary, special tokens included."""
-        return self.tokenizer.vocab_size
-
-    def artifacts(self) -> dict[str, Any]:
-        """Return the tokenizer as a JSON string."""
-        return {"tokenizer": self.tokenizer.to_str()}
 
 
 @dataclass(eq=False)

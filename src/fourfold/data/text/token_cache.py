@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fourfold.data.loading.array_cache import Arrays
+from fourfold.data.loading.datamodule import identity
 from fourfold.data.readers.documents import Cut, Documents, Piece
 from fourfold.data.text.packing import BREAKS, SentenceBreak, TokenStream, encode_sentences
 from fourfold.errors import InputError
@@ -67,19 +68,15 @@ def _sentence_cut(tokenizer: Tokenizer, sentence_break: SentenceBreak) -> Cut:
     return cut
 
 
-class TrainingTexts:
-    """Texts on which a tokenizer is trained: documents in pieces, read anew by each iteration."""
+def divided_texts(documents: Documents, *, metaspace: bool) -> Documents:
+    """Return the pieces of documents, on which a tokenizer is trained, as documents."""
+    boundary = _METASPACE if metaspace else _BEFORE_SPACE
 
-    def __init__(self, documents: Documents, *, metaspace: bool) -> None:
-        self.documents = documents
-        self.boundary = _METASPACE if metaspace else _BEFORE_SPACE
-
-    def __iter__(self) -> Iterator[str]:
-        return (piece.text for piece in self.documents.pieces(self._cut))
-
-    def _cut(self, text: str, start: int) -> tuple[int, int] | None:
-        match = self.boundary.search(text, start)
+    def cut(text: str, start: int) -> tuple[int, int] | None:
+        match = boundary.search(text, start)
         return match and match.span()
+
+    return Documents(lambda: (("", (piece.text,)) for piece in documents.pieces(cut)))
 
 
 def stream_arrays(documents: Documents, tokenizer: Tokenizer, num_workers: int) -> Iterator[Arrays]:
@@ -191,7 +188,7 @@ def _encoded(
         sampler=_lists(pieces),
         batch_size=None,
         num_workers=num_workers,
-        collate_fn=_identity,
+        collate_fn=identity,
         worker_init_fn=_use_one_thread,
         generator=torch.Generator(),
     )
@@ -212,10 +209,6 @@ def _lists(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             found, n_chars = [], 0
     if found:
         yield found
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 def _use_one_thread(worker: int) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -186,45 +185,27 @@ class TokenData(LabelledDataModule):
         class_names = self._class_names or []
         class_of_tag = {tag: number for number, tag in enumerate(class_names)}
         encoded = tokenizer.encode_words([sentence.words for sentence in raw])
-        chunks = []
-        chunk_keys = []
-        for number, (sentence, word_ids) in enumerate(zip(raw, encoded, strict=True)):
-            for tag in sentence.tags:
+        limit = self.max_len - 2  # without BOS and EOS
+        chunks: list[tuple[list[int], list[int]]] = []  # token ids and labels
+        chunk_keys: list[tuple[int, int]] = []
+        for number, (sentence, words) in enumerate(zip(raw, encoded, strict=True)):
+            # A sentence is divided between words into chunks that fit into `max_len`.
+            divided: list[tuple[list[int], list[int]]] = [([], [])]
+            for ids, tag in zip(words, sentence.tags, strict=True):
                 if tag not in class_of_tag:
                     message = f"the tag must be one of {', '.join(class_names[:20])}, got {tag!r}"
                     raise InputError(message, file=sentence.location)
-            classes = [class_of_tag[tag] for tag in sentence.tags]
-            divided = self._divide(word_ids, classes, sentence.location)
+                if len(ids) > limit:
+                    message = f"a word has {len(ids)} tokens, but a row of max_len={self.max_len}"
+                    raise InputError(f"{message} has only {limit}", file=sentence.location)
+                if len(divided[-1][0]) + len(ids) > limit:
+                    divided.append(([], []))
+                divided[-1][0].extend(ids)
+                divided[-1][1].extend([class_of_tag[tag], *[IGNORE_INDEX] * (len(ids) - 1)])
             chunks += divided
             chunk_keys += [(number, i) for i in range(len(divided))]
-        ids, labels = map(RaggedArray.from_rows, zip(*chunks, strict=True))
-        ids = ids.wrap(tokenizer.bos_id, tokenizer.eos_id)
+        rows, labels = map(RaggedArray.from_rows, zip(*chunks, strict=True))
+        rows = rows.wrap(tokenizer.bos_id, tokenizer.eos_id)
         labels = labels.wrap(IGNORE_INDEX, IGNORE_INDEX)
-        order = self.batch_order(name, ids.lengths, max_rows=self.batch_sizes[name])
-        return TokenDataset(ids, labels, chunk_keys, tokenizer.pad_id, order)
-
-    def _divide(
-        self, word_ids: list[list[int]], classes: list[int], location: str
-    ) -> list[tuple[list[int], list[int]]]:
-        """Divide a sentence between words into chunks that fit, with BOS and EOS, into `max_len`.
-
-        Each chunk is a pair (token ids, labels) without BOS and EOS.
-        """
-        limit = self.max_len - 2
-        chunks: list[tuple[list[int], list[int]]] = [([], [])]
-        for ids, label in zip(word_ids, classes, strict=True):
-            if len(ids) > limit:
-                message = f"a word has {len(ids)} tokens, but a row of max_len={self.max_len} has"
-                raise InputError(f"{message} only {limit}", file=location)
-            if len(chunks[-1][0]) + len(ids) > limit:
-                chunks.append(([], []))
-            chunks[-1][0].extend(ids)
-            chunks[-1][1].extend([label, *[IGNORE_INDEX] * (len(ids) - 1)])
-        return chunks
-
-    def chunk_keys(self, split: str) -> list[tuple[int, int]]:
-        """Return, for each chunk of a split, the indices of its sentence and of the chunk in it.
-
-        The field `rows` of a batch holds indices into this list, with which chunks are joined.
-        """
-        return cast(TokenDataset, self.split(split)).chunk_keys
+        order = self.batch_order(name, rows.lengths, max_rows=self.batch_sizes[name])
+        return TokenDataset(rows, labels, chunk_keys, tokenizer.pad_id, order)

@@ -4,8 +4,8 @@ import os
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,55 +43,31 @@ class CaptionedImages:
     counts: np.ndarray
 
 
-@dataclass(frozen=True)
-class CaptionLayout:
-    """Layout of a folder or zip archive with images and a caption file.
-
-    Args:
-        captions: Path of the caption file, relative to the folder or archive. The suffix .jsonl or
-            .json means JSON lines, with a line for each image. Any other file is in a format of
-            Flickr8k, with a line for each caption. Such a line is IMAGE#NUMBER, a tab and the
-            caption, or a row of a CSV file with the header image,caption.
-        images: Path of the folder of images; "" means the folder or archive itself.
-        columns: Keys of the JSON object of an image. The values are the path of the image relative
-            to `images`, the name of its split, and its caption or list of captions. The first key
-            is also the name of the image column in a CSV file.
-        split_files: Path of a text file with an image name in each line, by the name of the split,
-            for a format of Flickr8k. Images in no file are not used.
-        fractions: Shares of the images that are held out for val and for test, for a format of
-            Flickr8k without `split_files`.
-        seed: Seed of the choice of the held-out images.
-    """
-
-    captions: str = "captions.jsonl"
-    images: str = "images"
-    columns: tuple[str, str, str] = ("image", "split", "captions")
-    split_files: Mapping[str, str] = field(default_factory=dict)
-    fractions: tuple[float, float] = (0.1, 0.1)
-    seed: int = 0
-
-
-def read_captions(source: str, layout: CaptionLayout) -> dict[str, CaptionedImages]:
+def read_captions(options: Any) -> dict[str, CaptionedImages]:
     """Read captioned images from a folder or zip archive, which also holds the caption file.
 
     "train" is always a key of the result; "val" and "test" are keys if the source has images of
     these splits.
 
+    Args:
+        options: `CaptionData`, whose options describe the source.
+
     Raises:
         InputError: The source is missing, a line is invalid, an image of a caption is missing, or
             an image of a split has no caption.
     """
-    path = f"{source}/{layout.captions}"
-    opened = _Source(source, layout.images)
+    path = f"{options.source}/{options.captions}"
+    opened = _Source(options.source, options.images)
     if {".jsonl", ".json"} & set(Path(path).suffixes):
-        splits = _read_json(path, layout.columns)
+        columns = (options.image_column, options.split_column, options.caption_column)
+        splits = _read_json(path, columns)
     else:
-        splits = _read_flickr(source, path, layout, opened)
+        splits = _read_flickr(path, options, opened)
     if "train" not in splits:
         raise InputError(f"there are no training images, only {', '.join(splits)}", file=path)
     for name, _, line in chain(*splits.values()):
         if not opened.has(name):
-            message = f"there is no image {opened.path(name)} in {source}"
+            message = f"there is no image {opened.path(name)} in {options.source}"
             raise InputError(message, file=path, line=line)
     return {split: _captioned(opened, records, path) for split, records in splits.items()}
 
@@ -149,9 +125,9 @@ def _read_json(path: str, columns: tuple[str, str, str]) -> dict[str, list[Recor
     return splits
 
 
-def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[int, str, str]]:
+def _flickr_lines(path: str, image_column: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line number, image name and caption of each line of a caption file of Flickr8k."""
-    lines, header = read_lines(path), [columns[0], "caption"]
+    lines, header = read_lines(path), [image_column, "caption"]
     is_numbered = bool(_NUMBERED.fullmatch(lines[0]))
     rows: Iterable[Sequence[str]] = read_csv(path)
     if is_numbered:
@@ -166,43 +142,39 @@ def _flickr_lines(path: str, columns: tuple[str, str, str]) -> Iterator[tuple[in
             yield number, row[0], row[1].strip()
 
 
-def _read_flickr(
-    source: str, path: str, layout: CaptionLayout, opened: _Source
-) -> dict[str, list[Record]]:
+def _read_flickr(path: str, options: Any, opened: _Source) -> dict[str, list[Record]]:
     """Read a caption file in a format of Flickr8k, and divide its images into splits."""
     records: dict[str, Record] = {}
-    for line, name, text in _flickr_lines(path, layout.columns):
+    for line, name, text in _flickr_lines(path, options.image_column):
         if not text:
             raise InputError(f"the image {name} has an empty caption", file=path, line=line)
         records.setdefault(name, (name, [], line))[1].append(text)
     splits = {}
-    for split, file in layout.split_files.items():
+    for split, file in (options.split_files or {}).items():
         check_choice("data.split_files", split, list(SPLITS))
-        names = [line.strip() for line in read_lines(f"{source}/{file}") if line.strip()]
+        names = [line.strip() for line in read_lines(f"{options.source}/{file}") if line.strip()]
         for number, name in enumerate(names, 1):
             if name not in records:
                 message = f"the image {name} has no caption in {path}"
-                raise InputError(message, file=f"{source}/{file}", line=number)
+                raise InputError(message, file=f"{options.source}/{file}", line=number)
         splits[SPLITS[split]] = [records[name] for name in names]
     if splits:
         return splits
     for name in opened.image_names():  # a caption file may be cut off
         if name not in records:
             raise InputError(f"the image {opened.path(name)} has no caption", file=path)
-    return _hold_out(list(records.values()), layout, opened)
+    return _hold_out(list(records.values()), options, opened)
 
 
-def _hold_out(
-    records: list[Record], layout: CaptionLayout, opened: _Source
-) -> dict[str, list[Record]]:
+def _hold_out(records: list[Record], options: Any, opened: _Source) -> dict[str, list[Record]]:
     """Hold out shares of the images for val and test; identical images are put into one split."""
     names, splits = [name for name, _, _ in records], {}
     if not all(map(opened.has, names)):
         return {"train": records}  # `read_captions` reports the missing image
     rest, left = opened.store(names), 1.0
-    for split, share in zip(("test", "val"), layout.fractions[::-1], strict=True):
+    for split, share in (("test", options.test_fraction), ("val", options.val_fraction)):
         if share:
-            rest, held_out = stratified_split(rest, share / left, layout.seed)
+            rest, held_out = stratified_split(rest, share / left, options.split_seed)
             splits[split] = [records[row] for row in held_out.rows]
             left -= share
     return {"train": [records[row] for row in rest.rows], **splits}

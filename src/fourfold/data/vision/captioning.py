@@ -15,13 +15,12 @@ from torch import Tensor
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import CaptionBatch
 from fourfold.data.loading.counter_rng import integers
-from fourfold.data.loading.datamodule import batch_sizes
 from fourfold.data.loading.ragged import RaggedArray
 from fourfold.data.readers.text_table import TextTable
 from fourfold.data.readers.truncation import limit_lengths
 from fourfold.data.text.base import TextDataModule, text_data
 from fourfold.data.vision.augment import Augmentation
-from fourfold.data.vision.caption_files import CaptionedImages, CaptionLayout, read_captions
+from fourfold.data.vision.caption_files import CaptionedImages, read_captions
 from fourfold.data.vision.eval_transforms import TransformConfig
 from fourfold.data.vision.features import SIDE, FeatureConfig, image_features, load_network
 from fourfold.data.vision.image_classification import ImageDataset, make_transforms
@@ -215,20 +214,10 @@ class CaptionData(TextDataModule):
             self._transform, self.n_channels = replace(self._transform, size=SIDE), 3
         if self._transform.mixup or self._transform.cutmix:
             raise InputError("must have mixup 0 and cutmix 0 for captions", option="data.transform")
-        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, CaptionedImages]:
         """Return the captioned images of each split, and set the image transforms."""
-        layout = CaptionLayout(
-            self.captions,
-            self.images,
-            (self.image_column, self.split_column, self.caption_column),
-            self.split_files or {},
-            (self.val_fraction, self.test_fraction),
-            self.split_seed,
-        )
-        is_builtin = self.source == "digits"
-        splits = digit_captions() if is_builtin else read_captions(self.source, layout)
+        splits = digit_captions() if self.source == "digits" else read_captions(self)
         if "val" in splits:
             splits.setdefault("test", splits["val"])
         self.split_sources = {name: split.images for name, split in splits.items()}
@@ -263,17 +252,13 @@ class CaptionData(TextDataModule):
             raise InputError("must have different tokens for BOS and EOS", option="data.tokenizer")
         encoded = [RaggedArray.from_lengths(*tokenizer.encode_corpus(raw.texts.columns[0]))]
         (ids,), _ = limit_lengths(encoded, raw.texts, self.max_len - 2, self.too_long, name)
-        return CaptionDataset(
-            raw.images,
-            self._augmentation if name == "train" else self._evaluation,
-            self.batch_sizes[name],
-            self.seed,
-            self.cache,
-            ids=ids.wrap(tokenizer.bos_id, tokenizer.eos_id),
-            captioned=raw,
-            pad_id=tokenizer.pad_id,
-            features=self._computed[name],
-        )
+        transform = self._augmentation if name == "train" else self._evaluation
+        lengths = np.ones(len(raw.images))
+        order = self.batch_order(name, lengths, max_rows=self.batch_sizes[name])
+        options = (transform, order, self.seed, self.cache)
+        ids = ids.wrap(tokenizer.bos_id, tokenizer.eos_id)
+        texts: Any = {"ids": ids, "captioned": raw, "pad_id": tokenizer.pad_id}
+        return CaptionDataset(raw.images, *options, **texts, features=self._computed[name])
 
     def references(self, split: str) -> list[list[str]]:
         """Return the list of all captions of each image of a split, as complete texts.

@@ -5,23 +5,19 @@ Shapes: N images, C channels, H height, W width.
 
 import functools
 import hashlib
-import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fourfold.atomic_files import atomic_path, set_aside
 from fourfold.core.validation import check_types
+from fourfold.data.loading.array_cache import Arrays, cached_arrays, digest
 from fourfold.data.vision.eval_transforms import EvalTransform, TransformConfig, eval_transform
 from fourfold.data.vision.image_stores import ImageStore
 from fourfold.errors import InputError
@@ -50,9 +46,8 @@ class FeatureConfig:
             shape (112, 14, 14). "final" is the layer before the average pooling, with the shape
             (1280, 7, 7). The vector of each location is normalized to mean 0 and variance 1, since
             the standard deviation of block 10 is about 7. The features have half precision.
-        cache: Path of the file that stores the features. A missing file is written. If an image,
-            the weights or an option changes, all features are computed again. None computes them at
-            each start.
+        cache: Folder that stores the features. If an image, the weights or an option changes, all
+            features are computed and stored again. None computes them at each start.
     """
 
     layer: Literal["block10", "final"] = "block10"
@@ -115,7 +110,7 @@ def compute_features(images: Tensor, layer: str) -> Tensor:
 def image_features(
     stores: Sequence[ImageStore], transform: EvalTransform, config: FeatureConfig
 ) -> list[Tensor]:
-    """Compute the frozen features of all images, or read them from the cache file.
+    """Compute the frozen features of all images, or read them from the cache.
 
     Returns:
         Features (N, C, H, W) float16 of the N images of each store, in the order of `stores`.
@@ -124,54 +119,22 @@ def image_features(
         InputError: A package of the extra `pictures` is not installed.
         UnreadableImage: An image cannot be decoded.
     """
-    settings = {"version": 2, "weights": load_network()[1], "layer": config.layer}
-    digests = [store.digest(row).hex() for store in stores for row in range(len(store))]
-    described = json.dumps([settings, transform.artifacts(), digests], sort_keys=True)
-    cache = None if config.cache is None else Path(config.cache).expanduser()
-    features = None if cache is None else _read(cache, described)
-    if features is None:
+    digests = [store.digest(row) for store in stores for row in range(len(store))]
+    key = digest(load_network()[1], config.layer, transform.artifacts(), digests)
+
+    def produce() -> Iterator[Arrays]:
         if len(digests) > _SHOWN:
-            message = f"features of {len(digests)} images are computed"
-            print(f"{cache or 'data.features'}: {message}", file=sys.stderr, flush=True)
-        computed = []
+            message = f"data.features: features of {len(digests)} images are computed"
+            print(message, file=sys.stderr, flush=True)
         for store in stores:
             for row in range(len(store)):
                 image = transform([store.pixels(row, transform.n_channels)])
-                computed.append(compute_features(image, config.layer)[0])
-        features = torch.stack(computed)
-        if cache is not None:
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            metadata = {"described": described, "content": _hash(features)}
-            with atomic_path(cache, f".{os.getpid()}") as part:  # all ranks may write the file
-                save_file({"features": features}, part, metadata)
+                yield {"features": compute_features(image, config.layer).flatten().numpy()}
+
+    folder = None if config.cache is None else Path(config.cache).expanduser()
+    values = torch.tensor(cached_arrays(folder, key, produce)["features"])
+    features = values.view(-1, *LAYERS[config.layer][1])
     return list(features.split([len(store) for store in stores]))
-
-
-def _read(cache: Path, described: str) -> Tensor | None:
-    """Return the features in the cache file, or None if it belongs to other images or settings.
-
-    A damaged file is renamed.
-    """
-    if not cache.exists():
-        return None
-    try:
-        with safe_open(cache, "pt") as file:
-            metadata, features = file.metadata() or {}, file.get_tensor("features")
-        if metadata["content"] != _hash(features):
-            raise ValueError("the features have changed")
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        reason = f"the feature cache is damaged ({error})"
-        set_aside(cache, reason, "its features are computed again")
-        return None
-    if metadata.get("described") != described:
-        message = "the features belong to other images, weights or options"
-        print(f"{cache}: {message}, and are computed again", file=sys.stderr, flush=True)
-        return None
-    return features
-
-
-def _hash(features: Tensor) -> str:
-    return hashlib.blake2b(features.numpy().data, digest_size=16).hexdigest()
 
 
 def input_transform(artifacts: dict[str, Any]) -> Callable[[str | Path | Image.Image], Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourfold.core.validation import ImageSize, check_absent, check_positive, check_range
 from fourfold.data.loading.batches import ImageBatch
-from fourfold.data.loading.datamodule import BatchedDataset, ResumableDataModule, batch_sizes
+from fourfold.data.loading.datamodule import BatchedDataset, HasClasses
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder, RepeatedAugmentationOrder
 from fourfold.data.readers.labels import parse_labels
 from fourfold.data.vision.augment import Augmentation, MixupCutmix
@@ -30,36 +30,22 @@ class ImageDataset(BatchedDataset):
     """Dataset of the N images of one split, whose batches hold transformed images and labels.
 
     Args:
-        transform: Transform from pixels to model input. The images are shuffled in each epoch if it
-            is an `Augmentation`, but not if it is an `EvalTransform`.
-        batch_size: Number of images in a batch.
-        seed: Seed of the order of the images.
+        transform: Transform from pixels to model input, an `Augmentation` in training.
+        seed: Seed of the captions or patches that a subclass selects at random.
         cache: "memory", "none" or "auto", as in `ImageData`.
         mix: MixUp or CutMix of each training batch; None does not mix images.
-        aug_repeats: Number of copies of each sampled image in a training epoch.
     """
 
     images: ImageStore
     transform: Augmentation | EvalTransform
-    batch_size: int
+    order: LengthBucketedOrder
     seed: int
     cache: str
     mix: MixupCutmix | None = None
-    aug_repeats: int = 1
 
     def __post_init__(self) -> None:
         self.decoded: Tensor | None = None
-        bounds = {"max_rows": self.batch_size, "seed": self.seed}
-        if self.aug_repeats == 1:
-            shuffle = isinstance(self.transform, Augmentation)
-            self.order = LengthBucketedOrder(np.ones(len(self.images)), shuffle=shuffle, **bounds)
-        else:
-            self.order = RepeatedAugmentationOrder(len(self.images), self.aug_repeats, **bounds)
-
-    @property
-    def labels(self) -> Tensor:
-        """Class index (N,) long, number (N,) or labels (N, K) of each image, as in its store."""
-        return self.images.labels
+        self.labels = self.images.labels
 
     def location(self, row: int) -> str:
         """Return the location of the image with the index `row`, for messages."""
@@ -121,7 +107,7 @@ class ImageDataset(BatchedDataset):
             pixels: Tensor | list[Tensor] = [self._pixels(row) for row in stored.tolist()]
         else:
             pixels = self.decoded[stored]
-        return self.transform(pixels, epoch, rows), self.images.labels[stored]
+        return self.transform(pixels, epoch, rows), self.labels[stored]
 
 
 def make_transforms(
@@ -146,7 +132,7 @@ def make_transforms(
 
 
 @dataclass(eq=False, repr=False)
-class ImageData(ResumableDataModule):
+class ImageData(HasClasses):
     """DataModule for images with one class, several labels or a number each.
 
     Splits that the source lacks are made as follows:
@@ -225,7 +211,6 @@ class ImageData(ResumableDataModule):
     def __post_init__(self) -> None:
         super().__init__(self.seed, self.num_workers)
         check_positive("data.aug_repeats", self.aug_repeats)
-        self.batch_sizes = batch_sizes(self.batch_size, self.eval_batch_size)
 
     def read(self) -> dict[str, ImageStore]:
         """Open the splits of the source, of which "train" is required, with the chosen classes."""
@@ -261,6 +246,7 @@ class ImageData(ResumableDataModule):
             _, train = stratified_split(train, self.n_train / len(train), self.split_seed + 2)
             self.check_classes(train)
         self.split_sources = {"train": train, "val": val, "test": test}
+        self._class_names = train.class_names
 
         config = self.transform or TransformConfig()
         augmentation, self._evaluation = make_transforms(config, train, self.n_channels, self.seed)
@@ -269,24 +255,17 @@ class ImageData(ResumableDataModule):
         if mixes and self.regression:
             raise InputError("must have neither for a regression", option="mixup and cutmix")
         mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
-        options = (self.batch_sizes["train"], self.seed, self.cache, mix, self.aug_repeats)
-        eval_options = (self._evaluation, self.batch_sizes["val"], self.seed, self.cache)
-        return {
-            "train": self.dataset_class(train, augmentation, *options),
-            "val": self.dataset_class(val, *eval_options),
-            "test": self.dataset_class(test, *eval_options),
-        }
-
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the K classes."""
-        self.setup()
-        return self.split_sources["train"].class_names
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes K; 1 for a regression."""
-        return 1 if self.regression else len(self.class_names)
+        order = self.batch_order("train", np.ones(len(train)), max_rows=self.batch_size)
+        if self.aug_repeats > 1:
+            options: Any = {"max_rows": self.batch_size, "seed": self.seed}
+            order = RepeatedAugmentationOrder(len(train), self.aug_repeats, **options)
+        made = self.dataset_class(train, augmentation, order, self.seed, self.cache, mix)
+        datasets: dict[str, BatchedDataset] = {"train": made}
+        for name, images in (("val", val), ("test", test)):
+            order = self.batch_order(name, np.ones(len(images)), max_rows=self.batch_sizes[name])
+            settings = (self._evaluation, order, self.seed, self.cache)
+            datasets[name] = self.dataset_class(images, *settings)
+        return datasets
 
     @property
     def image_size(self) -> ImageSize:
@@ -296,7 +275,7 @@ class ImageData(ResumableDataModule):
 
     def artifacts(self) -> dict[str, Any]:
         """Return the class names and the settings of the evaluation transform."""
-        names: dict[str, Any] = {"class_names": list(self.class_names)}  # reads the data
+        names: dict[str, Any] = {"class_names": self.class_names}  # reads the data
         names |= {"multi_label": True} if self.label_separator else {}
         return names | self._evaluation.artifacts()
 

@@ -17,12 +17,7 @@ from fourfold.core.validation import check_choice
 from fourfold.data.readers.hf_datasets import loading
 from fourfold.data.readers.labels import check_labels, encode_labels
 from fourfold.data.readers.text_table import TextTable, is_table, is_text, read_table
-from fourfold.data.vision.image_stores import (
-    ColumnStore,
-    FileStore,
-    ImageStore,
-    stratified_split,
-)
+from fourfold.data.vision.image_stores import ColumnStore, FileStore, ImageStore, stratified_split
 from fourfold.errors import InputError
 from fourfold.text_files import resolve
 

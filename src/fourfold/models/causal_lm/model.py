@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, Init, NormPlacement, TextPositions, TransformerConfig
+from fourfold.core.config import Activation, Init, NormPlacement, TextPositions
 from fourfold.core.kv_cache import KVCache
 from fourfold.core.masks import mask_and_positions
 from fourfold.errors import InputError
 from fourfold.generation.caches import WindowCache
 from fourfold.kernels.cross_entropy import cap
-from fourfold.layers.base_model import Model, embedding_from_config
+from fourfold.layers.base_model import BaseSizeConfig, Model, embedding_from_config
 from fourfold.layers.heads import VocabularyHead
 from fourfold.layers.init import initialize
 
 
 @dataclass(frozen=True)
-class CausalLMConfig(TransformerConfig):
+class CausalLMConfig(BaseSizeConfig):
     """Config of a causal LM; the defaults are GPT-2 small (124,439,808 parameters).
 
     Source: Radford et al. 2019, section 2.3 and Table 2.
@@ -45,10 +45,6 @@ class CausalLMConfig(TransformerConfig):
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
     """
 
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_ff: int = 3072
     activation: Activation = "gelu_tanh"
     norm_placement: NormPlacement = "pre"
     norm_eps: float = 1e-5

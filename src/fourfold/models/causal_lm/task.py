@@ -12,7 +12,7 @@ from fourfold.data.loading.batches import CausalBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.loggers.samples import self_attention
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, sum_dtype, token_scores
-from fourfold.metrics import Mean, Perplexity
+from fourfold.metrics import Perplexity
 from fourfold.metrics.base import BatchSums
 from fourfold.models import CausalLM, CausalLMConfig
 from fourfold.optim import OptimizerConfig
@@ -59,7 +59,6 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
         self.ppl = Perplexity()
         self.exact = BatchSums()
         self.masked_ppl = Perplexity()  # of the masked rows of the objective hybrid
-        self.weighted = Mean()
 
     def _output(self, batch: CausalBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Return hidden states (B * T, D), output matrix, bias or None, and targets (B * T,)."""
@@ -80,27 +79,21 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
 
     def update_metrics(self, batch: CausalBatch, split: str) -> None:
         output = self._output(batch)
-        scores = token_scores(*output, logit_cap=self.model.head.logit_cap)
+        nll, best = token_scores(*output, logit_cap=self.model.head.logit_cap)
         if (weights := _target_weights(batch)) is not None:
-            self._update_by_row_type(batch, *scores, weights)
+            assert batch.prefix is not None
+            is_masked = batch.prefix.any(1, keepdim=True)  # (B, 1)
+            for metric, own in ((self.ppl, ~is_masked), (self.masked_ppl, is_masked)):
+                targets = batch.targets.masked_fill(~own, IGNORE_INDEX).flatten()
+                metric.update(nll.masked_fill(targets == IGNORE_INDEX, 0.0), best, targets)
+            weights = weights.masked_fill(output[-1] == IGNORE_INDEX, 0.0)
+            weights = weights.to(sum_dtype(nll.device))
+            self.loss.update((nll * weights).sum(), weights.sum())
             return
-        self.ppl.update(*scores, output[-1], batch.n_words, batch.n_bytes)
+        self.ppl.update(nll, best, output[-1], batch.n_words, batch.n_bytes)
         if getattr(self.datamodule, "has_answers", False):
-            correct = (scores[1] == output[-1]) | (output[-1] == IGNORE_INDEX)
+            correct = (best == output[-1]) | (output[-1] == IGNORE_INDEX)
             self.exact.update(correct.view_as(batch.targets).all(dim=1).sum(), len(batch.targets))
-
-    def _update_by_row_type(
-        self, batch: CausalBatch, nll: Tensor, best: Tensor, weights: Tensor
-    ) -> None:
-        """Add the targets of causal rows, of masked rows, and the weighted loss of both."""
-        assert batch.prefix is not None
-        is_masked = batch.prefix.any(1, keepdim=True)  # (B, 1)
-        for metric, own in ((self.ppl, ~is_masked), (self.masked_ppl, is_masked)):
-            targets = batch.targets.masked_fill(~own, IGNORE_INDEX).flatten()
-            metric.update(nll.masked_fill(targets == IGNORE_INDEX, 0.0), best, targets)
-        weights = weights.masked_fill(batch.targets.flatten() == IGNORE_INDEX, 0.0)
-        weights = weights.to(sum_dtype(nll.device))
-        self.weighted.update((nll * weights).sum(), weights.sum())
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the metrics loss, accuracy, ppl_token, ppl_word and ppl_byte by name.
@@ -116,7 +109,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
             types = {"causal": self.ppl.compute(), "masked": self.masked_ppl.compute()}
             found = {name: own for name, own in types.items() if "ppl_token" in own}
             parts = {f"{name}_{k}": x for name, own in found.items() for k, x in own.items()}
-            return {"loss": self.weighted.compute()} | parts
+            return {"loss": self.loss.compute()} | parts
         exact = self.exact.compute() if getattr(self.datamodule, "has_answers", False) else []
         return self.ppl.compute() | ({"exact_match": exact[0] / exact[1]} if exact else {})
 

@@ -11,16 +11,16 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fourfold.core.block import Stack, norm_from_config
-from fourfold.core.config import Activation, Init, TextPositions, TransformerConfig
+from fourfold.core.config import Activation, Init, TextPositions
 from fourfold.core.masks import mask_and_positions
 from fourfold.errors import InputError
-from fourfold.layers.base_model import Model, embedding_from_config
+from fourfold.layers.base_model import BaseSizeConfig, Model, embedding_from_config
 from fourfold.layers.heads import PooledClassifier, VocabularyHead
 from fourfold.layers.init import initialize
 
 
 @dataclass(frozen=True)
-class MaskedLMConfig(TransformerConfig):
+class MaskedLMConfig(BaseSizeConfig):
     """Config of a masked LM; the defaults are BERT base, uncased (109,514,298 parameters).
 
     Source: Devlin et al. 2018, section 3; Liu et al. 2019.
@@ -40,10 +40,6 @@ class MaskedLMConfig(TransformerConfig):
         init: Weight initialization, a name in `fourfold.layers.init.INITS`.
     """
 
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_ff: int = 3072
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
     attn_dropout: float = 0.1
@@ -100,12 +96,6 @@ class MaskedLM(Model):
         """Compute the final hidden states (B, T, D)."""
         attn_mask, positions = mask_and_positions(ids, mask, documents, None, causal=self.causal)
         return self.stack(self.embed(ids, positions, segments), attn_mask)
-
-    def logits(self, h: Tensor) -> Tensor:
-        """Map hidden states (..., D) to logits (..., V); InputError without a vocabulary head."""
-        if not self.config.head:
-            raise InputError("must be true to compute logits of a masked LM", option="head")
-        return super().logits(h)
 
     def next_sentence_logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to next-sentence logits (B, 2).

@@ -15,7 +15,7 @@ from torch import Tensor
 from fourfold.data.loading.batches import SpanBatch
 from fourfold.loggers.media import Media, Table
 from fourfold.losses import upcast_fp32
-from fourfold.metrics import Answer, Mean, SquadScores
+from fourfold.metrics import Answer, SquadScores
 from fourfold.metrics.squad import rank_answers
 from fourfold.models import SpanExtractor, SpanExtractorConfig
 from fourfold.optim import OptimizerConfig
@@ -49,7 +49,6 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.loss = Mean()
         self.scores = SquadScores()
 
     def setup(self, stage: str) -> None:
@@ -83,7 +82,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         kept = batch.starts >= (0 if self.scores.allow_no_answer else 1)
         if kept.any():
             self.loss.update(self._losses(batch, start, end)[kept].sum(), kept.sum())
-        data = self.datamodule.questions(split)
+        data = self.datamodule.split(split)
         windows = [data.windows[row] for row in batch.rows.tolist()]
         answers = [best for (best,) in self.best_answers(batch, start, end, data, 1)]
         self.scores.update([(w.question, w.number) for w in windows], answers)
@@ -127,13 +126,13 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return loss, exact_match and f1 by name; the last two are means over questions."""
-        data = self.datamodule.questions(split)
+        data = self.datamodule.split(split)
         scores = self.scores.compute([question.answers for question in data.questions])
         return {"loss": self.loss.compute(), **scores}
 
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, Answer]]:
         """Return up to `n_best_size` pairs of question index and answer for each window."""
-        data = self.datamodule.questions("test")
+        data = self.datamodule.split("test")
         answers = self.best_answers(batch, *self.logits(batch), data, self.n_best_size)
         return [
             (data.windows[row].question, answer)
@@ -143,7 +142,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
 
     def sample_outputs(self, batch: SpanBatch, split: str) -> dict[str, Media]:
         """Build "samples", a table of questions with true and predicted answers."""
-        data = self.datamodule.questions(split)
+        data = self.datamodule.split(split)
         answers = self.best_answers(batch, *self.logits(batch), data, 1)
         rows: list[list[Any]] = []
         for row, (best,) in zip(batch.rows.tolist(), answers, strict=True):
@@ -162,7 +161,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             answer is a dictionary with the keys `text` (empty for "no answer") and `score` (sum of
             the start and end logits).
         """
-        questions = self.datamodule.questions("test").questions
+        questions = self.datamodule.split("test").questions
         ranked = rank_answers(chain.from_iterable(outputs), self.scores.allow_no_answer)
         return {
             questions[number].id: [

@@ -35,8 +35,6 @@ class SequenceClassification(ClassificationTask[SequenceClassifier, SequenceBatc
 
     model_class = SequenceClassifier
     batch_class = SequenceBatch
-    inferred_from_data = ("vocab_size", "n_classes")
-    must_equal_data = ("n_classes",)
 
     config: SequenceClassifierConfig = SequenceClassifierConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-5, eps=1e-6)

@@ -38,8 +38,6 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
 
     model_class = TokenClassifier
     batch_class = TokenBatch
-    inferred_from_data = ("vocab_size", "n_classes")
-    must_equal_data = ("n_classes",)
 
     config: TokenClassifierConfig = TokenClassifierConfig()
     optimizer: OptimizerConfig = OptimizerConfig(lr=5e-5, eps=1e-6)
@@ -56,7 +54,7 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
         logits = self.logits(batch)
         self.loss.update(*self.summed_loss(logits, batch.labels))
-        chunks = self.datamodule.chunk_keys(split)
+        chunks = self.datamodule.split(split).chunk_keys
         true = self._tags(batch, batch.labels)
         predicted = self._tags(batch, logits.argmax(-1))
         self.scores.update([chunks[row] for row in batch.rows.tolist()], true, predicted)
@@ -93,6 +91,6 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> list[tuple[ChunkId, str]]:
         """Return, for each row, its `ChunkId` and the predicted tags of its words, one text."""
-        chunks = self.datamodule.chunk_keys("test")
+        chunks = self.datamodule.split("test").chunk_keys
         texts = map(" ".join, self._tags(batch, self.logits(batch).argmax(-1)))
         return [(chunks[row], text) for row, text in zip(batch.rows.tolist(), texts, strict=True)]

@@ -89,7 +89,12 @@ class MaskedAutoencoder(Model):
         )
         self.decoder_stack = Stack(decoder)
         self.pixels = nn.Linear(decoder.d_model, config.n_channels * config.patch_size**2)
-        self._initialize()
+        # As in the authors' code: matrices by Glorot's rule, also the patch projection as (D, P).
+        vaswani(self)
+        nn.init.xavier_uniform_(self.embed.patches.weight.flatten(1))
+        assert self.embed.prefix is not None
+        for token in (self.embed.prefix, self.mask_token):
+            nn.init.normal_(token, std=MASK_TOKEN_STD)
 
     def forward(self, images: Tensor, *, visible: Tensor | None = None) -> Tensor:
         """Predict the pixels (B, N, P) of all patches, in the order of `patchify`.
@@ -137,15 +142,3 @@ class MaskedAutoencoder(Model):
         side = self.config.patch_size
         grid = patches.unflatten(2, (side, side, -1)).unflatten(1, self.embed.grid)
         return grid.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
-
-    def _initialize(self) -> None:
-        """Initialize the weights like the authors' code.
-
-        Matrices, also the patch projection as (D, P), are drawn by Glorot's rule, class and mask
-        token from N(0, 0.02).
-        """
-        vaswani(self)
-        nn.init.xavier_uniform_(self.embed.patches.weight.flatten(1))
-        assert self.embed.prefix is not None
-        for token in (self.embed.prefix, self.mask_token):
-            nn.init.normal_(token, std=MASK_TOKEN_STD)

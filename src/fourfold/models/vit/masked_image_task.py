@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fourfold.data.loading.batches import MaskedImageBatch
 from fourfold.loggers.media import MAX_IMAGES_IN_ROW, ImageGrid, Media
-from fourfold.metrics import Mean
 from fourfold.models import MaskedAutoencoder, MaskedAutoencoderConfig
 from fourfold.optim import OptimizerConfig
 from fourfold.schedules import ScheduleConfig
@@ -50,10 +49,6 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
     )
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=0.0)
     normalize_pixels: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.loss = Mean()
 
     def step(self, batch: MaskedImageBatch) -> tuple[Tensor, int]:
         """Return the loss, summed over the masked patches, and the number of masked patches."""

@@ -13,12 +13,12 @@ from torch.nn import init
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack
-from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
+from fourfold.core.config import Activation, Init, NormPlacement
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.masks import Mask
 from fourfold.core.validation import ImageSize
 from fourfold.errors import InputError
-from fourfold.layers.base_model import Model, patches_from_config
+from fourfold.layers.base_model import BaseSizeConfig, Model, patches_from_config
 from fourfold.layers.heads import ClassHead
 from fourfold.layers.image_positions import (
     IN_STACK,
@@ -31,7 +31,7 @@ from fourfold.layers.patch_embedding import PatchEmbedding, convolutional_stem
 
 
 @dataclass(frozen=True)
-class PatchConfig(TransformerConfig):
+class PatchConfig(BaseSizeConfig):
     """Config of the encoder of an image, which is divided into patches; by default ViT-B/16.
 
     Args:
@@ -40,10 +40,6 @@ class PatchConfig(TransformerConfig):
         n_channels: Number of channels C.
     """
 
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_ff: int = 3072
     activation: Activation = "gelu"
     norm_placement: NormPlacement = "pre"
     dropout: float = 0.0

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fourfold.data.loading.batches import SegmentationBatch
 from fourfold.losses import IGNORE_INDEX, upcast_fp32
-from fourfold.metrics import Mean
 from fourfold.metrics.classification import SegmentationScores
 from fourfold.models import Segmenter, SegmenterConfig
 from fourfold.optim import OptimizerConfig
@@ -43,16 +42,12 @@ class SemanticSegmentation(Task[Segmenter, SegmentationBatch]):
     )
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", min_lr=0.0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.loss = Mean()
-        self.scores: Any = None
-
     def configure_model(self) -> None:
         """Build the model, and the metric for its number of classes."""
         if self.model is None:
             super().configure_model()
-            self.scores = SegmentationScores(self.model.config.n_classes, IGNORE_INDEX)
+            n_classes: Any = self.config.n_classes  # not None, since the model is built
+            self.scores: Any = SegmentationScores(n_classes, IGNORE_INDEX)
 
     def pixel_logits(self, batch: SegmentationBatch) -> list[Tensor]:
         """Return the logits (1, K, height, width) of each image, at the size of its mask."""
