@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.explorer.inputs import (
-    Example,
-    real_rows,
-    short_title,
-    token_texts,
-)
+from fourfold.explorer.inputs import Example, real_rows, short_title, token_texts
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.explorer.views import Row, View
 from fourfold.generation import generate
@@ -169,8 +164,7 @@ class ClassifierView(View):
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text, or two texts that a tab separates."""
         ids, first = self.reader.joined(text.split("\t")[:2])
-        segments = [int(i >= first) for i in range(len(ids))]
-        return Example(short_title(text), ids, segments=segments)
+        return Example(short_title(text), ids, segments=[int(i >= first) for i in range(len(ids))])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a batch with the field `ids` (B, T)."""
@@ -186,8 +180,7 @@ class ClassifierView(View):
             if hasattr(self.model, "classify"):  # on a causal LM
                 return self.model.classify(self.model.hidden(ids))
             segments = example.segments if self.model.config.n_segments > 1 else None
-            known = None if segments is None else self.tensor(segments)
-            return self.model(ids, segments=known)
+            return self.model(ids, segments=None if segments is None else self.tensor(segments))
 
         output = collector.collect(self.model, forward, {"self": kind})
         classes = self.classes(output[0]) if output.ndim == 2 else []

@@ -7,7 +7,7 @@ Shapes: L layers, T tokens, K classes, V vocabulary, C channels, H height, W wid
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from fourfold.explorer.inputs import (
 )
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.generation import beam_search
-from fourfold.generation.text_reader import TextReader
+from fourfold.generation.text_model import TextModel
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.layers.base_model import Model
 from fourfold.losses import probabilities
@@ -57,9 +57,9 @@ class View:
         self.device = model.device
 
     @cached_property
-    def reader(self) -> TextReader:
+    def reader(self) -> TextModel:
         """Tokenizer of the model, and its limits of texts."""
-        return TextReader(self.model, truncate=self.truncate)
+        return TextModel(self.model, truncate=self.truncate)
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text, and the target of an encoder-decoder, to an input of the page.
@@ -171,16 +171,12 @@ class View:
         """
         outputs: list[Tensor] = []
 
-        def look() -> Tensor | None:
-            def forward() -> None:
-                outputs.append(self.model(*inputs, **options))
+        def forward() -> None:
+            outputs.append(self.model(*inputs, **options))
 
-            if text_stack(self.model) is not None:
-                return logit_lens(self.model, forward, chosen)
-            forward()
-            return None
-
-        ranks = collector.collect(self.model, look, kinds)
+        lens: Any = partial(logit_lens, self.model, forward, chosen)
+        has_lens = text_stack(self.model) is not None
+        ranks = collector.collect(self.model, lens if has_lens else forward, kinds)
         return outputs[0][0], None if ranks is None else ranks[:, 0]
 
     def decode(self, example: Example, collector: Collector, kinds: dict[str, Kind], x: Any) -> Row:
