@@ -70,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     if any(word.partition("=")[0] == SEED for word in words):
         raise InputError(f"is set by `fourfold {command}`: use --seeds", option=SEED)
     space = read_space(Path(options.space)) if options.space else {}
-    seeds = parse_seeds(options.seeds or ",".join(map(str, space.pop(SEED[2:], (0, 1, 2)))))
+    listed = ",".join(map(str, space.pop(SEED[2:], (0, 1, 2))))
+    seeds = parse_seeds(options.seeds or listed)
     folder, runs = Path(options.run_dir), []
     for setting, point in (make_grid(words, space) if is_sweep else {"": words}).items():
         recipe = expand_arguments(point)
