@@ -6,9 +6,8 @@ state a value.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -92,10 +91,15 @@ def tokens(values: Values) -> tuple[float, ...]:
     `batch_rows` times `length`.
     """
     keys = ("batch_tokens",) if "batch_tokens" in values else ("batch_rows", "length")
-    return _per_step(values, keys)
+    return _per_step(values, *keys)
 
 
-def _per_step(values: Values, keys: Sequence[str]) -> tuple[float, ...]:
+def rows(values: Values) -> tuple[float, ...]:
+    """Compute the samples per optimizer step over all devices."""
+    return _per_step(values, "batch_rows")
+
+
+def _per_step(values: Values, *keys: str) -> tuple[float, ...]:
     """Multiply values by the devices and accumulation steps, which are 1 if not stated."""
     stated = {"devices": 1, "accumulation": 1, **values}
     return (float(math.prod(int(stated[key]) for key in (*keys, "devices", "accumulation"))),)
@@ -120,10 +124,5 @@ RESOLVED = (
         ("weight_decay_form", "lr", "schedule", "d_model"),
     ),
     Resolution("tokens per step (of a sentence pair, those of the longer side)", (), tokens, BATCH),
-    Resolution(
-        "rows per step",
-        (),
-        partial(_per_step, keys=("batch_rows",)),
-        ("batch_rows", "devices", "accumulation"),
-    ),
+    Resolution("rows per step", (), rows, ("batch_rows", "devices", "accumulation")),
 )
