@@ -55,12 +55,6 @@ def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return [int(i) for i in np.cumsum(tokenizer.word_starts(np.asarray(ids, np.int64))) - 1]
 
 
-def special_positions(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the positions in `ids` that hold a special token other than the mask token."""
-    hidden = set(tokenizer.special_ids) - {tokenizer.mask_id}
-    return [position for position, i in enumerate(ids) if i in hidden]
-
-
 def short_title(text: str, width: int = 80) -> str:
     """Return a text as one line of at most `width` characters, with "…" if it was shortened."""
     line = " ".join(text.split()) or "(empty)"

@@ -44,14 +44,7 @@ class CausalView(View):
         n_new = self.n_new if limit is None else min(self.n_new, limit - len(example.ids))
         if n_new < 1:
             return example
-        ids = generate(
-            self.model,
-            self.tensor(example.ids),
-            max_new_tokens=n_new,
-            temperature=0.0,
-            eos_id=self.end_ids,
-            pad_id=self.reader.tokenizer.pad_id,
-        )
+        ids = generate(self.model, self.tensor(example.ids), max_new_tokens=n_new, temperature=0.0)
         return replace(example, target=self.until_end(ids[0, len(example.ids) :].tolist()))
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:

@@ -19,7 +19,6 @@ from fourfold.explorer.inputs import (
     Example,
     Hypothesis,
     short_title,
-    special_positions,
     token_texts,
     word_numbers,
 )
@@ -108,13 +107,16 @@ class View:
         """Return the fields that describe the tokens of an example, from ids by token list.
 
         `tokens` holds the text of each token, `words` the index of each token's word, and `special`
-        the positions of special tokens.
+        the positions of special tokens other than the mask token.
         """
         tokenizer = self.reader.tokenizer
+        hidden = set(tokenizer.special_ids) - {tokenizer.mask_id}
         return {
             "tokens": {name: token_texts(tokenizer, ids) for name, ids in lists.items()},
             "words": {name: word_numbers(tokenizer, ids) for name, ids in lists.items()},
-            "special": {name: special_positions(tokenizer, ids) for name, ids in lists.items()},
+            "special": {
+                k: [i for i, x in enumerate(ids) if x in hidden] for k, ids in lists.items()
+            },
         }
 
     def steps(
@@ -227,7 +229,7 @@ class View:
         """
         num_beams = getattr(self.model.generation_defaults, "num_beams", None) or 1
         found: list[Hypothesis] = []
-        options = {"eos_id": self.end_ids, "num_return_sequences": num_beams, **options}
+        options["num_return_sequences"] = num_beams
         ids, scores = beam_search(self.model, source, num_beams, **options)
         rows = ids.reshape(-1, ids.shape[-1])[:, 1:].tolist()
         for row, score in zip(rows, scores.flatten().tolist(), strict=True):

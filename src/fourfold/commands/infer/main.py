@@ -8,7 +8,6 @@ import sys
 from argparse import BooleanOptionalAction, Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from io import TextIOWrapper
 from pkgutil import resolve_name
 from typing import Any
@@ -184,8 +183,7 @@ def make_answer(command: str, model: Any, options: Namespace) -> Callable[[list[
     streams = given.get("stream", False)
     if command == "generate":
         given["copies"] = Counter()  # so that a repeated prompt is sampled anew
-        show = partial(print, end="", flush=True)
-        given["stream"] = (lambda text: show(escape(text))) if streams else None
+        given["stream"] = (lambda x: print(escape(x), end="", flush=True)) if streams else None
 
     def answer(lines: list[str]) -> list[str]:
         found = function(model, lines, **given)
