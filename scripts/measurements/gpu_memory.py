@@ -58,7 +58,7 @@ def read(name: str) -> Recipe:
 
 def batch_of(recipe: Recipe, family: str, size: int, device: torch.device) -> Any:
     """Create a random batch of a recipe."""
-    config: Any = recipe.config
+    config: Any = recipe.task.config
     length = row_length(recipe)
     if family == "vit":
         n_out, length = config.n_classes, config.image_size
@@ -99,7 +99,7 @@ def measure(name: str, device: torch.device) -> Iterator[tuple[Any, ...]]:
         seconds: list[float] = []
 
         def build_and_train(mode: Any = mode, seconds: list[float] = seconds) -> None:
-            task.model = type(planned)(recipe.config).to(device).train()
+            task.model = type(planned)(recipe.task.config).to(device).train()
             task.model.set_activation_checkpointing(mode)
             seconds += train(task, batch_of(recipe, family, size, device), device)
 

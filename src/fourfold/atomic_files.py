@@ -122,8 +122,7 @@ def disk_errors(file: Path) -> Iterator[None]:
     except Exception as error:
         if (code := _error_code(error)) not in DISK_ERRORS:
             raise
-        message = f"{file} cannot be written: {os.strerror(code)}"
-        raise DiskError(message) from error
+        raise DiskError(f"{file} cannot be written: {os.strerror(code)}") from error
 
 
 def disk_error(error: OSError) -> DiskError | None:

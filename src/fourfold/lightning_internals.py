@@ -122,9 +122,8 @@ class _ExactDataConnector(_DataConnector):
         return hasattr(getattr(dataloader, "batch_sampler", None), "world_size")
 
     def _requires_distributed_sampler(self, dataloader: Any) -> bool:
-        return not self._is_divided(dataloader) and super()._requires_distributed_sampler(
-            dataloader
-        )
+        is_divided = self._is_divided(dataloader)
+        return not is_divided and super()._requires_distributed_sampler(dataloader)
 
     def _resolve_sampler(self, dataloader: Any, shuffle: bool, mode: Any = None) -> Any:
         evaluates = mode in (RunningStage.VALIDATING, RunningStage.TESTING)

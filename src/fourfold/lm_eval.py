@@ -103,8 +103,7 @@ class FourfoldLM(LM):
     def _generate(self, prompts: list[str], given: dict[str, Any]) -> list[str]:
         stops = given.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
-        options: dict[str, Any] = {"truncate": True, "batch_size": self.batch_size}
-        options["num_return_sequences"] = 1
+        options: Any = {"batch_size": self.batch_size, "truncate": True, "num_return_sequences": 1}
         wanted = int(given.get("max_gen_toks", self.max_gen_toks))
         limit = getattr(self.model.config, "max_len", None)
         options["max_new_tokens"] = wanted if limit is None else min(wanted, limit // 2)

@@ -143,8 +143,7 @@ def read_text(path: str) -> str:
 
 def read_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 file, as `read_text` reads it, without line endings."""
-    lines = read_text(path).removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
+    return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
 
 
 def parse_json(text: str, file: str, line: int | None = None) -> Any:

@@ -196,7 +196,7 @@ def test_steps_of_epochs_are_counted_in_the_data() -> None:
     arguments = ["--config", str(CONFIGS / "vit/tiny.yaml"), "--trainer.max_epochs", "3"]
     recipe = read_recipe(parser, parse(parser, arguments))
     assert recipe.steps == 3 * recipe.data.n_train_batches()
-    assert recipe.config.n_classes == 10  # type: ignore[attr-defined]
+    assert recipe.task.config.n_classes == 10  # type: ignore[attr-defined]
     for limit, batches in (("2", 2), ("0.5", recipe.data.n_train_batches() // 2), ("1.0", None)):
         more = [*arguments, f"--trainer.limit_train_batches={limit}"]
         limited = read_recipe(parser, parse(parser, more))

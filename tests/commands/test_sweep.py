@@ -287,7 +287,6 @@ def test_bad_input_is_reported_before_a_run(here: Path, run: Run, trainings: Tra
     for words, message in (
         (["--model.optimizer.lrx", "1,2"], "did you mean model.optimizer.lr?"),
         (["--model.optimizer.lr", "1,1"], "lr=1 twice"),
-        (["--jobs", "0"], "--jobs must be"),
         (["--seed_everything", "1,2"], "use --seeds"),
         (["--config", "vit/tiny,vit/tinny"], "tinny"),
     ):

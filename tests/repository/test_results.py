@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fourfold.reproduce.exact_values import exact_cell
-from fourfold.reproduce.load_tables import all_tables
+from fourfold.reproduce.load_tables import find_tables
 from fourfold.reproduce.runs.plan import plan_runs
 from fourfold.reproduce.runs.record import Record, collect_results
 from fourfold.reproduce.runs.run import Machine, title_of
@@ -19,7 +19,7 @@ from fourfold.reproduce.tables import RECIPES
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 OBTAINED = sorted(RESULTS.rglob("table.json"))
-TABLES = {table.name: table for table in all_tables()}
+TABLES = {table.name: table for table in find_tables(["all"])}
 DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*/)")
 COMMAND = re.compile(r"\b(fourfold|python|sh|make) +[\w-]+")
 

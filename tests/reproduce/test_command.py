@@ -22,12 +22,12 @@ from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.reproduce import load_tables
 from fourfold.reproduce.command import parse_budget
-from fourfold.reproduce.load_tables import all_tables, find_tables, read_paper
+from fourfold.reproduce.load_tables import find_tables, read_paper
 from fourfold.reproduce.runs.plan import options, plan_runs
 from fourfold.reproduce.runs.required_data import find_files, hashes
 from fourfold.reproduce.runs.run import Machine, Run
 
-RUNNING = [t for t in all_tables() if t.tiers]
+RUNNING = [t for t in find_tables(["all"]) if t.tiers]
 
 
 def n_runs(table: Any) -> int:
@@ -115,7 +115,9 @@ def test_the_list_shows_every_table_and_what_is_there(
     out = ["--out", str(tmp_path)]
     assert main(["reproduce", "--list", *out]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == [table.name for table in all_tables()]
+    assert [line.split()[0] for line in lines[::2]] == [
+        table.name for table in find_tables(["all"])
+    ]
     assert main(["reproduce", "gpt2_2019/table2", *out]) == 0
     capsys.readouterr()
     assert main(["reproduce", "--list", "gpt2_2019", *out]) == 0

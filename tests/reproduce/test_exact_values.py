@@ -8,10 +8,10 @@ import yaml
 
 from fourfold.reproduce.cells import Cell, agrees
 from fourfold.reproduce.exact_values import exact_cell
-from fourfold.reproduce.load_tables import all_tables
+from fourfold.reproduce.load_tables import find_tables
 from fourfold.reproduce.tables import Column, Table
 
-TABLES = {table.name: table for table in all_tables()}
+TABLES = {table.name: table for table in find_tables(["all"])}
 EXACT = [name for name, table in TABLES.items() if "exact" in table.obtainable]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fourfold.metrics.significance import mean_interval
 from fourfold.reproduce.cells import Cell, count_verdicts, measured_cell
-from fourfold.reproduce.load_tables import DATA, all_tables, find_tables
+from fourfold.reproduce.load_tables import DATA, find_tables
 from fourfold.reproduce.statements import (
     FIELDS,
     VERDICTS,
@@ -23,7 +23,7 @@ from fourfold.reproduce.statements import (
 from fourfold.reproduce.tables import Statement, Table
 
 (TABLE,) = find_tables(["vaswani2017/table3"])
-STATED = [table for table in all_tables() if table.statements]
+STATED = [table for table in find_tables(["all"]) if table.statements]
 STATEMENTS = [
     pytest.param(table, statement, id=f"{table.name}-{name}")
     for table in STATED
@@ -42,7 +42,7 @@ def seeds(column: str, **rows: list[float]) -> list[Cell]:
 
 
 def test_every_laptop_table_has_statements() -> None:
-    laptop = {table.name for table in all_tables() if "laptop" in table.obtainable}
+    laptop = {table.name for table in find_tables(["all"]) if "laptop" in table.obtainable}
     assert {table.name for table in STATED} == laptop - WITHOUT_STATEMENTS
     assert len(STATED) >= 10
     assert len(STATEMENTS) >= 60

@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from fourfold.errors import InputError
-from fourfold.reproduce.load_tables import all_tables, find_tables, merged, papers, read_paper
+from fourfold.reproduce.load_tables import find_tables, merged, papers, read_paper
 from fourfold.reproduce.runs.plan import SECTIONS
 from fourfold.reproduce.tables import RANDOM, RECIPES, printed_number, printed_step
 
-TABLES = {table.name: table for table in all_tables()}
+TABLES = {table.name: table for table in find_tables(["all"])}
 
 # What the package promises to follow.
 PROMISED = {

@@ -5,6 +5,7 @@ Shapes: L layers, B batch, H heads, T tokens.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ def with_residual(weights: Array) -> Array:
     The identity I represents the residual connection (Abnar and Zuidema 2020, section 3).
     """
     mixed = weights + np.eye(weights.shape[-1], dtype=weights.dtype)
-    total: Array = mixed.sum(-1, keepdims=True)
-    return mixed / total
+    return mixed / mixed.sum(-1, keepdims=True)
 
 
 def rollout(weights: Array) -> Array:
@@ -36,11 +36,7 @@ def rollout(weights: Array) -> Array:
         weights: Self-attention weights (L, ..., T, T) of all layers from the first layer on,
             usually averaged over heads.
     """
-    mixed = with_residual(weights)
-    products = [mixed[0]]
-    for layer in mixed[1:]:
-        products.append(layer @ products[-1])
-    return np.stack(products)
+    return np.stack(list(accumulate(with_residual(weights), lambda below, layer: layer @ below)))
 
 
 def relevance(

@@ -164,12 +164,9 @@ def select_layers(model: Model, layers: Sequence[int] | None, option: str = "lay
     """
     places = attention_layers(model)
     if not places:
-        raise InputError(
-            f"must have attention, got {type(model).__name__} without it", option="the model"
-        )
-    depth: dict[str, int] = {}
-    for name, layer in places.values():
-        depth[name] = max(depth.get(name, 0), layer + 1)
+        problem = f"must have attention, got {type(model).__name__} without it"
+        raise InputError(problem, option="the model")
+    depth = {name: layer + 1 for name, layer in places.values()}  # of the last layer of each kind
     deepest = max(depth.values())
     for layer in layers or ():
         if not -deepest <= layer < deepest:

@@ -54,13 +54,12 @@ def score_statistics(width: int, scale: float, seed: int = 0) -> ScoreStatistics
     # The derivative is diag(a) - a a^T, for weights a.
     jacobian = (squares - 2 * weights.pow(3).sum(-1) + squares.pow(2)).clamp(min=0).sqrt()
     x = torch.randn(N_SEQUENCES, N_TOKENS, width, generator=noise, dtype=torch.float64)
-    own = attention_weights(x, x, scale=scale).diagonal(dim1=-2, dim2=-1)
     return ScoreStatistics(
         variance=float(scores.var()),
         largest_weight=float(weights.amax(-1).mean()),
         entropy=float(-torch.xlogy(weights, weights).sum(-1).mean()),
         jacobian=float(jacobian.mean()),
-        self_weight=float(own.mean()),
+        self_weight=float(attention_weights(x, x, scale=scale).diagonal(dim1=-2, dim2=-1).mean()),
     )
 
 

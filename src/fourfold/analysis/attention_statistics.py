@@ -65,8 +65,7 @@ def induction_targets(ids: Tensor) -> Tensor:
 def target_share(weights: Tensor, targets: Tensor) -> Tensor:
     """Return the mean weight (B, H) of the marked keys (B, T, S) of a query; NaN without any."""
     has_target = targets.any(-1)[:, None]  # (B, 1, T)
-    shares = (weights * targets[:, None]).sum(-1) * has_target
-    return shares.sum(-1) / has_target.sum(-1)
+    return ((weights * targets[:, None]).sum(-1) * has_target).sum(-1) / has_target.sum(-1)
 
 
 def head_statistics(

@@ -58,8 +58,7 @@ def state_gradient_norms(layer: nn.RNNBase, x: Tensor, distances: Sequence[int])
     state = x.new_zeros(n_parts, layer.num_layers, size, layer.hidden_size)  # (P, L, S, H)
     states = []
     for token in x.split(1, dim=1):
-        parts = tuple(state) if n_parts == 2 else state[0]
-        new = layer(token, parts)[1]
+        new = layer(token, tuple(state) if n_parts == 2 else state[0])[1]
         state = torch.stack(new if n_parts == 2 else (new,))
         states.append(state)
     last = state.movedim(2, 0).flatten(1)  # (S, S)

@@ -8,20 +8,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourfold.core.block import Stack
 
 
-def hidden_states(stack: nn.Module, forward: Callable[[], object]) -> list[Tensor]:
+def hidden_states(stack: Stack, forward: Callable[[], object]) -> list[Tensor]:
     """Run a model by `forward`, and return the output (B, T, D) of each block of one stack."""
-    assert isinstance(stack, Stack)
     states: list[Tensor] = []
     with ExitStack() as hooks:
         for block in stack.blocks:
-            hooks.enter_context(
-                block.register_forward_hook(lambda _module, _args, output: states.append(output))
-            )
+            hook = block.register_forward_hook(lambda _block, _args, y: states.append(y))
+            hooks.enter_context(hook)
         forward()
     return states
 

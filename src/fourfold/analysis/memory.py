@@ -172,7 +172,7 @@ def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool)
         if fake:
             context.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         given = *model.named_buffers(), *model.named_parameters()
-        tensors = {f"model.{name}": zeros(x) for name, x in given}
+        tensors = {name: zeros(x) for name, x in given}
         context.enter_context(attention_backend("sdpa"))
         context.enter_context(_FusedAttention())
         context.enter_context(saved_tensors_hooks(pack, lambda x: x))
@@ -184,7 +184,10 @@ def _trace(model: Model, inputs: tuple[Tensor, ...], precision: str, fake: bool)
         torch.set_autocast_dtype(device, compute)
         context.callback(torch.set_autocast_enabled, device, False)
         context.callback(torch.clear_autocast_cache)
-        functional_call(_UpToHead(model).train(), tensors, tuple(map(zeros, inputs)))
+        context.callback(vars(model).pop, "forward", None)
+        if isinstance(getattr(model, "head", None), VocabularyHead):  # its loss stores no logits
+            model.forward = model.hidden  # type: ignore[method-assign]
+        functional_call(model.train(), tensors, tuple(map(zeros, inputs)))
     own = {x.untyped_storage()._cdata for x in tensors.values()}
     return sum(storage.nbytes() for key, storage in storages.items() if key not in own)
 
@@ -195,18 +198,6 @@ def _recomputed(model: Model) -> list[nn.Module]:
     whole = [block for block in blocks if block.recompute == "block"]
     attention = [block for block in blocks if block.recompute == "attention"]
     return whole + [layer for b in attention for n, layer in b.named_children() if n in ATTENTION]
-
-
-class _UpToHead(nn.Module):
-    """Model without its vocabulary head, whose loss does not store the logits."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        has_vocabulary = isinstance(getattr(self.model, "head", None), VocabularyHead)
-        return self.model.hidden(*inputs) if has_vocabulary else self.model(*inputs)
 
 
 class _FusedAttention(TorchFunctionMode):
@@ -270,9 +261,8 @@ def split_batch(
             divisible by `devices`, or no micro-batch fits.
     """
     if devices < 1 or total < devices or (exact and total % devices):
-        raise InputError(
-            f"must divide the global batch of {total}, got {devices}", option="--devices"
-        )
+        message = f"must divide the global batch of {total}, got {devices}"
+        raise InputError(message, option="--devices")
     share = total // devices
     for accumulation in range(1, share + 1):
         if (not exact or share % accumulation == 0) and fits(share // accumulation):

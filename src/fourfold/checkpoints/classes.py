@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any
 
 from fourfold.errors import InputError
 from fourfold.families import import_member, members
@@ -43,18 +43,6 @@ def model_name(cls: type[Any]) -> str:
     return cls.__name__ if is_known and is_shipped(cls) else class_path(cls)
 
 
-def import_class(path: str) -> type[Any]:
-    """Import a class, which the user has allowed, from its import path such as `mypkg.AlibiTask`.
-
-    Raises:
-        InputError: There is no such class, or its module cannot be imported.
-    """
-    try:
-        return cast(type[Any], resolve_name(path))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"cannot import {path}: {error}", option="--allow_class") from error
-
-
 def find_user_class(path: str, classes: Classes, file: str | Path | None) -> type[Any]:
     """Return the user's model class or task class that a checkpoint names by its import path.
 
@@ -68,14 +56,15 @@ def find_user_class(path: str, classes: Classes, file: str | Path | None) -> typ
         if members(section).get(name) == module:
             return import_member(section, name)
     for given in classes:
-        cls = import_class(given) if isinstance(given, str) else given
+        try:
+            cls = resolve_name(given) if isinstance(given, str) else given
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InputError(f"cannot import {given}: {error}", option="--allow_class") from error
         if path in (given, class_path(cls)):
             return cls
-    raise InputError(
-        f"the checkpoint needs the class {path}, which is not part of fourfold; allow its import"
-        f" with --allow_class {path} (in Python: classes=[{path.rpartition('.')[2]}])",
-        file=file,
-    )
+    message = f"the checkpoint needs the class {path}, which is not part of fourfold; allow its"
+    message += f" import with --allow_class {path} (in Python: classes=[{path.rpartition('.')[2]}])"
+    raise InputError(message, file=file)
 
 
 def find_model_class(

@@ -47,11 +47,9 @@ def check_same_settings(
     for key, value in flatten(current).items():
         section, name = key.partition(".")[0], key.rpartition(".")[2]
         changes_output = section == "config" and name not in TRAINING_ONLY
-        if not (training or changes_output or key in ("tuning.lora_rank", "tuning.lora_alpha")):
-            continue
-        if section == "init_from":
-            continue  # the checkpoint has its own weights
-        if key in old and as_list(old[key]) != as_list(value):
+        is_compared = training or changes_output or key in ("tuning.lora_rank", "tuning.lora_alpha")
+        is_compared &= section != "init_from"  # the checkpoint has its own weights
+        if is_compared and as_list(old.get(key, value)) != as_list(value):
             message = f"must be {old[key]}, as in the checkpoint, got {value}"
             if training and section in ("optimizer", "schedule"):
                 message += "; another --run_dir starts a new training, with --model.init_from from"

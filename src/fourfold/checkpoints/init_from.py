@@ -90,13 +90,9 @@ def initialize_from(
         check_choice("init_from", role, tuple(PREFIXES_BY_ROLE))
         old = source.tokenizer.to_str() if source.tokenizer else None
         with errors_in(path):
+            more, tokens = unmapped_tensors_for(source, model), shared_vocabulary(old, tokenizer)
             report = transfer(
-                model,
-                source,
-                role,
-                more=unmapped_tensors_for(source, model),
-                tokens=shared_vocabulary(old, tokenizer),
-                interpolation=interpolation,
+                model, source, role, more=more, tokens=tokens, interpolation=interpolation
             )
         reports.append(report)
         lines += replace(report, new=[]).lines()

@@ -93,8 +93,7 @@ def stored_defaults(content: Mapping[str, Any], path: Path) -> GenerationDefault
     task = content["fourfold"]["task"]
     defaults = generation_defaults(task["init_args"])
     if not task["class"]:  # a directory of `fourfold.save`, which stores all fields
-        sampling = {name: task["init_args"].get(name) for name in SAMPLING}
-        defaults = replace(defaults, **sampling)
+        defaults = replace(defaults, **{name: task["init_args"].get(name) for name in SAMPLING})
     with reading(path):
         source = _source_record(content)
     if source is None:
@@ -154,10 +153,7 @@ def read_model(
 
 
 def model_from_checkpoint(
-    content: Mapping[str, Any],
-    path: Path,
-    classes: Classes = (),
-    dtype: torch.dtype | None = None,
+    content: Mapping[str, Any], path: Path, classes: Classes = (), dtype: torch.dtype | None = None
 ) -> Model:
     """Build the model of a checkpoint, with its low-rank updates (LoRA) merged into the weights.
 
@@ -177,9 +173,8 @@ def model_from_checkpoint(
         model = _build_model(content, path, model_class, config_class, dtype)
         check_classes(model.config, artifacts, path)
         model.source = _source_record(content)
-        defaults = stored_defaults(content, path)
         return directory.set_attributes(
-            model, path, artifacts.get("tokenizer"), artifacts, defaults
+            model, path, artifacts.get("tokenizer"), artifacts, stored_defaults(content, path)
         )
 
 

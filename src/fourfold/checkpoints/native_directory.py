@@ -50,10 +50,8 @@ def read(path: Path) -> dict[str, Any]:
         "data": data,
     }
     weights = read_safetensors(path / WEIGHTS_FILE)
-    return {
-        "fourfold": saved,
-        "state_dict": {WEIGHT_PREFIX + name: tensor for name, tensor in weights.items()},
-    }
+    state = {WEIGHT_PREFIX + name: tensor for name, tensor in weights.items()}
+    return {"fourfold": saved, "state_dict": state}
 
 
 def write(model: Any, path: Path) -> None:
@@ -63,12 +61,11 @@ def write(model: Any, path: Path) -> None:
     exist.
     """
     artifacts = getattr(model, "artifacts", {}).items()
-    defaults = getattr(model, "generation_defaults", None) or GenerationDefaults()
     description = {
         "version": VERSION,
         "model": {"class": model_name(type(model)), "config": asdict(model.config)},
         "artifacts": {name: value for name, value in artifacts if name != "tokenizer"},
-        "generation": asdict(defaults),
+        "generation": asdict(getattr(model, "generation_defaults", None) or GenerationDefaults()),
     }
     # Copies, since the format does not store tensors that share memory.
     weights = {name: x.detach().cpu().clone() for name, x in model.state_dict().items()}

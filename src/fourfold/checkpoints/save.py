@@ -109,16 +109,12 @@ def staged_directory(path: Path) -> Iterator[Path]:
         yield staged
         staged.chmod(0o755)  # mkdtemp makes it private
         if path.exists() and any(path.iterdir()):
-            _replace_files(staged, path)
+            names = sorted(os.listdir(staged), key=lambda name: name in DESCRIPTIONS)
+            for name in names:
+                os.replace(staged / name, path / name)
+            for name in set(DESCRIPTIONS).difference(names):  # description in the other format
+                (path / name).unlink(missing_ok=True)
         else:
             os.replace(staged, path)  # also replaces an empty directory
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-
-
-def _replace_files(staged: Path, path: Path) -> None:
-    names = sorted(os.listdir(staged), key=lambda name: name in DESCRIPTIONS)
-    for name in names:
-        os.replace(staged / name, path / name)
-    for name in set(DESCRIPTIONS).difference(names):  # description in the other format
-        (path / name).unlink(missing_ok=True)

@@ -198,16 +198,13 @@ def dataclass_from_dict(cls: Any, values: Any) -> Any:
     if not isinstance(values, Mapping):
         raise InputError(f"must be a mapping, got {quote(values)!r}", option=cls.__name__)
     types: dict[str, Any] = {field.name: field.type for field in fields(cls)}
-    for name in values:
+    built = dict(values)
+    for name, value in values.items():
         if name not in types:
             raise InputError(f"is not a field of {cls.__name__}", option=str(name)[:80])
-    return cls(
-        **{
-            name: value if inner is None or value is None else dataclass_from_dict(inner, value)
-            for name, value in values.items()
-            for inner in [_dataclass_of(types[name])]
-        }
-    )
+        if value is not None and (inner := _dataclass_of(types[name])):
+            built[name] = dataclass_from_dict(inner, value)
+    return cls(**built)
 
 
 def _dataclass_of(annotation: Any) -> Any:

@@ -150,12 +150,11 @@ def copy_vectors(
             weight[vocabulary.pad_id] = padding
             weight[list(chosen)] = table.to(weight) / module.scale
     names = {f"{name}.tokens.weight" for name in embeddings}
-    line = (
+    return (
         f"init_from {path}: vectors for {len(chosen):,} of {len(forms):,} tokens"
         f" ({len(chosen) / len(forms):.1%}), other rows with standard deviation {std:.3g},"
         f" in {' and '.join(sorted(names))}"
-    )
-    return line, names
+    ), names
 
 
 def _token_embeddings(model: nn.Module, prefix: str) -> dict[str, TokenEmbedding]:

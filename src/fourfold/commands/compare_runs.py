@@ -152,8 +152,8 @@ def show_runs(runs: Mapping[str, Path], out: Path | None) -> None:
         for metric in dict.fromkeys(metric for x in found.values() for metric in x)
     }
     lines = [f"{name}  {run}" for name, run in runs.items()]
-    rows = {**differing, **metrics}
-    metrics_report.show_rows("\n".join(lines), ("option or metric", *runs), rows)
+    names = ("option or metric", *runs)
+    metrics_report.show_rows("\n".join(lines), names, {**differing, **metrics})
     if out is None:
         return
     curves = {name: read_curves(run) for name, run in runs.items()}

@@ -72,11 +72,6 @@ def options(arguments: list[str]) -> Iterator[tuple[str, str]]:
             yield name[2:], value if equals else "".join(arguments[number + 1 : number + 2])
 
 
-def is_given(name: str, arguments: list[str]) -> bool:
-    """Return True if a command line has the option `--name`; config files are not searched."""
-    return any(option == name for option, _ in options(arguments))
-
-
 def config_files(arguments: list[str]) -> list[Path]:
     """Return the paths of the config files that the `--config` options of a command line name."""
     values = [value for name, value in options(arguments) if name == "config"]

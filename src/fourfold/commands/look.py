@@ -1,4 +1,12 @@
-"""`fourfold look`: one HTML file that shows the attention of one or several checkpoints."""
+"""Write one HTML file that shows the attention of a checkpoint.
+
+It has the maps of all layers and heads, their statistics beside those of uniform attention, and
+predictions. It opens without a network.
+
+Without --text, --source and --image, the inputs are the first rows of the test data of the
+checkpoint's run directory. Several checkpoints, also of different families, are shown on one page,
+each with rows of its own test data. Layers and heads are counted from 0.
+"""
 
 import os
 import shlex
@@ -11,18 +19,10 @@ from fourfold.commands.option_parser import OptionParser
 from fourfold.core.validation import check_positive, check_range
 from fourfold.errors import InputError
 
-DESCRIPTION = """\
-Write one HTML file that shows the attention of a checkpoint: maps of all layers and heads, their
-statistics beside those of uniform attention, and predictions. It opens without a network."""
-EPILOG = """\
-Without --text, --source and --image, the inputs are the first rows of the test data of the
-checkpoint's run directory. Several checkpoints, also of different families, are shown on one page,
-each with rows of its own test data. Layers and heads are counted from 0."""
-
 
 def make_parser() -> OptionParser:
     """Return the parser of `fourfold look`."""
-    parser = OptionParser(prog="fourfold look", description=DESCRIPTION, epilog=EPILOG)
+    parser = OptionParser(prog="fourfold look", description=__doc__)
     add = parser.add_argument
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoint file or run directory")
     parser.add_allow_class()
@@ -32,12 +32,8 @@ def make_parser() -> OptionParser:
     add("--image", nargs="+", default=[], metavar="FILE", help="image files")
     add("--generate", type=int, default=20, metavar="N", help="tokens of a causal LM (%(default)s)")
     add("--compare", metavar="OTHER", help="second checkpoint of the same family and tokens")
-    add(
-        "--layers",
-        type=parse_layers,
-        metavar="L,...",
-        help="layers, such as 0,3,last (default: all that fit)",
-    )
+    help_text = "layers, such as 0,3,last (default: all that fit)"
+    add("--layers", type=parse_layers, metavar="L,...", help=help_text)
     add("--rows", type=int, default=8, metavar="N", help="rows of the test data (%(default)s)")
     add("--out", default="look.html", metavar="FILE", help="file to write (%(default)s)")
     add("--overwrite", action="store_true", help="replace the file if it exists")
@@ -68,15 +64,12 @@ def main(argv: Sequence[str]) -> int:
 
     out = Path(options.out)
     check_output(out, options.overwrite)
-    if options.target and not options.source:
-        raise InputError("needs --source", option="--target")
     paths = [Path(path) for path in options.checkpoints]
     inputs = ("text", "source", "image", "compare")
     if len(paths) > 1 and (given := next((name for name in inputs if getattr(options, name)), "")):
         raise InputError(f"needs a single checkpoint, got {len(paths)}", option=f"--{given}")
-    settings = Settings(options.layers, options.precision, options.generate, options.truncate)
-    command = shown_command(argv)
-    settings = settings._replace(command=command, n_models=len(paths))
+    shown = options.layers, options.precision, options.generate, options.truncate
+    settings = Settings(*shown, shown_command(argv), n_models=len(paths))
     page = Page.join([document_of(path, options, settings) for path in paths])
     page.save(out, overwrite=options.overwrite)
     print(page.describe(out))

@@ -22,6 +22,7 @@ class OptionParser(ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
+        self.renamed: dict[str, str] = {}  # new names of options by old ones, with dashes
         self._names: list[str] = []  # of the given options
 
     def add_allow_class(self) -> None:
@@ -30,12 +31,9 @@ class OptionParser(ArgumentParser):
         Its value is the import path of a class outside of this package. Such a class is imported
         for a checkpoint only if it is given with this option.
         """
+        help_text = "import path of your own class that the checkpoint names; may be repeated"
         self.add_argument(
-            "--allow_class",
-            action="append",
-            default=[],
-            metavar="pkg.Class",
-            help="import path of your own class that the checkpoint names; may be repeated",
+            "--allow_class", action="append", default=[], metavar="pkg.Class", help=help_text
         )
 
     def add_loading_options(self, batch_size: int) -> None:
@@ -56,7 +54,8 @@ class OptionParser(ArgumentParser):
         Returns:
             The namespace of the known options, and a list of the remaining arguments.
         """
-        spellings = {option.replace("_", "-"): option for option in self._option_string_actions}
+        own = {option.replace("_", "-"): option for option in self._option_string_actions}
+        spellings = own | self.renamed
         known = []
         for argument in args:
             name, equals, value = argument.partition("=")

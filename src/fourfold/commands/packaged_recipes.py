@@ -57,14 +57,11 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: A part of a name, or a glob such as 'gpt2/*'; nothing means all recipes.
     """
-    parser = OptionParser(
-        prog="fourfold recipes",
-        description="List the recipes of the package with the first line of each.\n"
-        "`fourfold fit --config NAME` trains one of them.",
-    )
-    parser.add_argument(
-        "pattern", nargs="?", default="*", help="part of a name, or a pattern such as 'gpt2/*'"
-    )
+    description = "List the recipes of the package with the first line of each.\n"
+    description += "`fourfold fit --config NAME` trains one of them."
+    parser = OptionParser(prog="fourfold recipes", description=description)
+    help_text = "part of a name, or a pattern such as 'gpt2/*'"
+    parser.add_argument("pattern", nargs="?", default="*", help=help_text)
     pattern = parser.parse_args(list(argv)).pattern
     names = [name for name in recipe_names() if pattern in name or fnmatch(name, pattern)]
     if not names:

@@ -10,12 +10,7 @@ from dataclasses import fields
 
 from torch import nn
 
-from fourfold.analysis.flops import (
-    TRAINING_TO_FORWARD,
-    CostBreakdown,
-    forward_flops,
-    parameters,
-)
+from fourfold.analysis.flops import TRAINING_TO_FORWARD, CostBreakdown, forward_flops, parameters
 from fourfold.analysis.memory import Memory, format_bytes, split_batch, training_memory
 from fourfold.commands.config_files import expand_arguments
 from fourfold.commands.recipe import Recipe, make_parser, parse, read_recipe
@@ -75,11 +70,9 @@ def micro_batch_options(argv: Sequence[str], memory: float | None) -> dict[str, 
         return {}
     modules = recipe.task.model.modules()
     if micro < recipe.batch and any(isinstance(module, nn.BatchNorm2d) for module in modules):
-        raise InputError(
-            f"must be 1, got {recipe.devices}: batch norms compute statistics over the"
-            f" {recipe.batch} images of the batch, and each device would have {micro}",
-            option="trainer.devices",
-        )
+        message = f"must be 1, got {recipe.devices}: batch norms compute statistics over the"
+        message += f" {recipe.batch} images of the batch, and each device would have {micro}"
+        raise InputError(message, option="trainer.devices")
     return _options(recipe, micro, accumulation)
 
 
@@ -109,9 +102,10 @@ def row_length(recipe: Recipe) -> int | None:
     if not recipe.task.model.has_known_cost:
         message = f"must be another one: the cost of a {type(recipe.task.model).__name__} is not"
         raise InputError(f"{message} known", option="model")
-    if not hasattr(recipe.config, "vocab_size"):
+    config = recipe.task.config
+    if not hasattr(config, "vocab_size"):
         return None
-    limit: int | None = getattr(recipe.config, "max_len", None)
+    limit: int | None = getattr(config, "max_len", None)
     if _has_pairs(recipe.task.model):
         return min(DEFAULT_SENTENCE_LENGTH, limit or DEFAULT_SENTENCE_LENGTH)
     return recipe.length or limit
@@ -149,8 +143,7 @@ def _compute_lines(recipe: Recipe, length: int | None) -> list[str]:
     lines.append(_line("FLOPs, training, one step", f"{step:.3e}"))
     if recipe.steps is None:
         return [*lines, "FLOPs of the whole run: unknown, its steps depend on data not available"]
-    total = f"{step * recipe.steps:.3e}"
-    return [*lines, _line(f"FLOPs, training, {recipe.steps:,} steps", total)]
+    return [*lines, _line(f"FLOPs, training, {recipe.steps:,} steps", f"{step * recipe.steps:.3e}")]
 
 
 def _head_fraction(recipe: Recipe) -> float:
@@ -171,16 +164,16 @@ def _device_lines(
     recipe: Recipe, length: int | None, devices: int, memory: float | None
 ) -> list[str]:
     """Return lines of text with the memory of a device and the division of the global batch."""
-    total = recipe.global_batch
-    if devices % recipe.nodes:
-        message = f"must be a multiple of the {recipe.nodes} nodes, got {devices}"
+    total, nodes = recipe.global_batch, int(recipe.trainer["num_nodes"])
+    if devices % nodes:
+        message = f"must be a multiple of the {nodes} nodes, got {devices}"
         raise InputError(message, option="--devices")
     micro, accumulation = _split(recipe, devices, memory, length)
     used = micro_batch_memory(recipe, length, micro, devices)
     unit = "tokens" if recipe.counts_tokens else "rows"
     actual = devices * micro * accumulation
     rounded = "" if actual == total else f" (rounded to {actual:,})"
-    options = {"trainer.devices": devices // recipe.nodes, **_options(recipe, micro, accumulation)}
+    options = {"trainer.devices": devices // nodes, **_options(recipe, micro, accumulation)}
     precision = recipe.precision + f" ({AUTO})" * (recipe.trainer["precision"] == AUTO)
     lines = [
         *_table(f"memory, {precision}, one device", used, format_bytes),

@@ -7,7 +7,7 @@ The model is on the meta device, so that its weights take no memory.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from jsonargparse import ActionConfigFile
 from lightning import LightningDataModule, Trainer
@@ -19,7 +19,6 @@ from fourfold.commands.train.config_schema import check_keys
 from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_numbers, count_devices
 from fourfold.commands.train.parser import Parser, import_classes, parse_config
-from fourfold.core.config import TransformerConfig
 from fourfold.core.precision import resolve_precision
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import InputError
@@ -55,11 +54,6 @@ class Recipe:
     trainer: dict[str, Any]
 
     @property
-    def config(self) -> TransformerConfig:
-        """Config of the model, in which sizes such as `vocab_size` are filled in from the data."""
-        return cast(TransformerConfig, self.task.config)
-
-    @property
     def counts_tokens(self) -> bool:
         """True if the size of a batch is given in tokens (`max_tokens`), False if in examples."""
         return BATCH_KEYS[self.batch_key]
@@ -80,11 +74,6 @@ class Recipe:
         return int(self.trainer["accumulate_grad_batches"])
 
     @property
-    def nodes(self) -> int:
-        """Number of nodes (machines)."""
-        return int(self.trainer["num_nodes"])
-
-    @property
     def length(self) -> int | None:
         """Maximum number of tokens of an example; None for images, and if `counts_tokens`."""
         if self.counts_tokens:
@@ -94,7 +83,7 @@ class Recipe:
     @property
     def devices(self) -> int:
         """Number of devices on all nodes together; "auto" and -1 count as one device per node."""
-        return (count_devices(self.trainer["devices"]) or 1) * self.nodes
+        return (count_devices(self.trainer["devices"]) or 1) * int(self.trainer["num_nodes"])
 
     @property
     def precision(self) -> str:
@@ -180,7 +169,6 @@ def read_recipe(parser: Parser, config: Any) -> Recipe:
     arguments = config["data"]["init_args"].as_dict()
     keys = [key for key in BATCH_KEYS if arguments.get(key) is not None]
     if not keys:
-        raise InputError(
-            f"needs one of {', '.join(BATCH_KEYS)}, got {type(data).__name__}", option="data"
-        )
+        message = f"needs one of {', '.join(BATCH_KEYS)}, got {type(data).__name__}"
+        raise InputError(message, option="data")
     return Recipe(task, data, arguments, keys[0], trainer.as_dict())

@@ -51,8 +51,7 @@ class RunDirectory:
         """
         if named := config.get("run_dir") or config["trainer"].get("default_root_dir"):
             return cls(named)
-        files = [file for file in config.get("config") or [] if file is not None]
-        if files:
+        if files := [file for file in config.get("config") or [] if file is not None]:
             file = Path(str(files[0])).absolute()
             return cls(Path("runs") / file.parent.name / file.stem)
         return cls(Path("runs") / config["model"]["class_path"].rsplit(".", 1)[-1])
@@ -77,10 +76,8 @@ class RunDirectory:
         if ckpt_path is not None:
             from fourfold.checkpoints.files import is_run
 
-            other = RunDirectory(ckpt_path)
-            chosen = (
-                other._newest_complete() if is_run(ckpt_path) else self.find_checkpoint(ckpt_path)
-            )
+            other = RunDirectory(ckpt_path) if is_run(ckpt_path) else None
+            chosen = other._newest_complete() if other else self.find_checkpoint(ckpt_path)
             if available and not chosen.samefile(available):
                 raise self._must_be_new(f"with --ckpt_path {ckpt_path}", "without --ckpt_path")
             return chosen
@@ -89,11 +86,8 @@ class RunDirectory:
         return self._newest_complete() if available else None
 
     def _must_be_new(self, because: str, otherwise: str) -> InputError:
-        return InputError(
-            f"must be a new directory {because}, but {self.path} contains checkpoints;"
-            f" {otherwise}, their training is resumed",
-            option="--run_dir",
-        )
+        message = f"must be a new directory {because}, but {self.path} contains checkpoints;"
+        return InputError(f"{message} {otherwise}, their training is resumed", option="--run_dir")
 
     def resume_candidates(self) -> Iterator[Path]:
         """Yield the checkpoints that training can resume from, the newest first.
@@ -127,11 +121,9 @@ class RunDirectory:
                 damaged.append((chosen, error.message))
         else:
             names = ", ".join(file.name for file, _ in damaged) or "none"
-            raise InputError(
-                "there is no checkpoint to resume from that is not corrupted; remove the run"
-                f" directory to start from scratch, or choose another one (corrupted: {names})",
-                file=self.checkpoints,
-            )
+            message = "there is no checkpoint to resume from that is not corrupted; remove the run"
+            message += " directory to start from scratch, or choose another one"
+            raise InputError(f"{message} (corrupted: {names})", file=self.checkpoints)
         for file, reason in damaged:
             set_aside(file, reason, f"resuming from {chosen.name}")
         return chosen
@@ -158,9 +150,8 @@ class RunDirectory:
         try:
             content = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         except (*UNREADABLE, yaml.YAMLError) as error:
-            raise InputError(
-                f"the config file cannot be read: {error}", file=self.config
-            ) from error
+            message = f"the config file cannot be read: {error}"
+            raise InputError(message, file=self.config) from error
         if not isinstance(content, dict):
             raise InputError("a config must be a mapping such as `model: ...`", file=self.config)
         return content
@@ -179,10 +170,8 @@ class RunDirectory:
             with opened as file:
                 if not _try_lock(file):
                     self._is_new = False  # the other process made the directory
-                    raise InputError(
-                        f"must not be in use, but another process trains in {self.path}",
-                        option="--run_dir",
-                    )
+                    message = f"must not be in use, but another process trains in {self.path}"
+                    raise InputError(message, option="--run_dir")
                 # Another process may have removed the directory before the file was locked.
                 if os.fstat(file.fileno()).st_nlink:
                     yield
@@ -191,8 +180,7 @@ class RunDirectory:
     def _open_lock(self, flags: int = 0) -> IO[bytes]:
         """Open the lock file for reading and writing; never another file that it links to."""
         no_follow = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
-        descriptor = os.open(self._lock_file, os.O_RDWR | no_follow | flags, 0o666)
-        return os.fdopen(descriptor, "r+b")
+        return os.fdopen(os.open(self._lock_file, os.O_RDWR | no_follow | flags, 0o666), "r+b")
 
     def is_locked(self) -> bool:
         """Return True if another process trains in this directory."""

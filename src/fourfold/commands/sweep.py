@@ -30,18 +30,12 @@ from zlib import crc32
 import yaml
 
 from fourfold.commands import subprocess_runs
-from fourfold.commands.config_files import (
-    check_unedited,
-    expand_arguments,
-    fingerprints,
-    read_tree,
-)
+from fourfold.commands.config_files import check_unedited, expand_arguments, fingerprints, read_tree
 from fourfold.commands.option_parser import OptionParser
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.subprocess_runs import is_stop
 from fourfold.commands.train.config_schema import check_keys
-from fourfold.commands.train.options import check_seed
-from fourfold.core.validation import check_choice, check_positive
+from fourfold.core.validation import check_choice
 from fourfold.errors import InputError, reading
 
 OPTION = re.compile("--?[A-Za-z]")  # beginning of a word that is the name of an option
@@ -75,7 +69,6 @@ def main(argv: Sequence[str]) -> int:
     options, words = make_parser(command).parse_known_args(arguments)
     if any(word.partition("=")[0] == SEED for word in words):
         raise InputError(f"is set by `fourfold {command}`: use --seeds", option=SEED)
-    check_positive("--jobs", options.jobs)
     space = read_space(Path(options.space)) if options.space else {}
     listed = ",".join(map(str, space.pop(SEED[2:], (0, 1, 2))))
     seeds = parse_seeds(options.seeds or listed)
@@ -117,7 +110,6 @@ def parse_seeds(text: str) -> list[int]:
     seeds = [int(entry) if entry.strip().isdecimal() else -1 for entry in text.split(",")]
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError(f"must be different integers such as 0,1,2, got {text}", option="--seeds")
-    check_seed("--seeds", max(seeds))
     return seeds
 
 

@@ -16,7 +16,7 @@ from fourfold.analysis.attention_maps import attention_layers, select_layers
 from fourfold.environment import commit
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import Example
-from fourfold.explorer.maps import Collector, Layers
+from fourfold.explorer.maps import Collector
 from fourfold.explorer.views import View
 from fourfold.families import lookup
 from fourfold.layers.base_model import Model
@@ -75,20 +75,20 @@ def build_document(
         example = view.complete(given)
         begin = len(data)
         collect = partial(Collector, data, settings.precision)
-        row = _row(view, compared, example, partial(collect, Layers(settings.layers)), number == 0)
+        row = _row(view, compared, example, partial(collect, settings.layers), number == 0)
         size = len(zlib.compress(data[begin:])) * 4 // 3
         if size > budget and settings.layers is None:
             del data[begin:]
-            reduced = Layers(with_heads=_few_layers(model))
-            row = _row(view, compared, example, partial(collect, reduced), number == 0)
+            few = _few_layers(model)
+            row = _row(view, compared, example, partial(collect, with_heads=few), number == 0)
             notices.append(
                 f"Row {number}: the heads of layers other than"
-                f" {', '.join(map(str, reduced.with_heads or ()))} are left out, since the maps of"
+                f" {', '.join(map(str, few))} are left out, since the maps of"
                 f" all heads would take {size / 1e6:.1f} MB; --layers chooses other layers."
             )
         rows.append(row)
     name = type(model).__name__
-    document = {
+    return {
         "title": f"Attention of {settings.checkpoint or name}",
         "family": view.family,
         "precision": settings.precision,
@@ -103,8 +103,7 @@ def build_document(
         "notice": notices,
         "rows": rows,
         "compare": None if other is None else {"title": f"{type(other).__name__} (other)"},
-    }
-    return document, bytes(data)
+    }, bytes(data)
 
 
 def join_documents(parts: Sequence[tuple[dict[str, Any], bytes]]) -> tuple[dict[str, Any], bytes]:
@@ -141,8 +140,7 @@ def _row(
     maps, curves = collector.maps, collector.curves
     if compared is not None:
         collector = collect(model_index=1)
-        second = compared.row(example, collector, is_first)
-        if second["tokens"] != row["tokens"]:
+        if compared.row(example, collector, is_first)["tokens"] != row["tokens"]:
             problem = "must have the same tokens or patches as the checkpoint for each input"
             raise InputError(problem, option="--compare")
         maps, curves = maps + collector.maps, curves + collector.curves

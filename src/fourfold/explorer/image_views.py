@@ -64,7 +64,6 @@ class ImageView(View):
         return examples
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        assert example.image is not None
         grid = self.grid
         images = self._batch(example.image)
         n_prefix = self.model.n_prefix
@@ -130,8 +129,6 @@ class MaskedImageView(ImageView):
         return [replace(example, visible=visible) for example, visible in pairs]
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        assert example.image is not None
-        assert example.picture is not None
         grid = self.grid
         images, visible = self._batch(example.image), self.tensor(example.visible)
         names, distances = patch_names(*grid, 1), patch_distances(*grid, 1)
@@ -235,22 +232,19 @@ class CaptionView(ImageView):
 
     def complete(self, example: Example) -> Example:
         """Generate a caption by beam search."""
-        assert example.image is not None
         longest = min(51, self.reader.max_len or 51) - 1
         with torch.inference_mode():
-            found = self.search(
-                self._batch(example.image), bos_id=self.start_id, max_new_tokens=longest
-            )
+            image = self._batch(example.image)
+            found = self.search(image, bos_id=self.start_id, max_new_tokens=longest)
         title = f"{example.title}: {self.reader.tokenizer.decode(found[0].ids)}"
         return replace(example, target=found[0].ids, hypotheses=found, title=title)
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
-        assert example.image is not None
         inputs = self.decoder_inputs(example)
         encoder = getattr(self.model.config, "encoder", None)
-        is_recurrent = self.model.is_recurrent
+        alpha = "alpha" if self.model.is_recurrent else None
         n_encoded = 0 if encoder is None else encoder.n_prefix
-        n_prefix = 0 if is_recurrent else n_encoded
+        n_prefix = 0 if self.model.is_recurrent else n_encoded
         grid = example.image.shape[1], example.image.shape[2]
         if encoder is not None:
             grid = patch_grid(encoder.image_size, encoder.patch_size)
@@ -258,13 +252,7 @@ class CaptionView(ImageView):
         kinds = {
             "encoder": Kind("encoded", "encoded", distances=distances),
             "decoder": Kind("target", "inputs", ids=self.tensor(inputs)[0]),
-            "cross": Kind(
-                "target",
-                "patches",
-                name="alpha" if is_recurrent else None,
-                is_self=False,
-                total="alpha sum",
-            ),
+            "cross": Kind("target", "patches", name=alpha, is_self=False, total="alpha sum"),
         }
         fields = self.tokens(target=example.target or [], inputs=inputs)
         fields["tokens"]["sum"] = ["sum over the words"]
@@ -350,5 +338,4 @@ def _add_relevance(
 
 def make_seq2seq_view(model: Any, truncate: bool, generate: int) -> View:
     """Return the view of an encoder-decoder, whose source is an image or a text."""
-    view = CaptionView if model.accepts_images else TranslationView
-    return view(model, truncate, generate)
+    return (CaptionView if model.accepts_images else TranslationView)(model, truncate, generate)

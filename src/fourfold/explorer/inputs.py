@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fourfold.analysis.attention_maps import Array
 from fourfold.loggers.samples import is_byte_level, token_names
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -33,8 +31,8 @@ class Example:
     hypotheses: Sequence[Hypothesis] = ()  # of beam search, the best one first
     segments: Sequence[int] | None = None  # 0 or 1 for each token; None means 0
     truth: Mapping[int, int] = field(default_factory=dict)  # original id at each masked position
-    image: Tensor | None = None  # (C, H, W), normalized, as the model reads it
-    picture: Array | None = None  # (H, W, C) uint8, as the page shows it
+    image: Any = None  # tensor (C, H, W), normalized, as the model reads it
+    picture: Any = None  # array (H, W, C) uint8, as the page shows it
     label: int | None = None  # index of the true class of the image
     visible: Sequence[int] = ()  # patches that a masked autoencoder sees, ascending
     sentences: Sequence[Sequence[int]] = ()  # word ids, for a hierarchical attention network
@@ -55,12 +53,6 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 def word_numbers(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Return the index of the word, as of `Tokenizer.word_starts`, to which each token belongs."""
     return [int(i) for i in np.cumsum(tokenizer.word_starts(np.asarray(ids, np.int64))) - 1]
-
-
-def special_positions(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the positions in `ids` that hold a special token other than the mask token."""
-    hidden = set(tokenizer.special_ids) - {tokenizer.mask_id}
-    return [position for position, i in enumerate(ids) if i in hidden]
 
 
 def short_title(text: str, width: int = 80) -> str:

@@ -29,6 +29,8 @@ from fourfold.explorer.page import pack
 from fourfold.layers.base_model import Model
 
 T = TypeVar("T")
+# Title and axis of the curve of a statistic.
+CURVES = {"entropy": ("Entropy", "entropy in nats"), "distance": ("Mean distance", "distance")}
 DIGITS = 4  # significant digits to which statistics are rounded
 
 
@@ -48,17 +50,6 @@ class Kind:
     total: str | None = None  # name of the map (1, S) of the weights summed over all queries
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Choice of the layers whose maps are stored; None means all layers.
-
-    Indices count the layers of each kind of attention from 0, negative ones from the last layer.
-    """
-
-    only: tuple[int, ...] | None = None
-    with_heads: tuple[int, ...] | None = None  # of other layers, only the mean over heads is stored
-
-
 @dataclass(eq=False)
 class Collector:
     """Collector of the attention maps and curves of one example, which records them in a model.
@@ -66,7 +57,10 @@ class Collector:
     Args:
         data: Bytes of all maps of the page, to which the weights are appended.
         precision: Bits of a stored weight, 8 (quantized) or 16 (half floats).
-        layers: Layers whose maps are stored.
+        layers: Indices of the layers whose maps are stored, counted for each kind of attention from
+            0, negative ones from the last layer; None means all layers.
+        with_heads: Indices of the layers whose heads are stored; of other layers, only the mean
+            over heads is stored.
         model_index: 0 for the model, 1 for the second model of a comparison.
         maps: Entries of the maps.
         curves: Curves, such as the entropy by layer: dictionaries of titles, `x` and `y`.
@@ -76,7 +70,8 @@ class Collector:
 
     data: bytearray
     precision: int
-    layers: Layers
+    layers: tuple[int, ...] | None = None
+    with_heads: tuple[int, ...] | None = None
     model_index: int = 0
     maps: list[dict[str, Any]] = field(default_factory=list)
     curves: list[dict[str, Any]] = field(default_factory=list)
@@ -107,10 +102,10 @@ class Collector:
         kind of attention by its name in `LayerAttention`; other kinds are not recorded.
 
         Raises:
-            InputError: The model has no attention, or lacks a layer that `layers.only` names.
+            InputError: The model has no attention, or lacks a layer that `layers` names.
         """
-        stored = set(select_layers(model, self.layers.only, "--layers"))
-        detailed = set(select_layers(model, self.layers.with_heads)) & stored
+        stored = set(select_layers(model, self.layers, "--layers"))
+        detailed = set(select_layers(model, self.with_heads)) & stored
         places = attention_layers(model)
         means: dict[str, list[Array]] = {name: [] for name in kinds}
         points: dict[tuple[str, str], list[tuple[int, list[float], float]]] = {}
@@ -213,14 +208,10 @@ class Collector:
 
         The key of `points` is a kind of attention and a statistic, the value a triple by layer.
         """
-        names = {
-            "entropy": ("Entropy", "entropy in nats"),
-            "distance": ("Mean distance", "distance"),
-        }
         for (name, key), found in points.items():
             if len(found) < 2:
                 continue
-            word, axis = names[key]
+            word, axis = CURVES[key]
             layers = [layer for layer, *_ in found]
             common = {"title": f"{word} of {name} by layer", "xlabel": "layer", "ylabel": axis}
             common["map"] = name  # the page shows the curves of the map that is chosen

@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.explorer.inputs import (
-    Example,
-    real_rows,
-    short_title,
-    token_texts,
-)
+from fourfold.explorer.inputs import Example, real_rows, short_title, token_texts
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.explorer.views import Row, View
 from fourfold.generation import generate
@@ -49,14 +44,7 @@ class CausalView(View):
         n_new = self.n_new if limit is None else min(self.n_new, limit - len(example.ids))
         if n_new < 1:
             return example
-        ids = generate(
-            self.model,
-            self.tensor(example.ids),
-            max_new_tokens=n_new,
-            temperature=0.0,
-            eos_id=self.end_ids,
-            pad_id=self.reader.tokenizer.pad_id,
-        )
+        ids = generate(self.model, self.tensor(example.ids), max_new_tokens=n_new, temperature=0.0)
         return replace(example, target=self.until_end(ids[0, len(example.ids) :].tolist()))
 
     def row(self, example: Example, collector: Collector, is_first: bool) -> Row:
@@ -169,8 +157,7 @@ class ClassifierView(View):
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text, or two texts that a tab separates."""
         ids, first = self.reader.joined(text.split("\t")[:2])
-        segments = [int(i >= first) for i in range(len(ids))]
-        return Example(short_title(text), ids, segments=segments)
+        return Example(short_title(text), ids, segments=[int(i >= first) for i in range(len(ids))])
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the rows of a batch with the field `ids` (B, T)."""
@@ -186,8 +173,7 @@ class ClassifierView(View):
             if hasattr(self.model, "classify"):  # on a causal LM
                 return self.model.classify(self.model.hidden(ids))
             segments = example.segments if self.model.config.n_segments > 1 else None
-            known = None if segments is None else self.tensor(segments)
-            return self.model(ids, segments=known)
+            return self.model(ids, segments=None if segments is None else self.tensor(segments))
 
         output = collector.collect(self.model, forward, {"self": kind})
         classes = self.classes(output[0]) if output.ndim == 2 else []

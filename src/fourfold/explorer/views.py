@@ -7,7 +7,7 @@ Shapes: L layers, T tokens, K classes, V vocabulary, C channels, H height, W wid
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,13 +19,12 @@ from fourfold.explorer.inputs import (
     Example,
     Hypothesis,
     short_title,
-    special_positions,
     token_texts,
     word_numbers,
 )
 from fourfold.explorer.maps import Collector, Kind, short_number
 from fourfold.generation import beam_search
-from fourfold.generation.text_reader import TextReader
+from fourfold.generation.text_model import TextModel
 from fourfold.hub.preprocessing import default_class_names
 from fourfold.layers.base_model import Model
 from fourfold.losses import probabilities
@@ -57,9 +56,9 @@ class View:
         self.device = model.device
 
     @cached_property
-    def reader(self) -> TextReader:
+    def reader(self) -> TextModel:
         """Tokenizer of the model, and its limits of texts."""
-        return TextReader(self.model, truncate=self.truncate)
+        return TextModel(self.model, truncate=self.truncate)
 
     def from_text(self, text: str, target: str | None = None) -> Example:
         """Convert a text, and the target of an encoder-decoder, to an input of the page.
@@ -108,13 +107,16 @@ class View:
         """Return the fields that describe the tokens of an example, from ids by token list.
 
         `tokens` holds the text of each token, `words` the index of each token's word, and `special`
-        the positions of special tokens.
+        the positions of special tokens other than the mask token.
         """
         tokenizer = self.reader.tokenizer
+        hidden = set(tokenizer.special_ids) - {tokenizer.mask_id}
         return {
             "tokens": {name: token_texts(tokenizer, ids) for name, ids in lists.items()},
             "words": {name: word_numbers(tokenizer, ids) for name, ids in lists.items()},
-            "special": {name: special_positions(tokenizer, ids) for name, ids in lists.items()},
+            "special": {
+                k: [i for i, x in enumerate(ids) if x in hidden] for k, ids in lists.items()
+            },
         }
 
     def steps(
@@ -171,16 +173,12 @@ class View:
         """
         outputs: list[Tensor] = []
 
-        def look() -> Tensor | None:
-            def forward() -> None:
-                outputs.append(self.model(*inputs, **options))
+        def forward() -> None:
+            outputs.append(self.model(*inputs, **options))
 
-            if text_stack(self.model) is not None:
-                return logit_lens(self.model, forward, chosen)
-            forward()
-            return None
-
-        ranks = collector.collect(self.model, look, kinds)
+        lens: Any = partial(logit_lens, self.model, forward, chosen)
+        has_lens = text_stack(self.model) is not None
+        ranks = collector.collect(self.model, lens if has_lens else forward, kinds)
         return outputs[0][0], None if ranks is None else ranks[:, 0]
 
     def decode(self, example: Example, collector: Collector, kinds: dict[str, Kind], x: Any) -> Row:
@@ -231,7 +229,7 @@ class View:
         """
         num_beams = getattr(self.model.generation_defaults, "num_beams", None) or 1
         found: list[Hypothesis] = []
-        options = {"eos_id": self.end_ids, "num_return_sequences": num_beams, **options}
+        options["num_return_sequences"] = num_beams
         ids, scores = beam_search(self.model, source, num_beams, **options)
         rows = ids.reshape(-1, ids.shape[-1])[:, 1:].tolist()
         for row, score in zip(rows, scores.flatten().tolist(), strict=True):

@@ -20,8 +20,6 @@ from fourfold.generation.step import eval_copy
 from fourfold.hub.directory import set_attributes
 from fourfold.layers.base_model import Model
 
-N_ROWS = 8  # examples of the test data in a page of `fourfold test`
-
 
 @dataclass(frozen=True, eq=False)
 class Page:
@@ -61,13 +59,13 @@ class Page:
         return f"{path}: {size:.2f} MB, {len(rows)} inputs and {n_maps} maps of {', '.join(models)}"
 
 
-def check_output(path: Path, overwrite: bool, option: str = "--out") -> None:
+def check_output(path: Path, overwrite: bool) -> None:
     """Raise InputError if a page cannot be written to a path, before the model runs."""
     if not path.absolute().parent.is_dir():
-        raise InputError(f"must be in a folder that exists, got {path}", option=option)
+        raise InputError(f"must be in a folder that exists, got {path}", option="--out")
     if path.exists() and not overwrite:
         problem = f"must be a new file, but {path} exists; --overwrite replaces it"
-        raise InputError(problem, option=option)
+        raise InputError(problem, option="--out")
 
 
 def look(
@@ -111,8 +109,7 @@ def look(
         {'tokens': ['t', 'h', 'e', ' ', 'c', 'a', 't']}
     """
     path = model if isinstance(model, str | Path) else None
-    loaded = load(path) if path is not None else model
-    assert isinstance(loaded, Model)
+    loaded: Any = load(path) if path is not None else model
     other = load(compare) if isinstance(compare, str | Path) else compare
     name = "" if path is None else Path(path).name
     chosen = None if layers is None else tuple(layers)
@@ -132,8 +129,7 @@ def first_examples(view: View, data: Any, n_rows: int, split: str = "test") -> l
     """Convert the first rows of a split of a DataModule to inputs of the page."""
     dataset = data.split(split)
     dataset.prepare()
-    batch = dataset.batch(np.arange(min(n_rows, len(dataset))), 0, 0)
-    return view.from_batch(batch, dataset)
+    return view.from_batch(dataset.batch(np.arange(min(n_rows, len(dataset))), 0, 0), dataset)
 
 
 def read_examples(
@@ -152,10 +148,8 @@ def read_examples(
     """
     sources = [*sources, *texts]
     if targets and len(targets) != len(sources):
-        problem = (
-            f"must be given for each of {len(sources)} sources or for none, got {len(targets)}"
-        )
-        raise InputError(problem, option="--target")
+        problem = f"must be given for each of {len(sources)} sources or for none"
+        raise InputError(f"{problem}, got {len(targets)}", option="--target")
     wanted: Sequence[str | None] = targets or [None] * len(sources)
     pairs = zip(sources, wanted, strict=True)
     return [*(view.from_text(*pair) for pair in pairs), *map(view.from_image, images)]

@@ -98,8 +98,7 @@ class FinishedBeams:
         lengths = torch.full_like(ids[:, :, 0], n_tokens)
         scores = torch.cat([self.scores[rows], scores], dim=1)
         rank = scores if ended else scores.isfinite().byte()  # without EOS: fill empty places
-        order = rank.argsort(dim=1, descending=True, stable=True)
-        best = order[:, : self.scores.shape[1]]
+        best = rank.argsort(dim=1, descending=True, stable=True)[:, : self.scores.shape[1]]
         self.scores[rows] = scores.gather(1, best)
         self.lengths[rows] = torch.cat([self.lengths[rows], lengths], dim=1).gather(1, best)
         self.ids[rows] = gather_rows(torch.cat([self.ids[rows], ids], dim=1), best)
@@ -142,8 +141,7 @@ def row_logsumexp(logits: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute log(sum(exp(logits))) of each row of logits (R * k, V), as a column (R * k, 1)."""
     # On a CPU in slices that fit in its cache.
     rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    parts = [part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)]
-    return torch.cat(parts)
+    return torch.cat([part.to(dtype).logsumexp(-1, keepdim=True) for part in logits.split(rows)])
 
 
 def drop_ended(candidates: ActiveBeams, ended: Tensor, width: int) -> ActiveBeams:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.core.attention import fold_beams_into_queries
@@ -84,8 +83,7 @@ class BeamCache(KVCache):
 def beam_cache(model: Any) -> KVCache:
     """Build an empty cache for beam search with a causal LM or an encoder-decoder."""
     # A BeamCache neither keeps its entries in the order of their positions nor stores a state.
-    is_plain = model.has_relative_positions or model.is_recurrent
-    return model.new_cache() if is_plain else BeamCache()
+    return model.new_cache() if model.has_relative_positions or model.is_recurrent else BeamCache()
 
 
 class WindowLayer(LayerCache):
@@ -162,20 +160,18 @@ class StaticCache(KVCache):
         super().__init__()
         assert cache.documents is None, "packed documents are not supported"
         self.length = capacity
-        self.position = torch.tensor([cache.length - 1], device=device)  # of the last token
-        self.filled = torch.zeros(n_rows, capacity, dtype=torch.bool, device=device)
-        self.filled[:, : cache.length] = True if cache.keys is None else cache.keys
-        self.keys = self.filled
+        self.position = torch.zeros(1, dtype=torch.long, device=device)  # of the last token
+        self.keys = self.filled = torch.zeros(n_rows, capacity, dtype=torch.bool, device=device)
         self.layers = [StaticLayer(layer, capacity, self.position) for layer in cache.layers]
+        self.load(cache)
 
     def load(self, cache: KVCache) -> None:
         """Replace the content by that of another cache after the first step, in the same memory."""
         self.position.fill_(cache.length - 1)
         self.filled.zero_()
         self.filled[:, : cache.length] = True if cache.keys is None else cache.keys
-        for layer, other in zip(self.layers, cache.layers, strict=True):
-            assert layer.buffers is not None
-            assert other.buffers is not None
+        layers: Any = zip(self.layers, cache.layers, strict=True)
+        for layer, other in layers:
             for new, old in zip(layer.buffers, other.buffers, strict=True):
                 new.zero_()
                 new[:, :, : other.length] = old[:, :, : other.length]
@@ -189,16 +185,12 @@ class StaticCache(KVCache):
 class StaticLayer(LayerCache):
     """Layer of a `StaticCache`, which shares the position (1,) int64 of the last token with it."""
 
-    def __init__(self, layer: LayerCache, capacity: int, position: Tensor) -> None:
+    def __init__(self, layer: Any, capacity: int, position: Tensor) -> None:
         super().__init__()
         self.memory = layer.memory
         self._position = position
-        assert layer.buffers is not None
         # Zeros, because a masked weight of 0 times a NaN in unused memory would be NaN.
-        keys, values = (
-            F.pad(old[:, :, : layer.length], (0, 0, 0, capacity - layer.length))
-            for old in layer.buffers
-        )
+        keys, values = (x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in layer.buffers)
         self.buffers = keys, values
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

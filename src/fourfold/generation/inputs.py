@@ -145,12 +145,9 @@ class GenerationInputs:
             return limit
         used = torch.ones_like(limit) if self.is_seq2seq else self.lengths
         available = self.max_len + 1 - used  # the last new token is not an input of the model
-        if requested is not None and requested > int(available.min()):
-            raise InputError(
-                f"must be at most {int(available.min())} here, because the model has max_len ="
-                f" {self.max_len}, got {requested}",
-                option="max_new_tokens",
-            )
+        if requested is not None and requested > (most := int(available.min())):
+            message = f"must be at most {most} here, because the model has max_len = {self.max_len}"
+            raise InputError(f"{message}, got {requested}", option="max_new_tokens")
         return torch.minimum(limit, available)
 
     def repeat(self, n: int) -> None:

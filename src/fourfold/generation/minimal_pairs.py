@@ -76,8 +76,7 @@ def _read(benchmark: str, file: str) -> Iterator[Question]:
         if benchmark == "zorro":
             group = name.rpartition("-")[0] or name
         pair, word = tuple(("", text) for text in texts), ((texts[0], f" {texts[1]}"),)
-        chosen = word if benchmark == "lambada" else pair
-        yield Question(MERGED.get(group, group), paradigm, chosen)
+        yield Question(MERGED.get(group, group), paradigm, word if benchmark == "lambada" else pair)
 
 
 def answer(model: Model, questions: Sequence[Question], **options: Any) -> np.ndarray:

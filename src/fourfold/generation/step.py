@@ -74,8 +74,7 @@ class CausalStep:
             self._ids = ids
         else:
             self._mask = None  # the cache stores it
-        logits: Tensor = self._model.logits(last_token_state(h, mask))
-        return logits
+        return self._model.logits(last_token_state(h, mask))
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of cache, mask and earlier tokens."""
@@ -107,8 +106,7 @@ class Seq2SeqStep:
         if self.cache is None:
             self._ids = ids = ids if self._ids is None else torch.cat([self._ids, ids], dim=1)
         h = self._model.decode(ids, self._memory, src_mask=self._src_mask, cache=self.cache)
-        logits: Tensor = self._model.logits(h[:, -1])
-        return logits
+        return self._model.logits(h[:, -1])
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of cache, encoder output, source mask and earlier tokens."""
@@ -134,8 +132,7 @@ def last_token_state(h: Tensor, mask: Tensor | None) -> Tensor:
     """Return the hidden states (N, D) of the last real token of each row of h (N, T, D)."""
     if mask is None:
         return h[:, -1]
-    columns = torch.arange(mask.shape[1], device=mask.device)
-    last = (mask * columns).amax(dim=1)
+    last = (mask * torch.arange(mask.shape[1], device=mask.device)).amax(dim=1)
     return h[torch.arange(len(h), device=h.device), last]
 
 
@@ -146,11 +143,8 @@ def check_logits(logits: Tensor) -> Tensor:
         InputError: A logit is NaN or infinite; -inf is allowed.
     """
     if bool((~(logits < math.inf)).any()):  # a comparison with NaN is False
-        raise InputError(
-            "computes NaN or infinite logits: the training diverged, the checkpoint is corrupted,"
-            " or the precision is too low",
-            option="model",
-        )
+        message = "computes NaN or infinite logits: the training diverged, the checkpoint is"
+        raise InputError(f"{message} corrupted, or the precision is too low", option="model")
     return logits
 
 
@@ -197,5 +191,4 @@ def eval_copy(model: ModuleT) -> ModuleT:
         attributes = {name: moved(value) for name, value in vars(module).items()}
         # Set without `nn.Module.__setattr__`, which would register the attributes.
         vars(copies[id(module)]).update(attributes, training=False, _compiled_call_impl=None)
-    quiet: ModuleT = moved(model)
-    return quiet
+    return moved(model)

@@ -1,9 +1,16 @@
-"""Command `fourfold reproduce`: published tables with our numbers next to the printed ones.
+"""Obtain the numbers of a published table and print them beside the paper's.
 
-The module parses and checks the options before torch is imported, so that mistakes are reported
-without delay. `tables` explains the terms.
+These are mean and standard deviation over seeds, origin, deviation, and the cause of the deviation
+where it is known. Rows that were not run are shown as not run. TABLE is PAPER/TABLE such as
+vaswani2017/table3, a PAPER, or all.
+
+A stopped command resumes when it is run again. Finished runs, also those recorded under --out, are
+skipped. A run whose config, options, data or start has changed is reported and repeated; its old
+directory has to be removed first. A failed run only prevents the runs that start from it.
 """
 
+# Options are checked before torch is imported, so that mistakes are reported without delay.
+# `tables` explains the terms.
 import re
 import shlex
 from argparse import Namespace
@@ -17,15 +24,6 @@ from fourfold.reproduce.load_tables import find_tables, list_tables
 from fourfold.reproduce.tables import RECIPES, TIERS, Row, Table
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
-DESCRIPTION = """\
-Obtain the numbers of a published table and print them beside the paper's: mean and standard
-deviation over seeds, origin, deviation, and the cause of the deviation where it is known. Rows
-that were not run are shown as not run. TABLE is PAPER/TABLE such as vaswani2017/table3, a PAPER,
-or all.
-
-A stopped command resumes when it is run again. Finished runs, also those recorded under --out, are
-skipped. A run whose config, options, data or start has changed is reported and repeated; its old
-directory has to be removed first. A failed run only prevents the runs that start from it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,27 +52,22 @@ def main(argv: Sequence[str]) -> int:
         check_choice("--tier of --commands", options.tier, RECIPES)
         show_commands(tables, rows, options)
         return 0
-    command = shlex.join(["fourfold", "reproduce", *argv])
-    return fill_tables(tables, rows, options, command, seconds)
+    return fill_tables(tables, rows, options, shlex.join(["fourfold", "reproduce", *argv]), seconds)
 
 
 def make_parser() -> OptionParser:
     """Return the parser of the options of `fourfold reproduce`."""
-    parser = OptionParser(prog="fourfold reproduce", description=DESCRIPTION)
+    parser = OptionParser(prog="fourfold reproduce", description=__doc__)
     add = parser.add_argument
     add("tables", nargs="*", metavar="TABLE", help="PAPER/TABLE, PAPER or all")
     add("--list", action="store_true", help="list tables, tiers and how many cells have results")
-    add(
-        "--tier",
-        choices=TIERS,
-        help="exact (default; computed without training), measured (timed on this machine),"
-        " weights (official weights), laptop, single-gpu or paper (the published recipe)",
-    )
+    help_text = "exact (default; computed without training), measured (timed on this machine),"
+    help_text += " weights (official weights), laptop, single-gpu or paper (the published recipe)"
+    add("--tier", choices=TIERS, help=help_text)
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--rows", nargs="+", metavar="ROW", help="run only these rows")
-    selection.add_argument(
-        "--effect", metavar="NAME", help="run only the rows of a published effect (tier: laptop)"
-    )
+    help_text = "run only the rows of a published effect (tier: laptop)"
+    selection.add_argument("--effect", metavar="NAME", help=help_text)
     add("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1, or rounds of measured")
     add("--budget", metavar="TIME", help="start no run expected to end later: 90s, 30m, 2h")
     add("--machine", metavar="FILE", help="Trainer config, whose devices share the batches")
@@ -115,8 +108,7 @@ def _rows(table: Table, options: Namespace) -> list[Row]:
     available = {row.name: row for row, _ in table.cells(options.tier)}
     words = options.rows or available
     if options.effect:
-        known = (*table.statements,) or ("none",)
-        check_choice(f"{table.name}, --effect", options.effect, known)
+        check_choice(f"{table.name}, --effect", options.effect, (*table.statements,) or ("none",))
         words = table.statements[options.effect].rows
     wanted = [name for word in words for name in word.split(",") if name]
     for name in wanted:

@@ -27,13 +27,7 @@ from fourfold.analysis.gradient_norms import initial_gradient_norms
 from fourfold.core.config import TransformerConfig
 from fourfold.reproduce.cells import Cell, agrees, in_units
 from fourfold.reproduce.layers.complexity import LAYERS, cost_formula, growth, path, sequential
-from fourfold.reproduce.layers.costs import (
-    equal_length,
-    layer_bytes,
-    layer_chain,
-    layer_flops,
-    layer_reach,
-)
+from fourfold.reproduce.layers.costs import LAYER_COSTS
 from fourfold.reproduce.load_tables import merged
 from fourfold.reproduce.mask_statistics import distinct_masks, shares
 from fourfold.reproduce.measured.decoding import POSITIONS, build, cache_bytes
@@ -117,6 +111,11 @@ def score_statistic(name: str, setup: Setup) -> float:
     return float(getattr(score_statistics(width, scale), name))
 
 
+def layer_cost(cost: Callable[..., float | str], setup: Setup) -> float | str:
+    """Count a cost of the layer with the name, the tokens and the width in the setup."""
+    return cost(**setup)
+
+
 def layer_property(name: str, setup: Setup) -> float:
     """Measure a field of `LayerProperties` of the stack of a model initialized with seed 0."""
     model = build(setup).double()
@@ -135,11 +134,7 @@ EXACT: dict[str, Callable[[Setup], float | str]] = {
     "cost_formula": lambda setup: cost_formula(LAYERS[setup["layer"]]),
     "sequence_formula": lambda setup: growth(sequential, LAYERS[setup["layer"]]),
     "path_formula": lambda setup: growth(path, LAYERS[setup["layer"]]),
-    "layer_flops": lambda setup: layer_flops(**setup),
-    "layer_chain": lambda setup: layer_chain(**setup),
-    "layer_reach": lambda setup: layer_reach(**setup),
-    "layer_bytes": lambda setup: layer_bytes(**setup),
-    "equal_length": lambda setup: equal_length(**setup),
+    **{cost.__name__: partial(layer_cost, cost) for cost in LAYER_COSTS},
     "masked_share": lambda setup: shares(setup["masking"])["mask"],
     "same_share": lambda setup: shares(setup["masking"])["same"],
     "random_share": lambda setup: shares(setup["masking"])["random"],

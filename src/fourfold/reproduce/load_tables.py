@@ -1,7 +1,7 @@
 """Loading of published tables from YAML, lookup by name, and a listing of their progress."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,19 +99,13 @@ def merged(base: Any, change: Any) -> Any:
     return base | {key: merged(base.get(key), value) for key, value in change.items()}
 
 
-def all_tables() -> Iterator[Table]:
-    """Iterate over all tables of all papers of the package."""
-    for paper in papers().values():
-        yield from paper.tables.values()
-
-
 def find_tables(names: list[str]) -> list[Table]:
     """Convert names (PAPER/TABLE, PAPER or "all") to tables, each table once.
 
     Raises:
         InputError: A name is unknown. The message lists the known names.
     """
-    tables = {table.name: table for table in all_tables()}
+    tables = {table.name: table for paper in papers().values() for table in paper.tables.values()}
     for name in names:
         check_choice("TABLE", name, (*papers(), "all", *tables))
     chosen = (n for name in names for n in tables if name in ("all", n, n.partition("/")[0]))

@@ -27,9 +27,8 @@ LENGTH = 512  # T
 def _tokenizer() -> Tokenizer:
     """Return a WordPiece tokenizer whose vocabulary is single letters and five special tokens."""
     words = [" ".join(a + b for b in ascii_lowercase) for a in ascii_lowercase]
-    return train_tokenizer(
-        TokenizerConfig("wordpiece", 2 * len(ascii_lowercase) + 5), words, mask=True
-    )
+    config = TokenizerConfig("wordpiece", 2 * len(ascii_lowercase) + 5)
+    return train_tokenizer(config, words, mask=True)
 
 
 def _masking(config: Mapping[str, Any], n: int) -> tuple[Masking, np.ndarray]:

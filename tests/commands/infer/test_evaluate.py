@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 import fourfold
@@ -267,14 +268,13 @@ def test_bad_options(table: Path, models: list[Path], run: Any, tmp_path: Path) 
 
 def test_the_picture_has_a_row_for_each_group(tmp_path: Path, monkeypatch: Any) -> None:
     labels: list[str] = []
-    figure = evaluate.Figure
 
-    class Spy(figure):  # type: ignore[misc,valid-type]
+    class Spy(Figure):
         def savefig(self, *args: Any, **options: Any) -> None:
             labels.extend(label.get_text() for label in self.axes[0].get_yticklabels())
             super().savefig(*args, **options)
 
-    monkeypatch.setattr(evaluate, "Figure", Spy)
+    monkeypatch.setattr("matplotlib.figure.Figure", Spy)
     tables = tabulate(questions_of(2, 1, n=5), {"A": answers(np.ones(15, bool))})
     evaluate.draw([tables["all"][0], *tables["groups"]], {"A": "run"}, tmp_path / "a.png")
     assert labels == ["all items", "group 0", "group 1"]

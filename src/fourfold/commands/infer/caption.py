@@ -54,6 +54,5 @@ def caption(
 
 def caption_lines(model: Model, lines: Sequence[str], **options: Any) -> list[list[str]]:
     """Return the path of each image, followed by its captions, for `fourfold caption`."""
-    found = caption(model, lines, **options)
-    captions = [[x] if isinstance(x, str) else x for x in found]
+    captions = [[x] if isinstance(x, str) else x for x in caption(model, lines, **options)]
     return [[path, *texts] for path, texts in zip(lines, captions, strict=True)]

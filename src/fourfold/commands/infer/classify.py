@@ -97,10 +97,8 @@ class _Sentences(TextModel):
         texts = [texts] if isinstance(texts, str) else texts
         wanted = self.model.artifacts.get("n_texts")  # unknown for an imported checkpoint
         if len(texts) > 2 or len(texts) != (wanted or len(texts)):
-            raise InputError(
-                f"must have {wanted or '1 or 2'} texts separated by tabs, got {len(texts)}",
-                option="the line",
-            )
+            message = f"must have {wanted or '1 or 2'} texts separated by tabs, got {len(texts)}"
+            raise InputError(message, option="the line")
         ids, first = self.joined(texts)
         return Item((ids, first), len(ids))
 

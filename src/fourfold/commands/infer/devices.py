@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from fourfold.checkpoints.load import load
 from fourfold.core.precision import (
@@ -26,18 +25,28 @@ from fourfold.layers.quantization import quantize
 def load_model(
     checkpoint: str, options: Namespace
 ) -> tuple[Path, Model, AbstractContextManager[object]]:
-    """Return the path of a checkpoint, its model, and the context in which the model is to run."""
+    """Return the path of a checkpoint, its model, and the context in which the model is to run.
+
+    Raises:
+        InputError: The checkpoint is invalid, there is no such device, or the precision is one of
+            those that use float16, and the device is a CPU.
+    """
     device = choose_device(options.device)
     precision = resolve_precision(options.precision, device, "--precision")
     if options.precision == AUTO:
         print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
     elif warning := slow_precision(precision, device, "--precision"):
         print(warning, file=sys.stderr)
+    weights, compute = (getattr(torch, name) for name in PRECISIONS[precision])
+    if compute == torch.float16 and device.type == "cpu":
+        message = f"must be one that a CPU computes, such as bf16-mixed, got {precision}"
+        raise InputError(message, option="--precision")
     path = resolve_path(checkpoint)
     model = load(path, classes=tuple(options.allow_class))
-    move_model(model, device, precision)
+    is_mixed = weights != compute  # the data type of the weights then does not change
+    model.to(device, None if is_mixed else weights)
     quantize(model, options.quantize, "--quantize")
-    return path, model, autocast(device, precision)
+    return path, model, torch.autocast(device.type, compute) if is_mixed else nullcontext()
 
 
 def choose_device(name: str) -> torch.device:
@@ -50,29 +59,3 @@ def choose_device(name: str) -> torch.device:
     gpus = ["cuda", *(f"cuda:{number}" for number in range(n_gpus))] if n_gpus else []
     check_choice("--device", name, ("auto", "cpu", *gpus))
     return torch.device(name if name != "auto" else "cuda" if gpus else "cpu")
-
-
-def move_model(module: nn.Module, device: torch.device, precision: str) -> None:
-    """Move a module to a device, and convert its weights to the data type of a precision.
-
-    A mixed precision, such as bf16-mixed, does not change the data type of the weights.
-
-    Raises:
-        InputError: The device is a CPU, and the precision is one of those that use float16.
-    """
-    dtypes = PRECISIONS[precision]
-    if dtypes.compute == "float16" and device.type == "cpu":
-        raise InputError(
-            f"must be one that a CPU computes, such as bf16-mixed, got {precision}",
-            option="--precision",
-        )
-    is_mixed = dtypes.weights != dtypes.compute
-    module.to(device, None if is_mixed else getattr(torch, dtypes.weights))
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return torch.autocast for a mixed precision, otherwise a context that does nothing."""
-    dtypes = PRECISIONS[precision]
-    if dtypes.weights == dtypes.compute:
-        return nullcontext()
-    return torch.autocast(device.type, getattr(torch, dtypes.compute))

@@ -4,12 +4,12 @@ import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
-from fourfold.atomic_files import atomic_path
+from fourfold.commands import compare_runs
 from fourfold.commands.infer.devices import load_model
 from fourfold.commands.metrics_report import write_metrics
 from fourfold.errors import errors_in
@@ -87,17 +87,16 @@ def show(tables: Mapping[str, Rows]) -> None:
 
 def draw(rows: Rows, paths: Mapping[str, str], file: Path) -> None:
     """Draw the accuracy of each model in each row, with intervals, into a PNG file."""
-    figure = Figure(figsize=(7.0, 1.5 + 0.3 * len(rows)), layout="tight")
-    axis = figure.subplots()
-    for i, (letter, path) in enumerate(paths.items(), 1):
-        x, low, high = ([row[letter + end] for row in rows] for end in ("", " low", " high"))
-        y = [place + 0.6 * i / (len(paths) + 1) - 0.3 for place in range(len(rows))]
-        axis.plot(x, y, "o", markersize=4, label=f"{letter}: {path}")
-        axis.hlines(y, low, high, colors=axis.lines[-1].get_color())
-    axis.set_yticks(range(len(rows)), [row[""] for row in rows], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlabel("accuracy in percent, with 95 % intervals over items")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
-    with atomic_path(file) as temporary:
-        figure.savefig(temporary, dpi=100, format="png")
+
+    def plot(axis: Any, title: str) -> None:
+        for i, (letter, path) in enumerate(paths.items(), 1):
+            x, low, high = ([row[letter + end] for row in rows] for end in ("", " low", " high"))
+            y = [place + 0.6 * i / (len(paths) + 1) - 0.3 for place in range(len(rows))]
+            axis.plot(x, y, "o", markersize=4, label=f"{letter}: {path}")
+            axis.hlines(y, low, high, colors=axis.lines[-1].get_color())
+        axis.set_yticks(range(len(rows)), [row[""] for row in rows])
+        axis.invert_yaxis()
+        axis.legend(fontsize=7)
+
+    title = "accuracy in percent, with 95 % intervals over items"
+    compare_runs.draw((title,), 1.5 + 0.3 * len(rows), plot, file)

@@ -39,11 +39,9 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("source", metavar="SOURCE", help="digits, a folder or a file, as data.source of ImageData")
     add("--checkpoint", required=True, action="append", metavar="PATH", help="as for `evaluate`")
-    parser.add_allow_class()
+    parser.add_loading_options(64)
     add("--pool", choices=("cls", "mean"), help="class token or mean of the patches")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     add("--out", metavar="DIR", help="write metrics.json into this folder")
-    parser.set_defaults(precision="32-true", quantize=None)
     options = parser.parse_args(argv[2:])
     data = ImageData(options.source)
     data.setup()
@@ -53,17 +51,16 @@ def main(argv: Sequence[str]) -> int:
     held_out = torch.from_numpy(np.isin(stores[0].rows, chosen.rows))
     rows: list[dict[str, Any]] = []
     for path in options.checkpoint:
-        place, model, _ = load_model(path, options)
-        with errors_in(place):
-            x, test = (embed(model, store, options.pool) for store in stores)
+        place, model, precision = load_model(path, options)
+        with errors_in(place), precision:
+            x, test = (embed(model, store, options.pool, options.batch_size) for store in stores)
 
         def score(c: float, x: Tensor = x) -> float:
             fitted = logistic_regression(x[~held_out], labels[~held_out], x[held_out], c)
             return _accuracy(fitted, labels[held_out])
 
         c = max(STRENGTHS, key=score)
-        logits = logistic_regression(x, labels, test, c)
-        scores = {"k-NN": knn(x, labels, test), "logistic": logits}
+        scores = {"k-NN": knn(x, labels, test), "logistic": logistic_regression(x, labels, test, c)}
         found = {name: _accuracy(x, test_labels) for name, x in scores.items()}
         rows.append({"": path, **found, "C": c})
     show({"all": rows})

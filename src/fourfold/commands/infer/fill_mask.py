@@ -65,10 +65,9 @@ def fill(
         logits[:, tokenizer.special_ids] = -torch.inf
         scores, tokens = logits.log_softmax(-1).topk(min(top_k, logits.shape[-1]))
         counts = [item.content[0].count(mask_id) for item in items]
-        found = zip(items, scores.split(counts), tokens.split(counts), strict=True)
         rows = [
             [join(tokenizer, item.content[1], chosen) for chosen in combine(s, t, top_k)]
-            for item, s, t in found
+            for item, s, t in zip(items, scores.split(counts), tokens.split(counts), strict=True)
         ]
         return one_or_all(rows, top_k)
 

@@ -162,8 +162,7 @@ class _Continuer(TextModel):
     """Causal LM with the options of `generate_text`."""
 
     def __init__(self, model: Model, n_prompts: int, options: Namespace) -> None:
-        is_causal = model.can_generate and not hasattr(model, "decode")
-        check_model(model, is_causal, "a causal LM")
+        check_model(model, model.can_generate and not hasattr(model, "decode"), "a causal LM")
         super().__init__(model, truncate=options.truncate, suppress_tokens=options.suppress_tokens)
         self.options = options
         names = ("length_penalty", "length_penalty_type")
@@ -224,11 +223,9 @@ class _Continuer(TextModel):
             # The model does not read the last new token, which therefore needs no position.
             limit = self.max_len + 1 - (given or 1)
             if len(ids) > limit and not self.truncates:
-                raise InputError(
-                    f"has {len(ids)} tokens, but only {limit} leave space for new tokens in the"
-                    " model; --truncate (in Python: truncate=True) removes the beginning",
-                    option="the prompt",
-                )
+                message = f"has {len(ids)} tokens, but only {limit} leave space for new tokens in"
+                message += " the model; --truncate (in Python: truncate=True) removes the beginning"
+                raise InputError(message, option="the prompt")
             ids = ids[-limit:]
             max_new = min(max_new, self.max_len + 1 - len(ids))
         # Padding would change the state of an LSTM, so its batches have prompts of one length.
@@ -271,8 +268,7 @@ class _Continuer(TextModel):
 
         if self.num_beams > 1:
             search = {"num_beams": self.num_beams, **self.penalty, **both}
-            found = self.beam_search(ids, mask, **search)
-            new = found[:, :, ids.shape[1] :].flatten(0, 1).tolist()
+            new = self.beam_search(ids, mask, **search)[:, :, ids.shape[1] :].flatten(0, 1).tolist()
             for text, tokens in zip(texts, new, strict=True):
                 text.add(tokens)
             return

@@ -24,18 +24,12 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"the line is not UTF-8: byte {error.start + 1} is {line[error.start]:#04x}",
-                file=STDIN,
-                line=number,
-            ) from error
+            message = f"the line is not UTF-8: byte {error.start + 1} is {line[error.start]:#04x}"
+            raise InputError(message, file=STDIN, line=number) from error
 
 
 def process(
-    lines: Iterable[str],
-    answer: Callable[[list[str]], list[str]],
-    out: TextIO,
-    chunk_size: int,
+    lines: Iterable[str], answer: Callable[[list[str]], list[str]], out: TextIO, chunk_size: int
 ) -> None:
     """Write one line to `out` for each line of input, in the same order.
 

@@ -8,7 +8,6 @@ import sys
 from argparse import BooleanOptionalAction, Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from io import TextIOWrapper
 from pkgutil import resolve_name
 from typing import Any
@@ -60,9 +59,8 @@ LENGTH_PENALTIES = ("gnmt", "power", "none")
 
 def make_parser(command: str) -> OptionParser:
     """Return the parser of the options of an inference command, such as "translate"."""
-    parser = OptionParser(
-        prog=f"fourfold {command}", description=DESCRIPTIONS[command], epilog=EPILOG
-    )
+    parser = OptionParser(prog=f"fourfold {command}", description=DESCRIPTIONS[command])
+    parser.epilog, parser.renamed = EPILOG, RENAMED
     add = parser.add_argument
     if command == "evaluate":
         parser.epilog = "Repeat --checkpoint to compare models with the first one.\n"
@@ -99,10 +97,8 @@ def make_parser(command: str) -> OptionParser:
         add("--seed", type=int, help="seed of the sampling; default: a new one each time")
         help_text = "put the end-of-document token, which precedes documents, before the prompt"
         add("--document-start", action="store_true", help=help_text)
-        help_text = (
-            "answer each line, a message of a user or a JSON list of messages, with the chat"
-        )
-        help_text += " template of the model; implies --only-new"
+        help_text = "answer each line, a message of a user or a JSON list of messages, with the"
+        help_text += " chat template of the model; implies --only-new"
         add("--chat", action="store_true", help=help_text)
         add("--only-new", action="store_true", help="omit the prompt from the output")
         add("--stream", action="store_true", help="write each token as soon as it is generated")
@@ -129,11 +125,7 @@ def parse(command: str, arguments: Sequence[str]) -> Namespace:
     Raises:
         InputError: An option is unknown or has an invalid value.
     """
-    known = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        known.append(RENAMED.get(name.replace("_", "-"), name) + equals + value)
-    options = make_parser(command).parse_args(known)
+    options = make_parser(command).parse_args(arguments)
     for name in COUNTS:
         check_positive(_option(name), vars(options).get(name))
     return options
@@ -191,8 +183,7 @@ def make_answer(command: str, model: Any, options: Namespace) -> Callable[[list[
     streams = given.get("stream", False)
     if command == "generate":
         given["copies"] = Counter()  # so that a repeated prompt is sampled anew
-        show = partial(print, end="", flush=True)
-        given["stream"] = (lambda text: show(escape(text))) if streams else None
+        given["stream"] = (lambda x: print(escape(x), end="", flush=True)) if streams else None
 
     def answer(lines: list[str]) -> list[str]:
         found = function(model, lines, **given)

@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_loading_options(64)
     options = parser.parse_args(argv)
     path, model, precision = load_model(options.run_dir, options)
-    columns = options.text or trained_columns(path, model)
-    table = read_table(options.input, columns)
+    table = read_table(options.input, options.text or trained_columns(path, model))
     rows: list[Any] = [row[0] if len(row) == 1 else row for row in zip(*table.columns, strict=True)]
     if model.accepts_images:  # paths are relative to the folder of the table, as in training
         rows = [str(resolve(options.input).parent / file) for file in rows]
@@ -81,9 +80,8 @@ def trained_columns(path: Path, model: Model) -> list[str]:
 
 def answer(model: Model, rows: Sequence[Any], batch_size: int) -> str:
     """Return the predictions for texts, tuples of texts, or paths of images, as CSV."""
-    options: Any = {"batch_size": batch_size}
-    if not model.accepts_images:
-        options["truncate"] = True
+    options: Any = {} if model.accepts_images else {"truncate": True}
+    options["batch_size"] = batch_size
     if isinstance(model, TokenClassifier):
         name, found = "tags", [" ".join(tags) for tags in tag(model, rows, **options)]
     elif hasattr(model.config, "n_classes"):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from fourfold.commands.config_files import is_given
+from fourfold.commands.config_files import options
 from fourfold.core.precision import (
     ALIASES,
     AUTO,
@@ -18,6 +18,7 @@ from fourfold.core.precision import (
 )
 
 OPTION = "trainer.precision"
+_print = rank_zero_only(print)
 
 
 def device_kind(accelerator: Any) -> str:
@@ -44,7 +45,7 @@ def set_precision(
     device = device_kind(trainer["accelerator"])
     given = ALIASES.get(str(trainer["precision"]), trainer["precision"])
     chosen = config["auto_precision"]
-    was_auto = chosen is not None and given == chosen and not is_given(OPTION, arguments)
+    was_auto = chosen is not None and given == chosen and OPTION not in dict(options(arguments))
     config["auto_precision"] = given if was_auto else None
     if given == AUTO or (was_auto and not trains):
         earlier = (recorded or {}).get("trainer", {}).get("precision", AUTO) if trains else AUTO
@@ -52,9 +53,9 @@ def set_precision(
         config["auto_precision"] = given
         is_new = earlier == AUTO
         reason = f"since {describe_bf16(device)}" if is_new else "as when the training was started"
-        _print(f"{OPTION} {AUTO}: {given}, {reason}", sys.stdout)
+        _print(f"{OPTION} {AUTO}: {given}, {reason}", flush=True)
     if given in PRECISIONS and (warning := slow_precision(given, device, OPTION)):
-        _print(warning, sys.stderr)
+        _print(warning, file=sys.stderr, flush=True)
 
 
 def set_matmul_precision(config: Any, recorded: Mapping[str, Any]) -> None:
@@ -71,10 +72,5 @@ def set_matmul_precision(config: Any, recorded: Mapping[str, Any]) -> None:
         on_gpu = device_kind(config["trainer"]["accelerator"]) == "cuda"
         chosen = "high" if on_gpu else "highest"
         if on_gpu:
-            _print(f"{option} {AUTO}: high (TF32); {option} highest is fp32", sys.stdout)
+            _print(f"{option} {AUTO}: high (TF32); {option} highest is fp32", flush=True)
     torch.set_float32_matmul_precision(chosen)
-
-
-@rank_zero_only
-def _print(text: str, stream: Any) -> None:
-    print(text, file=stream, flush=True)

@@ -91,12 +91,9 @@ def _schema_for(paths: dict[str, set[str]]) -> dict[str, Any]:
         names = {path if path in foreign else _last(path) for path in found}
         of_classes = [definitions[name]["properties"] for name in names if name in known]
         merged = {key: node for each in of_classes for key, node in each.items()}
-        is_known = len(of_classes) == len(names)
         # A class without a module may be in a module of the user that another class names.
-        properties[section] = {
-            "properties": merged if is_known else {},
-            "classes": [] if foreign else known,
-        }
+        accepted = merged if len(of_classes) == len(names) else {}
+        properties[section] = {"properties": accepted, "classes": [] if foreign else known}
     return {"properties": properties}
 
 
@@ -116,9 +113,8 @@ def _check_key(key: str, value: Any, schema: dict[str, Any]) -> None:
     if classes and isinstance(text, str) and text[:1] != "{" and _last(text) not in classes:
         close = get_close_matches(_last(text), classes, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(
-            f"must be a class of fourfold or of your module, got {text}{hint}", option=above[0]
-        )
+        message = f"must be a class of fourfold or of your module, got {text}{hint}"
+        raise InputError(message, option=above[0])
     is_section = node.get("type") == "object" and isinstance(value, yaml.Node)
     # A text may be the name of a file with the section.
     if is_section and not isinstance(value, yaml.MappingNode) and value.tag != TEXT:

@@ -85,9 +85,7 @@ def _make_savers(run: RunDirectory, config: Any) -> list[Callback]:
 
 def as_list(value: Any) -> list[Any]:
     """Return a list unchanged, None as an empty list, and any other value as a list of one item."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def slurm_environment(plugins: list[Any]) -> list[Any]:

@@ -87,13 +87,6 @@ def _wandb_loggers(run: RunDirectory, config: Any, config_text: str | None) -> l
             run.path.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(identity, indent=1) + "\n")
     os.environ["WANDB_SILENT"] = "true"
-    return [
-        WandbRunLogger(
-            config_text is None,
-            save_dir=run.path,
-            offline=mode == "offline",
-            resume="allow",
-            config=yaml.safe_load(config_text) if config_text else None,
-            **identity,
-        )
-    ]
+    options = {**identity, "save_dir": run.path, "offline": mode == "offline", "resume": "allow"}
+    config = yaml.safe_load(config_text) if config_text else None
+    return [WandbRunLogger(config_text is None, config=config, **options)]

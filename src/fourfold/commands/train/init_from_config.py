@@ -46,8 +46,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     recorded = _recorded_model(run, path) if run else {}
     model_config = model["config"]
     images_only = "image_size" in model_config and "vocab_size" not in model_config
-    source = recorded.get("config")
-    shape = source or vars(_read_source(path, classes, images_only).config)
+    shape = recorded.get("config") or vars(_read_source(path, classes, images_only).config)
     given_config = given.get("model.init_args.config", {})
     _check_inputs(shape, model_config, path, classes)
     # Fields with another meaning in an encoder-decoder than in other models.
@@ -102,9 +101,7 @@ def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
     """Return `model.init_args` in the config.yaml of a run; empty if its `init_from` differs."""
     arguments = run.recorded_config().get("model")
     arguments = arguments.get("init_args") if isinstance(arguments, dict) else None
-    if not isinstance(arguments, dict) or arguments.get("init_from") != path:
-        return {}
-    return arguments
+    return arguments if isinstance(arguments, dict) and arguments.get("init_from") == path else {}
 
 
 def _source_tokenizer(

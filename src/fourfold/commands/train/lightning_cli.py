@@ -30,7 +30,7 @@ from fourfold.commands.train.auto_precision import set_matmul_precision, set_pre
 from fourfold.commands.train.default_callbacks import as_list, make_callbacks, slurm_environment
 from fourfold.commands.train.default_loggers import make_loggers
 from fourfold.commands.train.init_from_config import fill_in_source
-from fourfold.commands.train.options import add_options, check_options, check_seed
+from fourfold.commands.train.options import add_options, check_options
 from fourfold.commands.train.parser import Parser, import_classes, parse_config, trainer_errors
 from fourfold.commands.train.torch_optimizer import replace_optimizer
 from fourfold.data.loading.datamodule import ResumableDataModule
@@ -146,7 +146,6 @@ class FourfoldCLI(LightningCLI):
         command = self.config.get("subcommand")
         self.options, self.given = self.config.get(command, self.config), given.get(command, given)
         self.command_parser = self._parsers[commands.index(self.command) if command else 0]
-        check_seed("seed_everything", self.options["seed_everything"])
         # Otherwise Lightning would replace the model's options by those of the checkpoint.
         self._ckpt_path = self.options.get("ckpt_path")
         if self._ckpt_path:  # with `run=False`, there is no such option
@@ -251,11 +250,8 @@ class FourfoldCLI(LightningCLI):
         self.first_step = int(content.get("global_step", 0))
         is_resumable = "optimizer_states" in content and "loops" in content
         if self.command == "fit" and "state_dict" in content and not is_resumable:
-            raise InputError(
-                "the checkpoint contains weights, but no state of a training to resume; start from"
-                " its weights with --model.init_from",
-                file=path,
-            )
+            message = "the checkpoint contains weights, but no state of a training to resume;"
+            raise InputError(f"{message} start from its weights with --model.init_from", file=path)
         return content
 
     def dump(self) -> str:

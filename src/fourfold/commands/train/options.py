@@ -108,12 +108,6 @@ def check_options(config: Any) -> None:
             raise InputError("excludes --average_last_checkpoints", option="--ema_decay")
 
 
-def check_seed(name: str, seed: int | bool | None) -> None:
-    """Raise InputError for the option `name` unless numpy accepts the seed; None passes."""
-    if seed is not None and not 0 <= seed < 2**32:
-        raise InputError(f"must lie between 0 and {2**32 - 1}, got {seed}", option=name)
-
-
 def check_numbers(config: Any) -> None:
     """Raise InputError if a number in a parsed config is NaN or below its minimum in `MINIMA`."""
     if config["trainer"]["val_check_interval"] == 0:

@@ -63,7 +63,7 @@ class Parser(LightningArgumentParser):
         self.requires_all = options.get("defaults", True)  # a required option may have a default
         if args is not None:
             # jsonargparse writes the value None of a nested argument as "None" instead of null.
-            args = [re.sub("=None$", "=null", argument) for argument in args]
+            args = [re.sub("=None$", "=null", text) for text in args]
             args = [re.sub(r"^--allow_class(?==|$)", "--allow_class+", text) for text in args]
         return super().parse_args(args, *more, **options)
 

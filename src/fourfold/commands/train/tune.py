@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 from lightning.pytorch.tuner import Tuner
-from matplotlib.figure import Figure
 
-from fourfold.atomic_files import atomic_path, write_atomically
+from fourfold.atomic_files import write_atomically
+from fourfold.commands.compare_runs import CURVE_HEIGHT, draw
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.train.lightning_cli import FourfoldCLI
 from fourfold.commands.train.parser import trainer_errors
@@ -51,10 +51,8 @@ class TuneCLI(FourfoldCLI):
         file = self.run_directory.path / f"{self.method}.yaml"
         if self.method == "lr_find":
             section, keys, value = "model", ["optimizer", "lr"], found.suggestion()
-            figure = Figure(layout="tight")
-            found.plot(suggest=True, ax=figure.subplots())
-            with atomic_path(file.with_suffix(".png")) as temporary:
-                figure.savefig(temporary, format="png")
+            png = file.with_suffix(".png")
+            draw([""], CURVE_HEIGHT, lambda axis, _: found.plot(suggest=True, ax=axis), png)
         if value is None:
             raise InputError("must be greater: too few losses are finite", option="tune")
         content: Any = value

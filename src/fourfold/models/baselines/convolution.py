@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, D width.
 """
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
@@ -71,11 +72,6 @@ class ConvolutionalLMConfig(ModelConfig):
         if self.block == "bytenet" and self.d_model % 2:
             raise InputError(f"must be even for bytenet, got {self.d_model}", option="d_model")
 
-    @property
-    def layer_dilations(self) -> list[int]:
-        """Dilation in tokens of each of the `n_layers` blocks."""
-        return [self.dilations[i % len(self.dilations)] for i in range(self.n_layers)]
-
 
 class ConvolutionalBlock(nn.Module):
     """Causal convolution with a residual connection, a block of ConvS2S or ByteNet.
@@ -125,9 +121,8 @@ class ConvolutionalStack(Layers):
 
     def __init__(self, config: ConvolutionalLMConfig) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            ConvolutionalBlock(config, dilation) for dilation in config.layer_dilations
-        )
+        dilations = islice(cycle(config.dilations), config.n_layers)
+        self.blocks = nn.ModuleList(ConvolutionalBlock(config, d) for d in dilations)
 
     def forward(self, x: Tensor, mask: Mask = Mask(), *, cache: KVCache | None = None) -> Tensor:
         """Run the blocks over x (B, T, D). Of the mask, only that of padding is used.

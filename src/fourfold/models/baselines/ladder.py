@@ -29,7 +29,6 @@ from fourfold.core.block import Block, Stack
 from fourfold.core.feed_forward import Linear
 from fourfold.core.kv_cache import LayerCache
 from fourfold.core.masks import LoweredMask
-from fourfold.core.rotary import Rotation
 from fourfold.models.causal_lm.model import CausalLM, CausalLMConfig
 from fourfold.models.masked_lm.classifiers import SequenceClassifier, SequenceClassifierConfig
 
@@ -98,10 +97,9 @@ class SingleHead(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)
         dropout_p = self.dropout if self.training else 0.0
-        y = attend(
+        return attend(
             q, k, v, mask=mask.mask, causal=mask.causal, scale=self.scale, dropout_p=dropout_p
-        )
-        return y.squeeze(1)
+        ).squeeze(1)
 
     def weights(self, x: Tensor, *, mask: LoweredMask) -> Tensor:
         """Compute the attention weights (B, 1, T, T), in fp32 or fp64, for an input (B, T, D)."""
@@ -127,26 +125,20 @@ class LadderBlock(Block):
         if self.rung in SINGLE_HEAD:
             self.head = SingleHead(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: LoweredMask,
-        *,
-        bias: Tensor | None = None,
-        cache: LayerCache | None = None,
-        rotation: Rotation | None = None,
-        **memory: Any,
-    ) -> Tensor:
-        """Compute the output (B, T, D) of the block; a single head ignores bias and rotation."""
+    def forward(self, x: Tensor, mask: LoweredMask, **options: Any) -> Tensor:
+        """Compute the output (B, T, D) of the block from the arguments of `Block.forward`.
+
+        A memory is ignored, and by a single head also `bias` and `rotation`.
+        """
+        own = {"mask": mask, **{name: options.get(name) for name in ("bias", "cache", "rotation")}}
         if self.rung == "none":
             return x
         if self.rung == "mlp":
             return self._residual(x, "ff")
         if self.rung in SINGLE_HEAD:
-            return self.dropout(self.head(x, mask=mask, cache=cache))
+            return self.dropout(self.head(x, mask=mask, cache=own["cache"]))
         if self.rung in WITHOUT_RESIDUAL:
-            return self.dropout(self.attn(x, mask=mask, bias=bias, cache=cache, rotation=rotation))
-        own = {"mask": mask, "bias": bias, "cache": cache, "rotation": rotation}
+            return self.dropout(self.attn(x, **own))
         return self._residual(x, "attn", **own)
 
 

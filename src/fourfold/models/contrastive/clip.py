@@ -138,8 +138,7 @@ class CLIP(Model):
     @property
     def scale(self) -> Tensor:
         """Learned factor on the cosine similarities, a scalar in at least fp32."""
-        exact = torch.promote_types(self.log_scale.dtype, torch.float32)
-        return self.log_scale.to(exact).exp()
+        return self.log_scale.to(torch.promote_types(self.log_scale.dtype, torch.float32)).exp()
 
     def embeddings(self) -> list[nn.Module]:
         """Return the embeddings, and the norm before the first block of the image encoder."""

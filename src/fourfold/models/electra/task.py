@@ -73,11 +73,7 @@ class ReplacedTokenDetection(Task[Electra, MaskedBatch]):
 
     def _run(self, batch: MaskedBatch) -> _Outputs:
         """Run the generator, sample the replacements, and run the discriminator."""
-        options: dict[str, Any] = {
-            "segments": batch.segments,
-            "mask": batch.mask,
-            "documents": batch.documents,
-        }
+        options = {name: getattr(batch, name) for name in ("segments", "mask", "documents")}
         h = self.model.generator.encode(batch.ids, **options)
         is_target = batch.targets != IGNORE_INDEX
         positions = masked_positions(batch)
@@ -101,8 +97,7 @@ class ReplacedTokenDetection(Task[Electra, MaskedBatch]):
         numbers = ids + 1 if batch.mask is None else (ids + 1) * batch.mask
         factors = bits(0, 0, np.zeros(1), length, STREAM)  # (1, T)
         keys = (numbers.cpu().numpy().astype(np.uint64) * factors).sum(1)
-        seed = getattr(self.datamodule, "seed", 0)
-        return unit(bits(seed, batch.epoch, keys, length, STREAM))
+        return unit(bits(getattr(self.datamodule, "seed", 0), batch.epoch, keys, length, STREAM))
 
     def _losses(self, outputs: _Outputs, batch: MaskedBatch) -> Tensor:
         """Return the loss of both parts, summed over the masked tokens.
@@ -144,8 +139,7 @@ class ReplacedTokenDetection(Task[Electra, MaskedBatch]):
 
         Precision and recall are those of the replaced tokens, and 0 if there is none to divide by.
         """
-        sums = self.detection.compute() or [0.0] * 6
-        losses, correct, hits, found, replaced, real = sums
+        losses, correct, hits, found, replaced, real = self.detection.compute() or [0.0] * 6
         generator = self.ppl.compute()
         return {
             "loss": self.loss.compute(),

@@ -63,8 +63,7 @@ class Captioning(Seq2SeqTask[CaptionBatch]):
     def sample_outputs(self, batch: CaptionBatch, split: str) -> dict[str, Media]:
         """Build "samples", a table of captions, and "attention", the maps of one caption."""
         media = super().sample_outputs(batch, split)
-        attention = media.pop("attention")
-        assert isinstance(attention, AttentionMaps)
+        attention: Any = media.pop("attention")
         if attention.maps:
             dataset = self.datamodule.split(split)
             pixels = dataset.images.pixels(int(batch.rows[0]), dataset.transform.n_channels)

@@ -80,8 +80,7 @@ class CompositeEncoderDecoder(Seq2Seq):
     ) -> Tensor:
         """Compute the encoder output (B, S, D), mapped to the width D of the decoder."""
         if self.accepts_images:
-            n_prefix = self.config.encoder.n_prefix
-            memory = self.encoder(self.src_embed(src), Mask(n_global=n_prefix))
+            memory = self.encoder(self.src_embed(src), Mask(n_global=self.config.encoder.n_prefix))
         else:
             memory = super().encode(src, src_mask=src_mask, src_documents=src_documents)
         return self.memory_map(memory)

@@ -68,22 +68,18 @@ class EncoderDecoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_len is None and self.positions != "none":
-            raise InputError(
-                f"must be given for positions {self.positions}, got None", option="max_len"
-            )
+            message = f"must be given for positions {self.positions}, got None"
+            raise InputError(message, option="max_len")
         if self.n_decoder_heads is not None:
             assert self.decoder  # the constructor checks the divisibility of d_model
 
     @property
     def decoder(self) -> Self:
         """Config whose fields `n_layers` and `n_heads` are those of the decoder."""
-        return replace(
-            self,
-            n_layers=self.n_layers if self.n_decoder_layers is None else self.n_decoder_layers,
-            n_heads=self.n_heads if self.n_decoder_heads is None else self.n_decoder_heads,
-            n_decoder_layers=None,
-            n_decoder_heads=None,
-        )
+        n_layers = self.n_layers if self.n_decoder_layers is None else self.n_decoder_layers
+        n_heads = self.n_heads if self.n_decoder_heads is None else self.n_decoder_heads
+        own: Any = {"n_decoder_layers": None, "n_decoder_heads": None}
+        return replace(self, n_layers=n_layers, n_heads=n_heads, **own)
 
 
 class Seq2Seq(Model):

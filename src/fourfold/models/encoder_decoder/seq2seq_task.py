@@ -149,9 +149,8 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         nll, best = self._token_scores(output)
         self.ppl.update(nll, best, targets=output[-1])
         if sentinels := getattr(self.datamodule, "sentinel_ids", []):
-            others = ~torch.isin(
-                output[-1], torch.tensor([IGNORE_INDEX, *sentinels]).to(nll.device)
-            )
+            left_out = torch.tensor([IGNORE_INDEX, *sentinels]).to(nll.device)
+            others = ~torch.isin(output[-1], left_out)
             total = (nll * others).sum(dtype=sum_dtype(nll.device))
             self.without_sentinels.update(total, others.sum())
         if num_beams := self.beams_of(split):
@@ -193,11 +192,9 @@ class Seq2SeqTask(Task[Seq2Seq, BatchT]):
         pairs = self.as_pairs(batch)
         num_beams = self.val_num_beams if split == "val" else self.num_beams
         generated = self.generate_texts(pairs.src, pairs.src_mask, num_beams or 1)
-        has_references = hasattr(self.datamodule, "references")
-        decode = self.tokenizer.decode_batch
-        references = (
-            self._references(pairs, split) if has_references else decode(pairs.tgt.tolist())
-        )
+        references: Any = self.tokenizer.decode_batch(pairs.tgt.tolist())
+        if hasattr(self.datamodule, "references"):
+            references = self._references(pairs, split)
         texts = [text if isinstance(text, str) else "\n".join(text) for text in references]
         if pairs.src.ndim > 2:
             name, sources = "image", pairs.rows.tolist()

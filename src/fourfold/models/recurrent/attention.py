@@ -85,10 +85,8 @@ class RecurrentAttention(nn.Module):
         super().__init__()
         if score in ("dot", "scaled") and query_size != memory_size:
             problem = f"must be general, concat, additive or location, got {score}, which needs"
-            raise InputError(
-                f"{problem} queries as wide as the memory ({query_size} and {memory_size})",
-                option="score",
-            )
+            problem += f" queries as wide as the memory ({query_size} and {memory_size})"
+            raise InputError(problem, option="score")
         self.score = score
         self.weighting = weights
         self.window = window
@@ -251,7 +249,7 @@ class RecurrentAttention(nn.Module):
             positions = allowed.cumsum(-1)  # padding on either side is not counted
         n_real = positions[..., -1:]  # (N or 1, 1, 1)
         scores = upcast_fp32(self._scores(q, projected, positions))
-        centre: Tensor | None = None
+        centre: Any = None
         if self.weighting == "local_m":
             first = torch.as_tensor(step, device=query.device).reshape(-1, 1) + 1
             targets = first + torch.arange(query.shape[1], device=query.device)
@@ -274,7 +272,6 @@ class RecurrentAttention(nn.Module):
         if allowed is not None:
             alpha = alpha.masked_fill(~allowed, 0.0)  # also the NaN of a row without real positions
         if self.weighting == "local_p":
-            assert centre is not None
             sigma = self.window / 2
             alpha = alpha * torch.exp(-((positions - centre) ** 2) / (2 * sigma**2))
         return alpha.unflatten(1, (-1, query.shape[1])).flatten(0, 1), allowed, centre
@@ -313,15 +310,12 @@ class RecurrentAttention(nn.Module):
             table = self.w_a(q)  # (N, Tq, max_source_len)
             longest = table.shape[-1]
             if positions.shape[-1] > longest and (n_real := int(positions.max())) > longest:
-                raise InputError(
-                    f"is {longest}, the longest source that the location score has weights for, but"
-                    f" a source has {n_real} tokens",
-                    option="max_source_len",
-                )
+                problem = f"is {longest}, the longest source that the location score has weights"
+                problem += f" for, but a source has {n_real} tokens"
+                raise InputError(problem, option="max_source_len")
             index = (positions - 1).clamp(0, longest - 1)
             return table.gather(-1, index.expand(*table.shape[:2], -1))
-        scores: Tensor = self.v_a(torch.tanh(self.w_a(q)[:, :, None] + projected[:, None]))
-        return scores.squeeze(-1)
+        return self.v_a(torch.tanh(self.w_a(q)[:, :, None] + projected[:, None])).squeeze(-1)
 
 
 _PRODUCTS = ("dot", "general", "scaled")  # scores that are products of query and projected memory

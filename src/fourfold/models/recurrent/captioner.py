@@ -197,8 +197,7 @@ class RecurrentCaptioner(Seq2Seq):
         self.decoder: nn.Module = CaptionDecoder(config, width)  # type: ignore[assignment]
         self.head = VocabularyHead(self.tgt_embed.tokens, tied=False, bias=True)
         # The encoder has its own initialization.
-        parts = nn.ModuleList([self.tgt_embed, self.decoder, self.head])
-        initialize(parts, config.init, INITS)
+        initialize(nn.ModuleList([self.tgt_embed, self.decoder, self.head]), config.init, INITS)
 
     def encode(self, src: Tensor, **masks: Any) -> RecurrentMemory:  # type: ignore[override]
         """Compute the memory of the decoder from images or feature maps; masks are ignored.
@@ -209,10 +208,9 @@ class RecurrentCaptioner(Seq2Seq):
         if self.config.encoder is not None:
             locations = self.encoder(self.src_embed(src))[:, self.n_prefix :]
         elif src.shape[1] != self.config.n_channels:
-            message = f"must be the number of channels of the features, {src.shape[1]}"
-            raise InputError(
-                f"{message}, got {self.config.n_channels}", option="model.config.n_channels"
-            )
+            message = f"must be the number of channels of the features, {src.shape[1]}, got"
+            message += f" {self.config.n_channels}"
+            raise InputError(message, option="model.config.n_channels")
         else:
             locations = src.flatten(2).mT
         return self.decoder.memory(locations)  # type: ignore[operator]

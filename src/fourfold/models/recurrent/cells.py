@@ -54,14 +54,11 @@ def gru_step(products: Tensor, state: State, matrix: Tensor, bias: Tensor | None
     return (n + (z + h_z).sigmoid() * (h - n),)
 
 
-def gru_step_reset_before(
-    products: Tensor, state: State, matrix: Tensor, candidate: Tensor | None
-) -> State:
+def gru_step_reset_before(products: Tensor, state: State, matrix: Tensor, candidate: Any) -> State:
     """Compute the next state of a GRU that applies the reset gate before the recurrent matrix.
 
     The recurrent matrices are those of both gates, (2 H, H), and of the candidate state, (H, H).
     """
-    assert candidate is not None
     (h,) = state
     gates, n = products.split([len(matrix), len(candidate)], dim=1)
     r, z = (gates + linear(h, matrix)).sigmoid().chunk(2, dim=1)
@@ -140,22 +137,12 @@ class RecurrentStack(Layers):
         self.n_directions = 2 if bidirectional else 1
         self.forget_bias = forget_bias
         self.dropout = Dropout(dropout)
-        self.add_forget_bias()
+        add_forget_biases(self)
 
     @property
     def rnn(self) -> nn.RNNBase:
         """Module of torch that holds the weights."""
         return self._modules[self.name]  # type: ignore[return-value]
-
-    def add_forget_bias(self) -> None:
-        """Add `forget_bias` to the biases of the forget gates of an LSTM, in place.
-
-        An initialization that overwrites the biases must call this method afterwards.
-        """
-        is_used = self.forget_bias and self.has_cell
-        for name, bias in self.rnn.named_parameters() if is_used else ():
-            if name.startswith("bias_ih"):  # torch adds two biases, of which one is changed
-                bias.data.chunk(4)[1].add_(self.forget_bias)
 
     def weights(self, layer: int, *, reverse: bool = False) -> LayerWeights:
         """Return the weights of a layer in one direction."""
@@ -272,7 +259,12 @@ def orthogonal_gates(parameter: Tensor) -> None:
 
 
 def add_forget_biases(model: nn.Module) -> None:
-    """Call `RecurrentStack.add_forget_bias` of all stacks of a model."""
+    """Add the `forget_bias` of each stack of a model to its forget gates, if it is an LSTM.
+
+    An initialization that overwrites the biases must call this function afterwards.
+    """
     for module in model.modules():
-        if isinstance(module, RecurrentStack):
-            module.add_forget_bias()
+        if isinstance(module, RecurrentStack) and module.has_cell and module.forget_bias:
+            for name, bias in module.rnn.named_parameters():
+                if name.startswith("bias_ih"):  # torch adds two biases, of which one is changed
+                    bias.data.chunk(4)[1].add_(module.forget_bias)

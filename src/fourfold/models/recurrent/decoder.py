@@ -114,11 +114,9 @@ class RecurrentDecoderConfig(ModelConfig):
             raise InputError(message, option="attn_weights")
         is_independent = self.decoder == "luong" and not self.input_feeding
         if self.mix_outputs and not (is_independent and self.context == "attention"):
-            raise InputError(
-                "must be false unless the decoder is luong, with attention and without"
-                " input_feeding, since its states must not depend on the context; got true",
-                option="mix_outputs",
-            )
+            message = "must be false unless the decoder is luong, with attention and without"
+            message += " input_feeding, since its states must not depend on the context; got true"
+            raise InputError(message, option="mix_outputs")
 
     @property
     def readout_width(self) -> int:
@@ -203,7 +201,7 @@ class RecurrentDecoder(Layers):
         self.config = config
         width, hidden = config.d_model, config.hidden_size
         has_context = config.context != "initial"
-        self.cross_attn = None
+        self.cross_attn: Any = None
         if config.context == "attention":
             self.cross_attn = RecurrentAttention(
                 hidden,
@@ -218,7 +216,8 @@ class RecurrentDecoder(Layers):
         is_input = config.context == "every_step" or (has_context and config.decoder == "bahdanau")
         d_in = width + memory_size * is_input + hidden * config.input_feeding
         self.stack = stack_from_config(config, d_in)
-        self.combine = self.readout = None
+        self.combine: Any = None
+        self.readout: Any = None
         if config.decoder == "bahdanau":
             self.readout = MaxoutReadout(config, memory_size * has_context)
         elif has_context:
@@ -227,13 +226,6 @@ class RecurrentDecoder(Layers):
         if config.output_rank is not None:
             self.low_rank = Linear(config.readout_width, config.output_rank, bias=False)
         self.dropout = Dropout(config.dropout)
-
-    def project(self, vectors: Tensor) -> Tensor:
-        """Compute the part (B, S, width) of the attention scores that depends on the memory only.
-
-        Without attention, the result is `vectors` (B, S, M).
-        """
-        return vectors if self.cross_attn is None else self.cross_attn.project(vectors)
 
     def forward(
         self, x: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None
@@ -275,8 +267,6 @@ class RecurrentDecoder(Layers):
         the attention weights (N, T, S), of hard attention those before the choice of a position,
         and the input (N, T, S, output width) of the output matrix.
         """
-        assert self.cross_attn is not None
-        assert self.combine is not None
         if self.cross_attn.edits is not None:
             message = "must not be edited or recorded if outputs, not vectors, are mixed"
             raise InputError(message, option="cross attention")
@@ -301,7 +291,6 @@ class RecurrentDecoder(Layers):
 
     def attentional(self, context: Tensor, h: Tensor) -> Tensor:
         """Compute the output tanh(W_c [context; h]) (N, T, H) of a model with `decoder` luong."""
-        assert self.combine is not None
         return self.combine(torch.cat([context, h], dim=2)).tanh()
 
     def _feed_outputs(
@@ -321,7 +310,6 @@ class RecurrentDecoder(Layers):
         self, x: Tensor, memory: RecurrentMemory, state: State, start: int
     ) -> tuple[Tensor, State]:
         """Run a model with `decoder` bahdanau, on all tokens at once if it has no attention."""
-        assert self.readout is not None
         first = state[0][-1]
         if self.cross_attn is not None:
             loop = Loop(self.stack, x, state)
@@ -333,23 +321,17 @@ class RecurrentDecoder(Layers):
             found = self.context(x, memory, start)
             inputs = torch.cat([x, found], dim=2)
         h, state = self.stack(inputs, None, state)
-        queries = torch.cat([first[:, None], h[:, :-1]], dim=1)
-        return self.readout(queries, x, found), state
+        return self.readout(torch.cat([first[:, None], h[:, :-1]], dim=1), x, found), state
 
 
 def stack_from_config(
     config: RecurrentDecoderConfig, d_in: int, *, bidirectional: bool = False
 ) -> RecurrentStack:
     """Build the recurrent layers of an encoder or a decoder for inputs of width `d_in`."""
-    return RecurrentStack(
-        *(d_in, config.hidden_size, config.n_layers),
-        cell=config.cell,
-        reset=config.reset,
-        bidirectional=bidirectional,
-        bias=config.bias,
-        dropout=config.dropout,
-        forget_bias=config.forget_bias,
-    )
+    names = ("cell", "reset", "bias", "dropout", "forget_bias")
+    options: Any = {name: getattr(config, name) for name in names}
+    sizes = d_in, config.hidden_size, config.n_layers
+    return RecurrentStack(*sizes, bidirectional=bidirectional, **options)
 
 
 class Loop:

@@ -8,7 +8,7 @@ target tokens, H units of a layer, L layers, R directions of the encoder, V voca
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -80,11 +80,9 @@ class RecurrentEncoderDecoderConfig(RecurrentDecoderConfig):
             message = "must be none or linear without a bidirectional encoder and a context"
             raise InputError(f"{message}, got backward", option="bridge")
         if self.tie_embeddings in ("all", "decoder") and self.output_width != self.d_model:
-            raise InputError(
-                f"must be embeddings or none, because the decoder's output has width"
-                f" {self.output_width} and d_model is {self.d_model}; got {self.tie_embeddings}",
-                option="tie_embeddings",
-            )
+            message = "must be embeddings or none, because the decoder's output has width"
+            message += f" {self.output_width} and d_model is {self.d_model}"
+            raise InputError(f"{message}; got {self.tie_embeddings}", option="tie_embeddings")
 
 
 class Bridge(nn.Module):
@@ -98,8 +96,7 @@ class Bridge(nn.Module):
             has_cells = config.bridge == "linear" and config.cell == "lstm"
             n_maps = config.n_layers * (2 if has_cells else 1)
         width = hidden * (2 if config.bridge == "linear" and config.bidirectional else 1)
-        maps = [Linear(width, hidden, bias=config.bias) for _ in range(n_maps)]
-        self.maps = nn.ModuleList(maps)
+        self.maps = nn.ModuleList([Linear(width, hidden, bias=config.bias) for _ in range(n_maps)])
 
     def forward(self, state: State) -> State:
         """Map the final state (L R, B, H) of the encoder to the initial state (L, B, H)."""
@@ -155,12 +152,9 @@ class RecurrentEncoderDecoder(Seq2Seq):
             self.summary = Linear(width, config.hidden_size, bias=config.bias)
             width = config.hidden_size
         self.decoder: nn.Module = RecurrentDecoder(config, width)  # type: ignore[assignment]
-        self.head = VocabularyHead(
-            self.tgt_embed.tokens,
-            tied=config.tie_embeddings in ("all", "decoder"),
-            bias=config.output_bias,
-            width=config.output_width,
-        )
+        tied, width = config.tie_embeddings in ("all", "decoder"), config.output_width
+        options: Any = {"tied": tied, "bias": config.output_bias, "width": width}
+        self.head = VocabularyHead(self.tgt_embed.tokens, **options)
         initialize(self, config.init, INITS)
 
     def encode(  # type: ignore[override]
@@ -187,7 +181,8 @@ class RecurrentEncoderDecoder(Seq2Seq):
             mask = None
         elif is_reversed:
             vectors = flip(vectors, lengths)
-        projected = self.decoder.project(vectors)  # type: ignore[operator]
+        attention: Any = self.decoder.cross_attn
+        projected = vectors if attention is None else attention.project(vectors)
         return RecurrentMemory(vectors, mask, self.bridge(final), projected)
 
     def decode(  # type: ignore[override]

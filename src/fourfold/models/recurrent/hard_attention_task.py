@@ -66,15 +66,10 @@ class HardAttention:
         columns = tuple(zip(*calls, strict=True))[:2]
         alpha, drawn = (torch.cat(x, 1)[:, -counts.shape[1] :] for x in columns)
         if hasattr(self, "reward_baseline"):
-            loss = loss + reinforce_term(
-                token_scores(*output)[0].view_as(counts),
-                alpha,
-                drawn,
-                counts,
-                baseline=self.get_buffer("reward_baseline"),
-                reward_weight=self.reward_weight,
-                entropy_weight=self.entropy_weight,
-            )
+            nll = token_scores(*output)[0].view_as(counts)
+            options = {name: getattr(self, name) for name in ("reward_weight", "entropy_weight")}
+            options["baseline"] = self.get_buffer("reward_baseline")
+            loss = loss + reinforce_term(nll, alpha, drawn, counts, **options)
         if self.doubly_stochastic:
             loss = loss + self.doubly_stochastic * doubly_stochastic_loss(alpha, counts)
         return loss, counts.sum()

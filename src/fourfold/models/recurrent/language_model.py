@@ -60,13 +60,9 @@ class RecurrentLayers(RecurrentStack):
     """
 
     def __init__(self, config: RecurrentLMConfig) -> None:
-        super().__init__(
-            *(config.d_model, config.hidden_size, config.n_layers),
-            cell=config.cell,
-            dropout=config.dropout,
-            forget_bias=config.forget_bias,
-            name=config.cell,
-        )
+        sizes = config.d_model, config.hidden_size, config.n_layers
+        options: Any = {name: getattr(config, name) for name in ("cell", "dropout", "forget_bias")}
+        super().__init__(*sizes, name=config.cell, **options)
         self.down = nn.Linear(config.hidden_size, config.d_model)
 
     def forward(  # type: ignore[override]

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -54,11 +55,8 @@ def recurrent(x: Tensor, size: Size, depth: int) -> Tensor:
     """
     w = torch.full((size.d, size.d), 0.5 / size.d, dtype=x.dtype)
     state = torch.zeros_like(x[:1])
-    out = []
-    for token in x.split(1):
-        state = torch.tanh(torch.mm(state, w) + token)
-        out.append(state)
-    return torch.cat(out)
+    states = accumulate(x.split(1), lambda h, token: (h @ w + token).tanh(), initial=state)
+    return torch.cat(list(states)[1:])
 
 
 def convolutional(x: Tensor, size: Size, depth: int) -> Tensor:
@@ -74,8 +72,7 @@ def restricted(x: Tensor, size: Size, depth: int) -> Tensor:
 
     The R tokens include the token itself. `depth` is ignored.
     """
-    padded = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2))
-    neighbours = padded.unfold(0, size.r, 1)  # (T, D, R)
+    neighbours = F.pad(x, (0, 0, size.r // 2, (size.r - 1) // 2)).unfold(0, size.r, 1)  # (T, D, R)
     weights = torch.bmm(x[:, None], neighbours).softmax(-1)  # (T, 1, R)
     return torch.bmm(weights, neighbours.mT)[:, 0]
 

@@ -111,3 +111,7 @@ def equal_length(name: str, n: int, d: int) -> float | str:
     slope = (at_2n - at_n) / n
     length = n + (per_token - at_n) / slope
     return length if length > 0 else "always"
+
+
+# Functions of the name, the tokens and the width of a layer.
+LAYER_COSTS: tuple[Any, ...] = layer_flops, layer_chain, layer_reach, layer_bytes, equal_length

@@ -85,9 +85,7 @@ LAYERS: dict[str, Callable[[int], Layer]] = {
     SELF: self_attention,
     "restricted": restricted,
     "windowed": windowed,
-    "rnn": partial(recurrent, nn.RNN),
-    "lstm": partial(recurrent, nn.LSTM),
-    "gru": partial(recurrent, nn.GRU),
+    **{x.__name__.lower(): partial(recurrent, x) for x in (nn.RNN, nn.LSTM, nn.GRU)},
     "convolutional": convolutional,
 }
 
@@ -174,10 +172,8 @@ def time_rows(
     recorded = {name: [run for run in runs if run["row"] == name] for name in table.rows}
     for row in rows:
         if rounds < (n := len(recorded[row.name])):
-            raise InputError(
-                f"must be at least {n}, the number of rounds of {row.name} in {file}, got {rounds}",
-                option="--seeds",
-            )
+            message = f"must be at least {n}, the number of rounds of {row.name} in {file}"
+            raise InputError(f"{message}, got {rounds}", option="--seeds")
     timed = {}
     for row in rows:
         setup = row.setup or {}

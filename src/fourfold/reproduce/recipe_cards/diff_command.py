@@ -1,8 +1,15 @@
-"""Command `fourfold diff`: differences of recipe cards, and of config files converted to cards.
+"""Print the differences between two or more recipes.
 
-`cards` explains what a recipe card is. Config files are converted to recipe cards.
+Values that mean different things are converted to one convention: length penalty, label smoothing,
+weight decay, learning rate and batch. A recipe is a card, such as vaswani2017_base,
+tensor2tensor_base or fairseq_big, a config file, or a recipe that `fourfold recipes` lists, such as
+gpt2/small.
+
+If folders are given, compare the run directories that they are or contain: print the options of
+config.yaml that differ, the best validation metrics and the test metrics.
 """
 
+# `cards` explains what a recipe card is. Config files are converted to recipe cards.
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,16 +52,6 @@ TASK_OF_CLASS = {
 DECAY_FORMS = {"adamw": "times_lr", "muon": "times_lr", "adam": "l2", "adadelta": "l2", "sgd": "l2"}
 
 
-DESCRIPTION = """\
-Print the differences between two or more recipes, with values that mean different things
-converted to one convention: length penalty, label smoothing, weight decay, learning rate and
-batch. A recipe is a card, such as vaswani2017_base, tensor2tensor_base or fairseq_big, a config
-file, or a recipe that `fourfold recipes` lists, such as gpt2/small.
-
-If folders are given, compare the run directories that they are or contain: print the options of
-config.yaml that differ, the best validation metrics and the test metrics."""
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the differences between two or more recipe cards or config files.
 
@@ -63,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         InputError: A recipe is unknown or a config is invalid.
     """
-    parser = OptionParser(prog="fourfold diff", description=DESCRIPTION)
+    parser = OptionParser(prog="fourfold diff", description=__doc__)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE")
     parser.add_argument("--list", action="store_true", help="list the cards with their sources")
     parser.add_argument("--out", metavar="FILE", help="PNG file with the curves of run directories")
@@ -116,8 +113,7 @@ def read_config(name: str) -> Card:
     from fourfold.generation.inputs import MAX_EXTRA_TOKENS
 
     try:
-        given = ["--config", str(find_recipe(name))]
-        config = parse(make_parser("fourfold diff"), given).as_dict()
+        config = parse(make_parser("fourfold diff"), ["--config", str(find_recipe(name))]).as_dict()
     except InputError as error:
         raise (error if error.file else error.in_file(name)) from None
     kind, data = config["model"]["class_path"].rsplit(".", 1)[-1], config["data"]["init_args"]
