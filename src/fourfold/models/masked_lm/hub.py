@@ -4,8 +4,12 @@ Several classes of transformers, such as `BertForMaskedLM` and `BertForTokenClas
 the same `model_type`. The names of the head's tensors tell the classes apart.
 """
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import nn
 
 from fourfold import models
 from fourfold.core.validation import check_range, check_type
@@ -19,6 +23,7 @@ from fourfold.hub.architecture import (
 )
 from fourfold.hub.keymap import FLIP_CLASSES, Entry, Extra, KeyMap, Rule, offset_rows
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
+from fourfold.layers.base_model import Model
 
 _BLOCK = "stack.blocks.{i}."
 # Names of the attention, its norm and the norm of the feed-forward sub-layer in a layer.
@@ -246,3 +251,19 @@ BERT_HEADS = (
     *_with_heads(ROBERTA, "classifier.dense", "classifier.out_proj"),
 )
 ARCHITECTURES = (*BERT_HEADS, DISTILBERT, ROBERTA, BERT)
+
+
+def prepare_export(model: Model) -> Model:
+    """Return a post-norm classifier without segments with one segment, of zeros, which BERT needs.
+
+    Any other model is returned itself.
+    """
+    config: Any = model.config
+    kinds = models.SequenceClassifier, models.TokenClassifier, models.SpanExtractor
+    if type(model) not in kinds or config.n_segments or config.norm_placement != "post":
+        return model
+    result: Any = deepcopy(model)
+    result.config = replace(config, n_segments=1)
+    segment = torch.zeros_like(result.embed.tokens.weight[:1])
+    result.embed.segments = nn.Embedding.from_pretrained(segment)
+    return result
