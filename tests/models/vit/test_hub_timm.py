@@ -21,6 +21,7 @@ from fourfold.cli import main
 from fourfold.errors import InputError
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.vit import hub_timm as timm_format
+from fourfold.models.vit.hub_timm_options import check_supported, read_n_heads
 from fourfold.tasks import load_task
 
 WIDTH = 36
@@ -256,7 +257,7 @@ def test_assumptions_about_a_single_file_are_reported(
 
 @pytest.mark.parametrize(("width", "n_heads"), [(192, 3), (768, 12), (1280, 16), (1664, 16)])
 def test_assumed_number_of_heads(width: int, n_heads: int) -> None:
-    assert timm_format._read_n_heads({}, width)[0] == n_heads
+    assert read_n_heads({}, width)[0] == n_heads
 
 
 def test_preprocessing_and_class_names_survive_import_and_export(
@@ -495,7 +496,7 @@ def test_names_of_architectures_imply_what_timm_builds() -> None:
         model = timm.create_model(name, device="meta", depth=1)
         settings = {"architecture": name, "global_pool": model.global_pool}
         try:
-            timm_format._check_supported(model.state_dict())
+            check_supported(model.state_dict())
             config, _ = timm_format._read_config(model.state_dict(), settings)
         except InputError as error:
             refused.append((name, error.option))

@@ -138,10 +138,6 @@ def _read_llama(names: Collection[str], config: Json) -> dict[str, Any]:
     return infer_llama(names, config) | biases
 
 
-def _read_olmo(names: Collection[str], config: Json) -> dict[str, Any]:
-    return infer_llama(names, config) | _read_biases(config)
-
-
 def _read_mistral(names: Collection[str], config: Json) -> dict[str, Any]:
     window = config.get("sliding_window", 4096)
     return infer_llama(names, config) | read_windows(config, "S" * count_layers(config, 32), window)
@@ -223,7 +219,7 @@ OLMO2 = replace(
     hf_class="Olmo2ForCausalLM",
     fields=llama_fields(vocab_size=50304, norm_eps=1e-5),
     implied={**LLAMA.implied, "norm_placement": "inside", "qk_norm": "all"},
-    infer=_read_olmo,
+    infer=lambda names, config: infer_llama(names, config) | _read_biases(config),
     extra_config=_write_biases,
     keymap=keymap("inside"),
 )

@@ -4,7 +4,6 @@ Names and shapes of the tensors imply most of the config.
 """
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.core.feed_forward import ACTIVATIONS
 from fourfold.core.validation import ImageSize, height_width
 from fourfold.errors import InputError
 from fourfold.hub.architecture import Json, check_allowed, differing_fields, get_key, norm_eps_note
-from fourfold.hub.directory import CONFIG_FILE, tensor_shape, write_directory
+from fourfold.hub.directory import tensor_shape, write_directory
 from fourfold.hub.keymap import (
     CLASS_AND_REGISTERS,
     PREFIX_TOKENS,
@@ -32,47 +30,14 @@ from fourfold.hub.keymap import (
 from fourfold.layers.image_positions import square_grid
 from fourfold.layers.patch_embedding import patch_grid
 from fourfold.models import ViT, ViTConfig
+from fourfold.models.vit import hub_timm_options as timm
 
 _PATCHES = "patch_embed.proj.weight"
 _PREFIX_TOKENS = ("cls_token", "dist_token")
 _REGISTERS = "reg_token"
 _HEADS = ("head", "head_dist")
+_FF = "blocks.0.mlp.fc"
 _LAYER_SCALE = 1e-6  # initial value in DeiT III, assumed if config.json does not give it
-_NORM_EPS = 1e-6
-_ACT_LAYER = "model_args.act_layer"
-_GELU = "the exact GELU, as in all but a few of timm's models"
-# Settings of timm's architectures that neither the tensors nor config.json show, by regular
-# expressions of their names. A setting in `model_args` has precedence.
-_BY_NAME: dict[str, dict[str, Any]] = {
-    "_clip_": {"norm_eps": 1e-5},
-    "_quickgelu_": {"activation": "quick_gelu"},
-    "_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_|_large_patch16_siglip_(gap_)?512": {
-        "activation": "gelu_tanh"
-    },
-    "_giant_patch14_(reg._)?(dinov2|tipsv2)": {"activation": "silu", "n_heads": 24},
-    "_rpn_": {"norm_placement": "inside"},
-    "_base_patch16_gap_": {"n_heads": 16},
-    "^test_vit": {"n_heads": 2},
-    "^test_vit4": {"n_heads": 3},
-}
-# Options without a counterpart in fourfold, by the beginnings of the names of their tensors.
-_UNSUPPORTED = {
-    "attn_pool.": "global_pool",
-    "patch_embed.norm.": "embed_norm_layer",
-    "blocks.0.attn.norm.": "scale_attn_norm",
-    "blocks.0.mlp.norm.": "scale_mlp_norm",
-    "blocks.0.attn.lambda_": "attn_layer",
-    "blocks.0.in_": "block_fn",
-    "blocks.0.attns.": "block_fn",
-}
-# Allowed values of settings that tensor names and shapes do not show.
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    _ACT_LAYER: (None, *ACTIVATIONS),
-    "model_args.pool_include_prefix": (None, False),
-    **dict.fromkeys(
-        ("model_args.mlp_layer", "model_args.attn_layer", "model_args.block_fn"), (None,)
-    ),
-}
 _POOLS = {"token": "cls", "avg": "mean"}
 # Defaults of timm: mean and standard deviation of ImageNet.
 _IMAGE_DEFAULTS: dict[str, Any] = {
@@ -82,9 +47,6 @@ _IMAGE_DEFAULTS: dict[str, Any] = {
     "interpolation": "bicubic",
     "crop_mode": "center",
 }
-# Width of a head, and largest number of heads, in all but two of timm's plain ViTs.
-_HEAD_WIDTH = 64
-_MAX_HEADS = 16
 
 
 def _keymap(config: ViTConfig, names: Collection[str] = ()) -> KeyMap:
@@ -141,7 +103,7 @@ def read_checkpoint(
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise InputError(f"must be a tensor, got {type(value).__name__}", option=name)
-    _check_supported(tensors)
+    timm.check_supported(tensors)
     config, notes = _read_config(tensors, settings)
     # A checkpoint without a classifier (`num_classes: 0`) gives a model without heads.
     build = partial(ViT, config, n_heads=sum(f"{head}.weight" in tensors for head in _HEADS))
@@ -198,7 +160,7 @@ def write_model(model: Any, path: Path, artifacts: Json) -> str:
     settings["num_classes"] *= len(model.heads) > 0
     if model.representation is not None:
         problems.append("representation_size")
-    norm_eps = _by_name(settings).get("norm_eps", _NORM_EPS)
+    norm_eps = timm.by_name(settings)["norm_eps"]
     if not problems:
         imported, _ = _read_config(tensors, settings)
         problems = differing_fields(replace(model.config, norm_eps=norm_eps), imported)
@@ -276,11 +238,8 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     n_registers = tensor_shape(tensors, _REGISTERS, 3)[1] if _REGISTERS in tensors else 0
     image_size, placed = _read_size(tensors, settings, patch_size, n_prefix + n_registers)
     distilled, has_class = n_prefix > 1, _PREFIX_TOKENS[0] in tensors
-    d_ff = tensor_shape(tensors, "blocks.0.mlp.fc2.weight", 2)[1]
-    gated = (
-        "blocks.0.mlp.fc1_g.weight" in tensors
-        or tensor_shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * d_ff
-    )
+    d_ff = tensor_shape(tensors, _FF + "2.weight", 2)[1]
+    gated = _FF + "1_g.weight" in tensors or tensor_shape(tensors, _FF + "1.weight", 2)[0] != d_ff
     stated = {
         "depth": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
         "class_token": has_class,
@@ -291,7 +250,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         "fc_norm": "fc_norm.weight" in tensors,
         "norm_layer": "layernorm" if "blocks.0.norm1.bias" in tensors else "rmsnorm",
     }
-    allowed = _ALLOWED | {f"model_args.{key}": (None, value) for key, value in stated.items()}
+    allowed = timm.ALLOWED | {f"model_args.{key}": (None, value) for key, value in stated.items()}
     default = "token" if has_class and (distilled or not stated["fc_norm"]) else "avg"
     keys = ("model_args.global_pool", "global_pool")
     pool = next((x for x in (get_key(settings, key) for key in keys) if x in _POOLS), default)
@@ -307,8 +266,8 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     if "pre_logits.fc.weight" in tensors:
         options["representation_size"] = len(tensors["pre_logits.fc.weight"])
     check_allowed(settings, allowed)
-    n_heads, notes = _read_n_heads(settings, d_model)
-    assumed, noted = _read_assumed(settings, gated, stated["pre_norm"])
+    n_heads, notes = timm.read_n_heads(settings, d_model)
+    assumed, noted = timm.read_assumed(settings, gated, stated["pre_norm"])
     config = ViTConfig(
         d_model=d_model,
         n_layers=stated["depth"],
@@ -329,43 +288,6 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
         **options,
     )
     return config, notes + noted
-
-
-def _check_supported(tensors: Mapping[str, Tensor]) -> None:
-    """Raise InputError if the names of the tensors show an option that fourfold does not have."""
-    for prefix, option in _UNSUPPORTED.items():
-        if any(name.startswith(prefix) for name in tensors):
-            message = f"is not supported if it has tensors {prefix}*"
-            raise InputError(message, option=f"model_args.{option}")
-    if "blocks.0.attn.proj.bias" not in tensors:
-        raise InputError("must be true", option="model_args.proj_bias")
-    if "norm.weight" not in tensors and "fc_norm.weight" not in tensors:
-        raise InputError("must be true", option="model_args.final_norm")
-
-
-def _by_name(settings: Json) -> dict[str, Any]:
-    """Return the values of the native config that the name of timm's architecture implies."""
-    name, found = str(settings.get("architecture")), dict[str, Any]()
-    for pattern, values in _BY_NAME.items():
-        found |= values if re.search(pattern, name) else {}
-    return found
-
-
-def _read_assumed(settings: Json, gated: bool, pre_norm: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return native values that tensors do not show, and sentences about those assumed."""
-    found, notes = {"norm_eps": _NORM_EPS} | _by_name(settings), []
-    if get_key(settings, "model_args.norm_layer"):
-        found["norm_eps"] = _NORM_EPS
-    elif pre_norm and "architecture" not in settings:
-        found["norm_eps"] = 1e-5
-        notes.append("assumed norm_eps 1e-05, as in timm's models with pre_norm")
-    if name := get_key(settings, _ACT_LAYER):
-        found["activation"] = name
-    elif "activation" not in found:
-        found["activation"] = "silu" if gated else "gelu"
-        name = "SiLU, as in timm's models with SwiGLU" if gated else _GELU
-        notes.append(f"assumed {name}")
-    return found, notes
 
 
 def _read_size(
@@ -391,15 +313,3 @@ def _read_size(
         rows = f"a row for each of {n_prefix} prefix tokens and of {shape} patches"
         raise InputError(f"must have {rows}, got {n_rows} rows", option="pos_embed")
     return (grid[0] * patch_size, grid[1] * patch_size), not unplaced
-
-
-def _read_n_heads(settings: Json, d_model: int) -> tuple[int, list[str]]:
-    """Read the number of heads from config.json, or assume it with a sentence for the user."""
-    n_heads = get_key(settings, "model_args.num_heads", _by_name(settings).get("n_heads"))
-    if n_heads is not None:
-        return n_heads, []
-    if d_model % _HEAD_WIDTH:
-        message = f"must be in {CONFIG_FILE}, since weights of width {d_model} do not determine"
-        raise InputError(f"{message} the number of heads", option="model_args.num_heads")
-    n_heads = min(d_model // _HEAD_WIDTH, _MAX_HEADS)
-    return n_heads, [f"assumed {n_heads} heads, as in timm's models of width {d_model}"]
