@@ -38,7 +38,7 @@ _REGISTERS = "reg_token"
 _HEADS = ("head", "head_dist")
 _FF = "blocks.0.mlp.fc"
 _LAYER_SCALE = 1e-6  # initial value in DeiT III, assumed if config.json does not give it
-_POOLS = {"token": "cls", "avg": "mean"}
+_POOLS: dict[str, Any] = {"token": "cls", "avg": "mean"}
 # Defaults of timm: mean and standard deviation of ImageNet.
 _IMAGE_DEFAULTS: dict[str, Any] = {
     "mean": [0.485, 0.456, 0.406],
@@ -240,7 +240,7 @@ def _read_config(tensors: Mapping[str, Tensor], settings: Json) -> tuple[ViTConf
     distilled, has_class = n_prefix > 1, _PREFIX_TOKENS[0] in tensors
     d_ff = tensor_shape(tensors, _FF + "2.weight", 2)[1]
     gated = _FF + "1_g.weight" in tensors or tensor_shape(tensors, _FF + "1.weight", 2)[0] != d_ff
-    stated = {
+    stated: dict[str, Any] = {
         "depth": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
         "class_token": has_class,
         "reg_tokens": n_registers,
