@@ -223,17 +223,15 @@ def test_image_models_without_all_heads(kind: str, tmp_path: Path) -> None:
         for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     theirs.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(
-        InputError, match=r"theirs: \d of \d classification heads are missing; use init_from"
-    ):
-        fourfold.load(tmp_path / "theirs")
     has_head = "classifier.weight" in theirs.state_dict()
+    assert len(fourfold.load(tmp_path / "theirs").heads) == has_head
     config = read_source(str(tmp_path / "theirs")).config
     model = ViT(replace(config, n_classes=5)).eval()
     before = [head.weight.clone() for head in model.heads]
     report = initialize_from(model, str(tmp_path / "theirs"), None, "bicubic")
-    new = {"ViTModel": "0", "DeiTModel": "0-1"}.get(kind, "1")
-    assert f"new       heads.{new}.weight (5, 36)" in report
+    new = {"ViTModel": "0", "DeiTModel": "0-1"}.get(kind)
+    assert ("new  " in report) == (new is not None)
+    assert new is None or f"new       heads.{new}.weight (5, 36)" in report
     for i, head in enumerate(model.heads):
         kept = torch.equal(head.weight, before[i])
         assert kept if i >= has_head else torch.equal(head.weight, theirs.classifier.weight)

@@ -41,6 +41,7 @@ AUTO: dict[str, Any] = {
     "bert-spans": hf.AutoModelForQuestionAnswering,
     "roberta-classes": hf.AutoModelForSequenceClassification,
     "roberta-tags": hf.AutoModelForTokenClassification,
+    "roberta-tags-padding-2": hf.AutoModelForTokenClassification,
     "roberta-spans": hf.AutoModelForQuestionAnswering,
     "roberta": hf.AutoModelForMaskedLM,
     "distilbert": hf.AutoModelForMaskedLM,
@@ -57,6 +58,7 @@ AUTO: dict[str, Any] = {
     "siglip": hf.AutoModel,
     "vit": hf.AutoModelForImageClassification,
     "deit": hf.DeiTForImageClassificationWithTeacher,  # Auto takes the one without a second head
+    "deit-alone": hf.AutoModelForImageClassification,
     "marian": hf.AutoModelForSeq2SeqLM,
     "pegasus": hf.AutoModelForSeq2SeqLM,
     "bart": hf.AutoModelForSeq2SeqLM,
@@ -111,9 +113,11 @@ def test_import_and_export_restore_the_files(name: str, tmp_path: Path, capsys: 
         ("masked", {"next_sentence": False, "n_segments": 0}, "DistilBertForMaskedLM"),
         ("vit", {}, "ViTForImageClassification"),
         ("vit", {"distillation": True}, "DeiTForImageClassificationWithTeacher"),
+        ("vit", {"n_registers": 1}, "DeiTForImageClassification"),
         ("encoder_decoder", {"norm_eps": 1e-5}, "MarianMTModel"),
         ("encoder_decoder", {"norm_eps": 1e-5, "n_decoder_layers": 1}, "MarianMTModel"),
         ("encoder_decoder", {"norm_eps": 1e-5, "n_decoder_heads": 1}, "MarianMTModel"),
+        ("encoder_decoder", {"norm_eps": 1e-5, "decoder_d_ff": 24}, "MarianMTModel"),
         (
             "encoder_decoder",
             {"norm_eps": 1e-5, "norm_placement": "pre"},
@@ -163,6 +167,23 @@ def test_exported_model_has_the_same_output(
     assert sum(p.numel() for p in again.parameters()) >= sum(p.numel() for p in ours.parameters())
 
 
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
+def test_classifier_without_segments_is_exported_with_a_segment_of_zeros(
+    kind: str, tmp_path: Path
+) -> None:
+    native = getattr(fourfold.models, kind.replace("fication", "fier"))
+    config = getattr(fourfold.models, native.__name__ + "Config")
+    sizes = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 12, "vocab_size": 30, "max_len": 9}
+    ours = native(config(**sizes, n_segments=0, n_classes=3)).double().eval()
+    fourfold.save(ours, tmp_path)
+    assert ours.config.n_segments == 0
+    theirs = getattr(hf, f"BertFor{kind}").from_pretrained(tmp_path, dtype=torch.float64).eval()
+    x = torch.randint(4, 29, (2, 9))
+    torch.testing.assert_close(ours(x), theirs(input_ids=x).logits, rtol=1e-10, atol=1e-10)
+    again: Any = fourfold.load(tmp_path, dtype="float64")
+    torch.testing.assert_close(again(x), ours(x), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "why"),
     [
@@ -173,6 +194,7 @@ def test_exported_model_has_the_same_output(
         ("encoder_decoder", {"norm_eps": 1e-3}, "norm_eps=0.001"),
         ("t5", {"norm": "layer"}, "t5 does not support norm=layer"),
         ("t5", {"tie_embeddings": "none"}, "t5 does not support tie_embeddings=none"),
+        ("t5", {"decoder_d_ff": 24}, "t5 does not support .*decoder_d_ff=24"),
         ("t5", {"n_decoder_heads": 1}, "t5 does not support .*n_decoder_heads=1"),
         ("t5", {"attn_scale": None}, "t5 does not support attn_scale=None"),
     ],

@@ -327,6 +327,7 @@ class Attention(nn.Module):
         d_value: int | None = None,
         bias: bool = True,
         qkv_bias: bool | None = None,
+        out_bias: bool | None = None,
         qk_norm: QKNorm = "none",
         norm: Callable[[int], nn.Module] = nn.RMSNorm,
         scale: float | None = None,
@@ -343,7 +344,7 @@ class Attention(nn.Module):
         self.q = Linear(d_model, n_heads * d_head, bias=qkv_bias)
         self.k = Linear(d_model, self.n_kv_heads * d_head, bias=qkv_bias)
         self.v = Linear(d_model, self.n_kv_heads * d_value, bias=qkv_bias)
-        self.out = Linear(n_heads * d_value, d_model, bias=bias)
+        self.out = Linear(n_heads * d_value, d_model, bias=bias if out_bias is None else out_bias)
         self.norm_by_head = qk_norm == "head"
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()

@@ -55,6 +55,7 @@ def _attention_from_config(config: TransformerConfig) -> Attention:
         d_value=config.d_value,
         bias=config.bias,
         qkv_bias=config.qkv_bias,
+        out_bias=config.out_bias,
         qk_norm=config.qk_norm,
         norm=partial(norm_from_config, config),
         scale=config.attn_scale,

@@ -75,6 +75,7 @@ class TransformerConfig(ModelConfig):
         norm_eps: Number that a norm adds to the variance (1e-12 in BERT, 1e-5 in GPT-2).
         bias: Learn a bias in matrices and norms.
         qkv_bias: Learn a bias in the projections to queries, keys and values. None means `bias`.
+        out_bias: Learn a bias in the output projection of attention. None means `bias`.
         qk_norm: Normalize queries and keys before rotary positions: none, head (each head by
             itself; Qwen3, Gemma 3) or all (all heads together; OLMo 2). The norm is that of `norm`.
         attn_scale: Factor on the attention scores; None means 1 / sqrt(d_head).
@@ -122,6 +123,7 @@ class TransformerConfig(ModelConfig):
     norm_eps: float = 1e-6
     bias: bool = True
     qkv_bias: bool | None = None
+    out_bias: bool | None = None
     qk_norm: QKNorm = "none"
     attn_scale: float | None = None
     window: int | None = None

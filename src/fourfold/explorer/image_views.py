@@ -82,7 +82,7 @@ class ImageView(View):
             unit = torch.nn.functional.normalize(positions.weight.detach().float(), dim=-1)
             same = (unit @ unit.mT).clamp(-1, 1).cpu().numpy()
             collector.add("positions", same, "patches", "patches", range=[-1.0, 1.0])
-        pooled = "[CLS]" if n_prefix else "mean of the patches"
+        pooled = "mean of the patches" if self.model.config.pool == "mean" else "[CLS]"
         return {
             "tokens": {"patches": patch_names(*grid, n_prefix), "class": [pooled]},
             "query": 0 if n_prefix else None,

@@ -30,7 +30,7 @@ LAYER_FIELDS = (
     *("d_model", "n_heads", "d_ff", "activation", "feed_forward", "norm", "norm_placement"),
     *("norm_eps", "bias", "attn_scale", "head_width", "value_width", "hidden_size"),
     *("kv_heads", "qk_norm", "rope_theta", "rope_local_theta", "rope_scaling", "parallel"),
-    *("qkv_bias", "layer_scale", "score_cap", "partial_rotary_factor"),
+    *("qkv_bias", "out_bias", "layer_scale", "score_cap", "partial_rotary_factor"),
 )
 # Endings of the names of tensors with one row per token of the vocabulary.
 VOCABULARY = ("tokens.weight", "head.own.weight", "head.bias")

@@ -243,6 +243,8 @@ class Architecture:
         export_if: Function from a native config to True if a model with this config may be exported
             to this architecture. It is not called for a model that was imported from transformers,
             which is exported to its original architecture.
+        adapt: Function from the architecture and the content of config.json to the architecture of
+            this file, if a key changes the layout of a tensor.
         distinctive: Names of tensors that every checkpoint of this architecture contains, and that
             some architectures with the same `model_type` lack.
         model_options: Function from tensor names to further arguments of the model's constructor,
@@ -265,6 +267,9 @@ class Architecture:
     extra_config: Callable[[Any], dict[str, Any]] = lambda config: {}
     constants: Mapping[str, str] = dataclass_field(default_factory=dict)
     export_if: Callable[[Any], bool] = lambda config: True
+    adapt: Callable[["Architecture", Json], "Architecture"] = lambda architecture, config: (
+        architecture
+    )
     distinctive: tuple[str, ...] = ()
     model_options: Callable[[Collection[str]], dict[str, Any]] = lambda names: {}
     unsaved: tuple[str, ...] = ()
@@ -345,6 +350,7 @@ def resolve_defaults(config: Any) -> Any:
         "n_kv_heads": config.kv_heads,
         "attn_scale": None if config.attn_scale == config.head_width**-0.5 else config.attn_scale,
         "qkv_bias": config.bias if config.qkv_bias is None else config.qkv_bias,
+        "out_bias": config.bias if config.out_bias is None else config.out_bias,
         "window_pattern": letters if "L" in letters and "S" in letters else None,
     }
     if "S" not in letters:
@@ -352,6 +358,7 @@ def resolve_defaults(config: Any) -> Any:
     if hasattr(config, "n_decoder_layers"):
         values["n_decoder_layers"] = config.n_decoder_layers or config.n_layers
         values["n_decoder_heads"] = config.n_decoder_heads or config.n_heads
+        values["decoder_d_ff"] = config.decoder_d_ff or config.d_ff
         if values["n_decoder_heads"] != config.n_heads:
             names = ("d_head", "d_value", "n_kv_heads", "attn_scale")
             values |= {name: getattr(config, name) for name in names}

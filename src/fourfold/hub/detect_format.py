@@ -47,9 +47,8 @@ def read_model(
     with reading(path):
         model = _read_weights(path, content, dtype)
         artifacts = dict(model.artifacts)
-        # DINOv2, which pools in this way, is published without a head, for its hidden states.
-        if hasattr(model, "heads") and not (allow_missing_heads or model.config.pool == "cls_mean"):
-            heads: Any = model.heads
+        # A model without any head, as DINOv2 is published, gives hidden states.
+        if (heads := getattr(model, "heads", None)) and not allow_missing_heads:
             n_heads = 1 + model.config.distillation
             if missing := n_heads - len(heads):
                 message = f"{missing} of {n_heads} classification heads are missing; use init_from"

@@ -91,12 +91,18 @@ ADD_ONE = TensorOp(
     lambda x: (x.to(torch.promote_types(x.dtype, torch.float32)) - 1,),
     rounds=True,
 )
-# fairseq numbers positions from 2; rows 0 and 1 of the table belong to padding or are unused.
-OFFSET_2 = TensorOp(
-    lambda x: (x[2:],),
-    lambda x: (torch.cat([x.new_zeros(2, x.shape[1]), x]),),
-    n_unmapped=2,
-)
+
+
+def offset_rows(n: int) -> TensorOp:
+    """Return the conversion of a table whose first `n` rows belong to padding or are unused."""
+    return TensorOp(
+        lambda x: (x[n:],),
+        lambda x: (torch.cat([x.new_zeros(n, x.shape[1]), x]),),
+        n_unmapped=n,
+    )
+
+
+OFFSET_2 = offset_rows(2)  # fairseq numbers positions from 2
 
 
 @dataclass(frozen=True)

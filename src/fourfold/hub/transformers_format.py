@@ -228,7 +228,7 @@ def _architectures_of(config: Json) -> list[Architecture]:
     known = {name: path for family in families() for name, path in family.architectures.items()}
     # The first architecture of a `model_type` whose distinctive tensors exist is chosen.
     found = import_module(known[model_type]).ARCHITECTURES if model_type in known else ()
-    candidates = [architecture for architecture in found if architecture.model_type == model_type]
+    candidates = [a.adapt(a, config) for a in found if a.model_type == model_type]
     if not candidates:
         names = ", ".join(known)
         raise InputError(f"must be one of {names}, got {model_type!r}", option="model_type")

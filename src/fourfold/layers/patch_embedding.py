@@ -46,6 +46,7 @@ class PatchEmbedding(nn.Module):
             distillation token.
         n_unplaced: Number of the last prefix tokens that have no position, such as registers.
         dropout: Dropout probability of the embedded tokens.
+        norm: Module that is applied to the tokens before dropout. Patches then have no bias.
         stem: Module that maps images to one feature vector of width D for each patch, (B, D, rows,
             columns), which replaces the pixels of the patch. None means no stem.
 
@@ -64,6 +65,7 @@ class PatchEmbedding(nn.Module):
         n_prefix: int = 1,
         n_unplaced: int = 0,
         dropout: float = 0.0,
+        norm: nn.Module | None = None,
         stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ class PatchEmbedding(nn.Module):
         self.n_channels = n_channels
         self.stem = nn.Identity() if stem is None else stem
         shape = (n_channels, d_model, patch_size) if stem is None else (d_model, d_model, 1)
-        self.patches = nn.Conv2d(*shape, stride=shape[2])
+        self.patches = nn.Conv2d(*shape, stride=shape[2], bias=norm is None)
         n_patches = self.grid[0] * self.grid[1]
         # A sinusoidal grid has no row for prefix tokens, so they get no position (big_vision).
         is_grid = positions in ("sincos2d", "sincos2d_mae")
@@ -82,6 +84,7 @@ class PatchEmbedding(nn.Module):
         )
         # The class token, the distillation token and the registers, in this order.
         self.prefix = nn.Parameter(torch.zeros(n_prefix, d_model)) if n_prefix else None
+        self.norm = norm or nn.Identity()
         self.dropout = Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ class PatchEmbedding(nn.Module):
                 prefix = torch.cat([prefix[:n_placed] + table[:n_placed], prefix[n_placed:]])
         if prefix is not None:
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
-        return self.dropout(x)
+        return self.dropout(self.norm(x))
 
 
 def convolutional_stem(patch_size: int, n_channels: int, d_model: int) -> nn.Sequential:

@@ -81,7 +81,7 @@ def test_registers_have_no_position(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pool": "mean"}, "pool must be cls or cls_mean with registers"),
+        ({"pool_norm": True}, "pool_norm must be false for pool cls_mean"),
         ({"n_registers": -1}, "n_registers must be at least 0"),
         ({"distillation": True}, "pool must be cls for a model with distillation"),
     ],

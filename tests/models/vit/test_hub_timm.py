@@ -21,6 +21,7 @@ from fourfold.cli import main
 from fourfold.errors import InputError
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.vit import hub_timm as timm_format
+from fourfold.models.vit.hub_timm_options import check_supported, read_n_heads
 from fourfold.tasks import load_task
 
 WIDTH = 36
@@ -48,7 +49,32 @@ TIMM_VARIANTS: dict[str, dict[str, Any]] = {
     "deit3-registers": {"reg_tokens": 3},
     "registers-with-positions": {"reg_tokens": 2, "init_values": 0.5},
     "no-qkv-bias": {"qkv_bias": False},
+    "avg": {"global_pool": "avg"},
+    "avg-registers": {"global_pool": "avg", "reg_tokens": 3, "fc_norm": False},
+    "avg-registers-alone": {"global_pool": "avg", "reg_tokens": 2, "class_token": False},
+    "token-fc-norm": {"fc_norm": True},
+    "clip": {},
+    "clip-quickgelu": {},
+    "siglip-gap": {},
+    "pre-norm": {"pre_norm": True},
+    "qk-norm": {"qk_norm": True, "act_layer": "relu"},
+    "rms": {"norm_layer": "rmsnorm", "qk_norm": True, "no_embed_class": True},
+    "rpn": {},
+    "swiglu-packed": {"init_values": 0.0},
+    "swiglu": {"act_layer": "silu"},
 }
+ARCHITECTURES = {
+    "distilled": "deit_base_distilled_patch16_224",
+    "deit3": "deit3_base_patch16_224",
+    "deit3-registers": "deit3_base_patch16_224",
+    "clip": "vit_base_patch16_clip_224",
+    "clip-quickgelu": "vit_base_patch16_clip_quickgelu_224",
+    "siglip-gap": "vit_base_patch32_siglip_gap_256",
+    "rpn": "vit_base_patch16_rpn_224",
+    "swiglu-packed": "vit_giant_patch14_dinov2",
+}
+# Exported under other names of tensors: a class token that no head reads, and unpacked matrices.
+RENAMED = ("avg", "avg-registers", "swiglu")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -124,7 +150,7 @@ def compare(model: Any, weights: dict[str, Tensor], reference: Callable[[Tensor]
     F.cross_entropy(actual, labels).backward()
     F.cross_entropy(expected, labels).backward()
     gradients = {name: x.grad for name, x in weights.items() if x.grad is not None}
-    keys = timm_format._keymap(model.config)
+    keys = timm_format._keymap(model.config, gradients)
     wanted, _ = keys.to_native(gradients, model.state_dict())
     largest = max(float(g.abs().max()) for g in wanted.values())
     found = {name: p.grad for name, p in model.named_parameters()}
@@ -155,7 +181,7 @@ def test_logits_and_all_gradients_match_the_reference(
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "fp64"])
 @pytest.mark.parametrize("variant", [*VARIANTS[:3], *TIMM_VARIANTS])
 def test_logits_and_all_gradients_match_timm(
-    variant: str, dtype: torch.dtype, tmp_path: Path
+    variant: str, dtype: torch.dtype, tmp_path: Path, capsys: Any
 ) -> None:
     timm = pytest.importorskip("timm")
     sizes: dict[str, Any] = {
@@ -170,31 +196,38 @@ def test_logits_and_all_gradients_match_timm(
     if variant == "mean":
         sizes |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
     sizes |= TIMM_VARIANTS.get(variant, {})
-    architecture = {
-        "distilled": "deit_base_distilled_patch16_224",
-        "deit3": "deit3_base_patch16_224",
-        "deit3-registers": "deit3_base_patch16_224",
-    }
-    name = architecture.get(variant, "vit_base_patch16_224")
+    if variant == "swiglu":
+        sizes["mlp_layer"] = timm.layers.SwiGLU
+    name = ARCHITECTURES.get(variant, "vit_base_patch16_224")
     timm_model = timm.create_model(name, **sizes).eval().to(dtype)
     with torch.no_grad():
         for parameter in timm_model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     from timm.models import save_for_hf
 
-    save_for_hf(timm_model.float(), str(tmp_path / "there"), model_args={"num_heads": HEADS})
+    arguments = {"num_heads": HEADS, "mlp_layer": None}  # JSON has no class
+    save_for_hf(timm_model.float(), str(tmp_path / "there"), model_args=arguments)
     model = fourfold.load(tmp_path / "there").to(dtype)
     timm_model = timm_model.to(dtype)
     compare(model, dict(timm_model.named_parameters()), timm_model)
     # The export has the same tensors, and timm builds the same model from it.
     assert main(["import", str(tmp_path / "there"), str(tmp_path / "x.ckpt")]) == 0
-    assert main(["export", str(tmp_path / "x.ckpt"), str(tmp_path / "back"), "--format=timm"]) == 0
+    export = ["export", str(tmp_path / "x.ckpt"), str(tmp_path / "back"), "--format=timm"]
+    if variant == "rpn":
+        assert main(export) == 2
+        assert "does not support norm_placement=inside" in capsys.readouterr().err
+        return
+    assert main(export) == 0
     again = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).eval()
-    images = torch.randn(2, 3, SIDE, SIDE)
+    images = torch.randn(2, 3, SIDE, SIDE, dtype=dtype)
     with torch.no_grad():
-        torch.testing.assert_close(again(images), timm_model.float()(images), rtol=1e-6, atol=1e-6)
-    for name, tensor in timm_model.float().state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+        actual, expected = again.to(dtype)(images), timm_model(images)
+        assert (actual - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+    tensors = timm_model.float().state_dict()
+    assert (tensors.keys() == again.state_dict().keys()) == (variant not in RENAMED)
+    for name, tensor in again.float().state_dict().items():
+        joined = name == "reg_token" and variant in RENAMED
+        assert joined or name not in tensors or torch.equal(tensor, tensors[name]), name
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pth", ".bin"])
@@ -224,7 +257,7 @@ def test_assumptions_about_a_single_file_are_reported(
 
 @pytest.mark.parametrize(("width", "n_heads"), [(192, 3), (768, 12), (1280, 16), (1664, 16)])
 def test_assumed_number_of_heads(width: int, n_heads: int) -> None:
-    assert timm_format._read_n_heads({}, width)[0] == n_heads
+    assert read_n_heads({}, width)[0] == n_heads
 
 
 def test_preprocessing_and_class_names_survive_import_and_export(
@@ -294,8 +327,16 @@ def test_checkpoint_without_a_head_initializes_training(tmp_path: Path) -> None:
     assert "new       heads.0.weight (1, 36)" in report
     assert torch.equal(model.heads[0].weight, before)
     assert torch.equal(model.stack.norm.weight, weights["norm.weight"])
-    with pytest.raises(InputError, match=r"1 of 1 classification heads are missing; use init_from"):
-        fourfold.load(directory)
+    # The model gives hidden states, and is written as timm's model without a head.
+    headless: Any = fourfold.load(directory)
+    images = torch.randn(2, 3, SIDE, SIDE)
+    expected = forward(
+        {**weights, "head.weight": torch.eye(WIDTH), "head.bias": torch.zeros(1)}, images
+    )
+    torch.testing.assert_close(headless.encode(images)[:, 0], expected, rtol=1e-4, atol=1e-5)
+    timm_format.write_model(headless, tmp_path / "back", {})
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["num_classes"] == 0
+    assert load_file(tmp_path / "back" / "model.safetensors").keys() == weights.keys()
 
 
 def remove(name: str) -> Callable[..., Any]:
@@ -304,6 +345,11 @@ def remove(name: str) -> Callable[..., Any]:
 
 def set_config(**more: Any) -> Callable[..., Any]:
     return lambda weights, config: config.update(more)
+
+
+def remove_head_dist(weights: Any, config: Any) -> None:
+    for part in ("weight", "bias"):
+        del weights[f"head_dist.{part}"]
 
 
 def add(name: str, *shape: int) -> Callable[..., Any]:
@@ -317,6 +363,7 @@ def add(name: str, *shape: int) -> Callable[..., Any]:
         (remove("blocks.0.mlp.fc1.weight"), "no tensor blocks.0.mlp.fc1.weight"),
         (remove("blocks.1.attn.qkv.bias"), "no tensor for stack.blocks.1.attn.q.bias"),
         (remove("head_dist.weight"), "do not belong to this architecture: head_dist.bias"),
+        (remove_head_dist, "1 of 2 classification heads are missing; use init_from"),
         (remove("patch_embed.proj.weight"), "no tensor patch_embed.proj.weight"),
         (add("pos_embed", 1, 10, 36), "pos_embed must have a row for each of 2"),
         (
@@ -324,11 +371,18 @@ def add(name: str, *shape: int) -> Callable[..., Any]:
             "no tensor for stack.blocks.0.ff_gamma (36,), stack.blocks.1.attn_gamma (36,)",
         ),
         (add("fc_norm.weight", 36), "do not belong to this architecture: fc_norm.weight"),
+        (remove("norm.weight"), "model_args.final_norm must be true"),
+        (remove("blocks.0.attn.proj.bias"), "model_args.proj_bias must be true"),
+        (add("attn_pool.latent", 1, 1, 36), "model_args.global_pool is not supported"),
+        (add("patch_embed.norm.weight", 36), "model_args.embed_norm_layer is not supported"),
+        (add("blocks.0.attn.norm.weight", 36), "model_args.scale_attn_norm is not supported"),
+        (add("blocks.0.mlp.norm.weight", 50), "model_args.scale_mlp_norm is not supported"),
+        (add("blocks.0.in_proj.weight", 9, 36), "model_args.block_fn is not supported"),
         (set_config(model_args={}), "weights of width 36 do not determine"),
         (set_config(model_args={"num_heads": 5}), "n_heads"),
         (
-            set_config(model_args={"num_heads": 3, "act_layer": "quick_gelu"}),
-            "act_layer must be gelu, got quick_gelu",
+            set_config(model_args={"num_heads": 3, "act_layer": "mish"}),
+            "act_layer must be relu or gelu or gelu_tanh or quick_gelu or silu, got mish",
         ),
         (set_config(global_pool="avg"), "global_pool must be token, got avg"),
         (
@@ -372,7 +426,8 @@ def test_invalid_file_is_rejected_with_one_line(tmp_path: Path, capsys: Any) -> 
     [
         ({"representation_size": 7}, "representation_size"),
         ({"norm_placement": "post"}, "norm_placement=post"),
-        ({"activation": "relu"}, "activation=relu"),
+        ({"pool": "cls_mean"}, "pool=cls_mean"),
+        ({"norm_placement": "inside"}, "norm_placement=inside"),
         ({"positions": "sincos2d"}, "does not support|pos_embed"),
         ({"patch_embedding": "convolutional"}, "does not support|no tensor"),
         ({"bias": False}, "does not support|no tensor"),
@@ -424,17 +479,43 @@ def random_vit(rng: random.Random) -> dict[str, Any]:
 
 def is_representable(arguments: dict[str, Any], size: Any) -> bool:
     """Return True if a config of fourfold describes the ViT of timm with these arguments."""
-    expected = {"patch_size": 4, "act_layer": "gelu", "norm_layer": "layernorm"}
-    expected |= {"pre_norm": False, "qk_norm": False, "final_norm": True}
-    expected["pool_include_prefix"] = False
-    pool = "token" if arguments["class_token"] else "avg"
-    return (
-        size[0] % 4 == size[1] % 4 == 0
-        and all(arguments.get(key, value) == value for key, value in expected.items())
-        and arguments["global_pool"] == pool
-        and (pool == "token" or arguments.get("fc_norm") is False)
-        and (pool == "token" or not arguments.get("reg_tokens"))
+    expected = {"patch_size": 4, "final_norm": True, "pool_include_prefix": False}
+    return size[0] % 4 == size[1] % 4 == 0 and all(
+        arguments.get(key, value) == value for key, value in expected.items()
     )
+
+
+ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "silu"}
+
+
+@pytest.mark.slow
+def test_names_of_architectures_imply_what_timm_builds() -> None:
+    timm = pytest.importorskip("timm")
+    refused = []
+    for name in timm.list_models(module="vision_transformer"):
+        model = timm.create_model(name, device="meta", depth=1)
+        settings = {"architecture": name, "global_pool": model.global_pool}
+        try:
+            check_supported(model.state_dict())
+            config, _ = timm_format._read_config(model.state_dict(), settings)
+        except InputError as error:
+            refused.append((name, error.option))
+            continue
+        block = model.blocks[0]
+        assert (config.n_heads, config.norm_eps) == (block.attn.num_heads, block.norm1.eps), name
+        assert config.activation == ACTIVATIONS[type(block.mlp.act).__name__], name
+        inside = type(block).__name__ == "ResPostBlock"
+        assert config.norm_placement == ("inside" if inside else "pre"), name
+    options = {option for _, option in refused}
+    assert options == {
+        f"model_args.{key}"
+        for key in ("block_fn", "attn_layer", "final_norm", "global_pool", "embed_norm_layer")
+    } | {"model_args.scale_attn_norm"}
+    families = ("aimv2", "beit3", "radio", "intern", "xp_", "18x2", "siglip", "_map", "pwee")
+    assert all(
+        any(part in name for part in (*families, "test_vit3", "dlittle", "dwee"))
+        for name, _ in refused
+    ), refused
 
 
 @pytest.mark.parametrize("seed", range(60))

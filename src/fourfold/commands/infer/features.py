@@ -84,7 +84,7 @@ def embed(model: Any, images: ImageStore, pool: str | None, batch_size: int = 64
     for rows in torch.arange(len(images)).split(batch_size):
         pixels = [images.pixels(row, transform.n_channels) for row in rows.tolist()]
         h = model.encode(transform(pixels).to(model.device, model.dtype))
-        first = n_prefix and pool != "mean"
+        first = n_prefix and (pool or getattr(model.config, "pool", "cls")) != "mean"
         features.append((h[:, 0] if first else h[:, n_prefix:].mean(1)).double().cpu())
     return torch.cat(features)
 

@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from fourfold.errors import InputError
 from fourfold.hub.architecture import (
     Architecture,
     Field,
@@ -85,6 +84,19 @@ def infer_llama(names: Collection[str], config: Json) -> dict[str, Any]:
     return rope | tied_if_base(names, config)
 
 
+def _read_biases(config: Json, bias: bool = False) -> dict[str, Any]:
+    """Return the native values of `attention_bias`, in a model whose other matrices have `bias`."""
+    attention = bool(config.get("attention_bias", False))
+    found = None if attention == bias else attention
+    return {"bias": bias, "qkv_bias": found, "out_bias": found}
+
+
+def _write_biases(config: CausalLMConfig) -> dict[str, Any]:
+    """Return the entries of config.json for rotary positions and for biases of attention."""
+    has_bias = config.bias if config.qkv_bias is None else config.qkv_bias
+    return {**write_rope(config), "attention_bias": has_bias}
+
+
 def llama_fields(
     sizes: tuple[int, int, int, int] = (4096, 32, 32, 11008),
     *,
@@ -122,13 +134,8 @@ def llama_fields(
 
 
 def _read_llama(names: Collection[str], config: Json) -> dict[str, Any]:
-    """Return the native values of Llama; biases are in all matrices or in none."""
-    biases = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
-    if biases[0] != biases[1]:
-        message = f"must equal mlp_bias ({biases[1]}), got {biases[0]}; nearest: model_type qwen2,"
-        message += " with biases of queries, keys and values"
-        raise InputError(message, option="attention_bias")
-    return {**infer_llama(names, config), "bias": biases[0]}
+    biases = _read_biases(config, bool(config.get("mlp_bias", False)))
+    return infer_llama(names, config) | biases
 
 
 def _read_mistral(names: Collection[str], config: Json) -> dict[str, Any]:
@@ -173,11 +180,7 @@ LLAMA = Architecture(
         "embed_norm": False,
     },
     infer=_read_llama,
-    extra_config=lambda config: {
-        **write_rope(config),
-        "attention_bias": config.bias,
-        "mlp_bias": config.bias,
-    },
+    extra_config=lambda config: {**_write_biases(config), "mlp_bias": config.bias},
     base_model_prefix="model.",
     keymap=keymap("pre"),
     export_if=lambda config: config.rope_theta is not None,
@@ -207,9 +210,8 @@ QWEN3 = replace(
     hf_class="Qwen3ForCausalLM",
     fields=llama_fields(kv_heads=32, d_head=128, **_QWEN),
     implied={**LLAMA.implied, "qk_norm": "head"},
-    required={"attention_bias": False},
-    infer=_read_qwen,
-    extra_config=_write_qwen,
+    infer=lambda names, config: {**_read_qwen(names, config), **_read_biases(config)},
+    extra_config=lambda config: {**_write_qwen(config), **_write_biases(config)},
 )
 OLMO2 = replace(
     LLAMA,
@@ -217,9 +219,8 @@ OLMO2 = replace(
     hf_class="Olmo2ForCausalLM",
     fields=llama_fields(vocab_size=50304, norm_eps=1e-5),
     implied={**LLAMA.implied, "norm_placement": "inside", "qk_norm": "all"},
-    required={"attention_bias": False},
-    infer=infer_llama,
-    extra_config=write_rope,
+    infer=lambda names, config: infer_llama(names, config) | _read_biases(config),
+    extra_config=_write_biases,
     keymap=keymap("inside"),
 )
 ARCHITECTURES = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2)

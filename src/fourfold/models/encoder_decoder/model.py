@@ -34,6 +34,7 @@ class EncoderDecoderConfig(TransformerConfig):
             (sines and cosines alternate) or sinusoidal_halves (all sines before all cosines).
         n_decoder_layers: Number of layers of the decoder; None means n_layers.
         n_decoder_heads: Number of attention heads of the decoder; None means n_heads.
+        decoder_d_ff: Hidden width of the decoder's feed-forward layers; None means d_ff.
         tie_embeddings: Layers that share one matrix: all (source embedding, target embedding and
             output, as in the paper), decoder (target embedding and output), embeddings (source and
             target embedding, T5 v1.1) or none.
@@ -57,6 +58,7 @@ class EncoderDecoderConfig(TransformerConfig):
     positions: TextPositions = "sinusoidal"
     n_decoder_layers: int | None = None
     n_decoder_heads: int | None = None
+    decoder_d_ff: int | None = None
     tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     embed_scale: bool = True
     embed_norm: bool = False
@@ -75,11 +77,12 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @property
     def decoder(self) -> Self:
-        """Config whose fields `n_layers` and `n_heads` are those of the decoder."""
+        """Config whose fields `n_layers`, `n_heads` and `d_ff` are those of the decoder."""
         n_layers = self.n_layers if self.n_decoder_layers is None else self.n_decoder_layers
         n_heads = self.n_heads if self.n_decoder_heads is None else self.n_decoder_heads
-        own: Any = {"n_decoder_layers": None, "n_decoder_heads": None}
-        return replace(self, n_layers=n_layers, n_heads=n_heads, **own)
+        d_ff = self.d_ff if self.decoder_d_ff is None else self.decoder_d_ff
+        own: Any = {"n_decoder_layers": None, "n_decoder_heads": None, "decoder_d_ff": None}
+        return replace(self, n_layers=n_layers, n_heads=n_heads, d_ff=d_ff, **own)
 
 
 class Seq2Seq(Model):

@@ -4,13 +4,26 @@ Several classes of transformers, such as `BertForMaskedLM` and `BertForTokenClas
 the same `model_type`. The names of the head's tensors tell the classes apart.
 """
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+
 from fourfold import models
-from fourfold.hub.architecture import Architecture, Field, activation_field, field, size_fields
-from fourfold.hub.keymap import FLIP_CLASSES, KEEP, OFFSET_2, Entry, Extra, KeyMap, Rule, TensorOp
+from fourfold.core.validation import check_range, check_type
+from fourfold.hub.architecture import (
+    Architecture,
+    Field,
+    Json,
+    activation_field,
+    field,
+    size_fields,
+)
+from fourfold.hub.keymap import FLIP_CLASSES, Entry, Extra, KeyMap, Rule, offset_rows
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
+from fourfold.layers.base_model import Model
 
 _BLOCK = "stack.blocks.{i}."
 # Names of the attention, its norm and the norm of the feed-forward sub-layer in a layer.
@@ -58,12 +71,12 @@ def encoder_rules(prefix: str, attention: str, attn_norm: str, ff_norm: str) -> 
     )
 
 
-def embedding_rules(prefix: str, position_op: TensorOp = KEEP) -> tuple[Entry, ...]:
+def embedding_rules(prefix: str) -> tuple[Entry, ...]:
     """Return the entries of the embeddings, which BERT, RoBERTa and DistilBERT share."""
     names = prefix + "embeddings."
     return (
         Rule("embed.tokens.weight", names + "word_embeddings.weight"),
-        Rule("embed.positions.weight", names + "position_embeddings.weight", position_op),
+        Rule("embed.positions.weight", names + "position_embeddings.weight"),
         Rule("embed.segments.weight", names + "token_type_embeddings.weight"),
         Rule("embed.norm.{p}", names + "LayerNorm.{p}"),
         Extra(names + "position_ids"),
@@ -110,22 +123,36 @@ BERT = Architecture(
     ),
 )
 
+
+def _after_padding(architecture: Architecture, config: Json) -> Architecture:
+    """Return a RoBERTa whose positions start after the padding token of config.json."""
+    pad = config.get("pad_token_id", 1)
+    check_type("pad_token_id", pad, int)
+    check_range("pad_token_id", pad, minimum=0)
+    offset = pad + 1
+    max_len = Field(
+        "max_len", ("max_position_embeddings",), 514, lambda n: n - offset, lambda n: n + offset
+    )
+    positions = "roberta.embeddings.position_embeddings.weight"
+    rule = Rule("embed.positions.weight", positions, offset_rows(offset))
+    return replace(
+        architecture,
+        fields=tuple(max_len if f.name == "max_len" else f for f in architecture.fields),
+        keymap=KeyMap(rule, *architecture.keymap.entries),
+    )
+
+
 ROBERTA = replace(
     BERT,
     model_type="roberta",
     hf_class=lambda config: "RobertaForMaskedLM" if config.head else "RobertaModel",
-    # Positions start after the padding token, which is token 1.
-    fields=(
-        *BERT.fields[:-1],
-        Field("max_len", ("max_position_embeddings",), 514, lambda n: n - 2, lambda n: n + 2),
-    ),
-    required={**REQUIRED, "pad_token_id": 1},
+    adapt=_after_padding,
     infer=lambda names, config: {"head": "lm_head.bias" in names},
-    # RoBERTa requires padding to be token 1, so models trained by fourfold are exported as BERT.
+    # BERT has the same layers, so models trained by fourfold are exported as BERT.
     export_if=lambda config: False,
     base_model_prefix="roberta.",
     keymap=KeyMap(
-        *embedding_rules("roberta.", OFFSET_2),
+        *embedding_rules("roberta."),
         *encoder_rules("roberta.", *MODULES),
         Rule("head.transform.{p}", "lm_head.dense.{p}"),
         Rule("head.norm.{p}", "lm_head.layer_norm.{p}"),
@@ -224,3 +251,19 @@ BERT_HEADS = (
     *_with_heads(ROBERTA, "classifier.dense", "classifier.out_proj"),
 )
 ARCHITECTURES = (*BERT_HEADS, DISTILBERT, ROBERTA, BERT)
+
+
+def prepare_export(model: Model) -> Model:
+    """Return a post-norm classifier without segments with one segment, of zeros, which BERT needs.
+
+    Any other model is returned itself.
+    """
+    config: Any = model.config
+    kinds = models.SequenceClassifier, models.TokenClassifier, models.SpanExtractor
+    if type(model) not in kinds or config.n_segments or config.norm_placement != "post":
+        return model
+    result: Any = deepcopy(model)
+    result.config = replace(config, n_segments=1)
+    segment = torch.zeros_like(result.embed.tokens.weight[:1])
+    result.embed.segments = nn.Embedding.from_pretrained(segment)
+    return result

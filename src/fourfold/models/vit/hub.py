@@ -33,7 +33,7 @@ from fourfold.models.masked_lm.hub import attention_rules, encoder_fields, encod
 def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...]) -> KeyMap:
     """Return the key map of a ViT or DeiT; all arguments are names in transformers.
 
-    There is one head for each prefix token.
+    There is one head for each prefix token, or one head named `classifier`.
     """
     embeddings = prefix + "embeddings."
     return KeyMap(
@@ -42,8 +42,9 @@ def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...])
         Rule("embed.patches.{p}", embeddings + "patch_embeddings.projection.{p}"),
         *encoder_rules(prefix, "attention.attention", "layernorm_before", "layernorm_after"),
         Rule("stack.norm.{p}", prefix + "layernorm.{p}"),
-        *(Rule(f"heads.{n}." + "{p}", head + ".{p}") for n, head in enumerate(heads)),
-        # A DeiT that was trained without a teacher has one classifier on the class token.
+        Rule(
+            tuple(f"heads.{n}.{{p}}" for n in range(len(heads))), tuple(h + ".{p}" for h in heads)
+        ),
         Rule("heads.0.{p}", "classifier.{p}"),
         Extra(prefix + "pooler.dense.{p}", is_kept=True),
     )
@@ -72,11 +73,18 @@ VIT = Architecture(
     },
 )
 
+
+def _read_deit(names: Collection[str], config: Json) -> dict[str, Any]:
+    """Return the native values of DeiT: without a teacher, no head reads the second token."""
+    alone = "classifier.weight" in names
+    return {"distillation": not alone, "n_registers": int(alone), **infer_n_classes(names, config)}
+
+
 DEIT = replace(
     VIT,
     model_type="deit",
-    hf_class="DeiTForImageClassificationWithTeacher",
-    implied={**VIT.implied, "distillation": True},
+    hf_class=lambda config: "DeiTForImageClassification" + "WithTeacher" * config.distillation,
+    infer=_read_deit,
     base_model_prefix="deit.",
     keymap=_keymap("deit.", ("cls_token", "distillation_token"), _DEIT_HEADS),
 )

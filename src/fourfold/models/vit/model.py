@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from fourfold.core.attention import Attention
-from fourfold.core.block import Stack
-from fourfold.core.config import Activation, Init, NormPlacement
+from fourfold.core.block import Stack, norm_from_config
+from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.masks import Mask
 from fourfold.core.validation import ImageSize
@@ -56,9 +56,12 @@ class ViTConfig(PatchConfig):
         n_classes: Number of classes K. None takes that of the data.
         pool: Hidden state that is classified: cls (that of the class token), mean (the mean over
             all patches; Beyer et al. 2022) or cls_mean (both, concatenated; DINOv2).
+        pool_norm: Normalize the pooled state instead of the hidden states of all tokens (fc_norm of
+            MAE and timm).
+        embed_norm: Normalize the tokens before the first block; patches then have no bias (CLIP).
         distillation: Add DeiT's distillation token and its head.
-        n_registers: Number of learned tokens between the class token and the patches that no head
-            reads (Darcet et al. 2023).
+        n_registers: Number of learned tokens before the patches, after the class token if there is
+            one, that no head reads (Darcet et al. 2023).
         prefix_positions: Tokens before the patches that have a position: all, class (all but the
             registers; DINOv2) or none (DeiT III). Only tables in the stem take it into account.
         positions: none; learned; learned2d (learned vectors of rows and columns); sincos2d (sines
@@ -83,6 +86,8 @@ class ViTConfig(PatchConfig):
 
     n_classes: int | None = 1000
     pool: Literal["cls", "mean", "cls_mean"] = "cls"
+    pool_norm: bool = False
+    embed_norm: bool = False
     distillation: bool = False
     n_registers: int = 0
     prefix_positions: Literal["all", "class", "none"] = "all"
@@ -102,8 +107,8 @@ class ViTConfig(PatchConfig):
         if self.distillation and self.pool != "cls":
             message = f"must be cls for a model with distillation, got {self.pool}"
             raise InputError(message, option="pool")
-        if self.n_registers and self.pool == "mean":
-            raise InputError("must be cls or cls_mean with registers, got mean", option="pool")
+        if self.pool_norm and self.pool == "cls_mean":
+            raise InputError("must be false for pool cls_mean, got true", option="pool_norm")
         if self.positions == "rotary2d" and (self.rope_theta is None or self.rotary_width % 4):
             message = f"needs rope_theta and a rotary width divisible by 4, got {self.rotary_width}"
             raise InputError(message, option="positions rotary2d")
@@ -145,6 +150,7 @@ class ViT(Model):
             n_prefix=self.n_prefix,
             n_unplaced=config.n_unplaced,
             dropout=config.dropout,
+            norm=norm_from_config(config) if config.embed_norm else None,
             stem=convolutional_stem(*sizes) if config.patch_embedding == "convolutional" else None,
         )
         grid = self.embed.grid
@@ -158,6 +164,9 @@ class ViT(Model):
         for module in self.stack.modules():
             if isinstance(module, Attention) and not config.key_bias:
                 module.k.register_parameter("bias", None)
+        self.pool_norm: nn.Module = nn.Identity()
+        if config.pool_norm:
+            self.pool_norm, self.stack.norm = self.stack.norm, self.pool_norm
         n_pooled = 2 if config.pool == "cls_mean" else 1
         width = config.representation_size or n_pooled * config.d_model
         has_layer = bool(config.representation_size)
@@ -190,9 +199,10 @@ class ViT(Model):
             patches = h[:, self.n_prefix :].mean(1)
             pooled = [torch.cat([h[:, 0], patches], dim=-1)]  # (B, 2 D): class token and patches
         elif self.config.pool == "mean":
-            pooled = [h.mean(1)]
+            pooled = [h[:, self.n_prefix :].mean(1)]
         else:
             pooled = [h[:, i] for i in range(1 + self.config.distillation)]  # class token first
+        pooled = [self.pool_norm(p) for p in pooled]
         if self.representation is not None:
             pooled = [self.representation(p).tanh() for p in pooled]
         return [head(p) for head, p in zip(self.heads, pooled, strict=True)]

@@ -13,7 +13,7 @@ from fourfold.models.vit.model import ViT, ViTConfig
 
 @dataclass(frozen=True)
 class SegmenterConfig(ViTConfig):
-    """Config of a ViT that classifies each patch; `representation_size` is not used.
+    """Config of a ViT that classifies each patch, without `representation_size` and `pool_norm`.
 
     Source: Oquab et al. 2023 (DINOv2), section 7.4.
 
@@ -35,7 +35,7 @@ class Segmenter(ViT):
     """
 
     def __init__(self, config: SegmenterConfig) -> None:
-        super().__init__(replace(config, representation_size=None), n_heads=0)
+        super().__init__(replace(config, representation_size=None, pool_norm=False), n_heads=0)
         assert config.n_classes is not None, "n_classes must be known when a model is built"
         self.config = config
         norm = nn.BatchNorm2d(config.d_model) if config.head_norm == "batch" else nn.Identity()
