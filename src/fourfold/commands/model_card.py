@@ -5,7 +5,7 @@ Files of the run are read as data. Of the classes that they name, only fourfold'
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from jinja2 import ChainableUndefined, Environment
 from lightning import Trainer
 
 import fourfold.data
+import fourfold.tasks
 from fourfold.checkpoints.files import is_checkpoint, read_file
 from fourfold.checkpoints.schema import as_list
 from fourfold.commands.compare_runs import read_curves, read_metrics
 from fourfold.commands.run_directory import UNREADABLE, RunDirectory
 from fourfold.environment import commit, now, versions
 from fourfold.errors import InputError
-from fourfold.families import import_member, members
+from fourfold.families import members
 from fourfold.hub.directory import CONFIG_FILE
 from fourfold.json_files import read_json
 
@@ -54,7 +55,7 @@ def write_card(model: Any, folder: Path, source: Path, path: str, **facts: Any) 
         facts["tested"] = (run.metrics or {})["run"]
         facts["test"] = read_metrics(run.path, validation=False)
     text = Path(__file__).with_name("model_card.md.jinja").read_text(encoding="utf-8")
-    blocks = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    blocks: dict[str, Any] = dict.fromkeys(("trim_blocks", "lstrip_blocks"), True)
     environment = Environment(undefined=ChainableUndefined, **blocks)
     environment.filters["yaml"] = lambda x: yaml.safe_dump(x, sort_keys=False, allow_unicode=True)
     card = environment.from_string(text).render(
@@ -75,21 +76,24 @@ def write_card(model: Any, folder: Path, source: Path, path: str, **facts: Any) 
 def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a config that differ from the defaults, and the source of the data."""
     recipe = {key: config[key] for key in OPTIONS if config.get(key)}
-    for key, names in (("model", members("tasks")), ("data", fourfold.data.__all__)):
+    modules = {
+        "model": (fourfold.tasks, members("tasks")),
+        "data": (fourfold.data, fourfold.data.__all__),
+    }
+    for key, (module, names) in modules.items():
         path, values = config[key]["class_path"], config[key]["init_args"]
         package, _, name = path.rpartition(".")
-        made: Any = dict  # a class of the user, whose defaults are not known
-        if package in ("fourfold.tasks", "fourfold.data") and name in names:
-            made = import_member("tasks", name) if key == "model" else getattr(fourfold.data, name)
-        kept = {x: values[x] for x in ("source",) if x in values}
-        recipe[key] = {"class_path": path, "init_args": kept | _changed(values, _defaults(made))}
+        is_known = package == module.__name__ and name in names
+        changed = _changed(values, _defaults(getattr(module, name)) if is_known else {})
+        kept = {"source": values["source"]} if "source" in values else {}
+        recipe[key] = {"class_path": path, "init_args": kept | changed}
     return recipe | {"trainer": _changed(config["trainer"], _defaults(Trainer))}
 
 
 def _defaults(made: Any) -> dict[str, Any]:
     """Return the default values of the arguments of a class; those of a dataclass are a dict."""
-    values = {} if made is dict else {n: x.default for n, x in signature(made).parameters.items()}
-    return {name: asdict(x) if is_dataclass(x) else x for name, x in values.items()}
+    values = {name: x.default for name, x in signature(made).parameters.items()}
+    return {k: asdict(x) if hasattr(x, "__dataclass_fields__") else x for k, x in values.items()}
 
 
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def verify(model: Any, folder: Path, file_format: str) -> dict[str, Any]:
     Returns:
         The content of the certificate. Its entry `failure` is the first problem, or None.
     """
-    package, compared, failure = PACKAGES[file_format], {}, None
+    package, failure = PACKAGES[file_format], None
+    compared: dict[str, Any] = {}
     try:
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
@@ -104,8 +105,6 @@ class _Transformers:
         self.model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
         if model.can_generate:  # an option of greedy search that fourfold does not have
             self.model.generation_config.forced_eos_token_id = None
-        # SigLIP reads texts with padding up to its `max_len`, without a mask.
-        self.pad_id = getattr(model.config, "pad_id", None)
         if (folder / TOKENIZER_FILE).exists():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             self.encode = lambda text, **options: tokenizer(text, **options)["input_ids"]
@@ -115,10 +114,6 @@ class _Transformers:
 
     def outputs(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the model by their names in graphs."""
-        if self.pad_id is not None:
-            ids, width = given["input_ids"], self.model.config.text_config.max_position_embeddings
-            ids = pad(ids, (0, width - ids.shape[1]), value=self.pad_id)
-            given = {"input_ids": ids, "pixel_values": given["pixel_values"]}
         found = dict(self.model(**given))
         if "start_logits" in found:
             found["logits"] = torch.stack([found["start_logits"], found["end_logits"]], -1)
@@ -174,7 +169,7 @@ def _run_graphs(graphs: Graphs, given: Mapping[str, Any], run: Any) -> dict[str,
     `run` has the functions of graphs in files; a graph that it lacks runs in this process.
     """
     state = {"encoder_attention_mask": given.get("attention_mask"), **given}
-    sizes: dict[Any, int] = {"batch": len(next(iter(given.values()))), "past": 0}
+    sizes: dict[Any, Any] = {"batch": len(next(iter(given.values()))), "past": 0}
     for name, graph in graphs.items():
         if name == "decoder" and "decoder_input_ids" in state:
             state["input_ids"] = state["decoder_input_ids"]
@@ -189,8 +184,13 @@ def _run_graphs(graphs: Graphs, given: Mapping[str, Any], run: Any) -> dict[str,
 
 
 def _batch(model: Any, graphs: Graphs, length: int, left: bool = False) -> dict[str, Tensor]:
-    """Return random inputs by name: three rows of `length`, half as many tokens and one token."""
+    """Return random inputs by name: three rows of `length`, half as many tokens and one token.
+
+    The rows of a model that fills texts up to `max_len` with a token have this length.
+    """
     lengths = torch.tensor([length, -(-length // 2), 1])
+    if hasattr(model.config, "pad_id"):  # SigLIP, which has no mask in transformers
+        length = int(lengths.fill_(model.config.max_len)[0])
     real = torch.arange(length) < lengths[:, None]
     sizes = {"batch": 3, "length": length, "source": length, "past + length": length}
     defaults = model.generation_defaults or GenerationDefaults()
@@ -276,13 +276,13 @@ def _largest(before: float, difference: float, limit: float, name: str) -> float
 def _longest(model: Any) -> int:
     """Return the number of tokens that the model reads, at most the last of `LENGTHS`."""
     configs = (model.config, getattr(model.config, "encoder", None))
-    return min(getattr(config, "max_len", None) or LENGTHS[-1] for config in configs)
+    return min(LENGTHS[-1], *(getattr(x, "max_len", None) or LENGTHS[-1] for x in configs))
 
 
 def _check_outputs(model: Any, runtime: Any) -> dict[str, Any]:
     """Compare the outputs for batches of several lengths with padding."""
     graphs, largest = make_graphs(model), 0.0
-    lengths = sorted({min(length, _longest(model), LENGTHS[-1]) for length in LENGTHS})
+    lengths = sorted({min(length, _longest(model)) for length in LENGTHS})
     for length in lengths:
         given = _batch(model, graphs, length)
         real = given.get("attention_mask", torch.empty(0, 0)).bool()
