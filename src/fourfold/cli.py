@@ -58,6 +58,7 @@ COMMANDS = {
     "look": ("commands.look", "one HTML file with the attention of a checkpoint"),
     "import": (CONVERT, "write a checkpoint from a directory of transformers"),
     "export": (CONVERT, "write a directory of transformers from a checkpoint"),
+    "push": (CONVERT, "export a model and upload it to the Hugging Face hub"),
 }
 
 

@@ -133,8 +133,13 @@ def encoder_graphs(model: Any) -> dict[str, Graph]:
 
 
 def image_graphs(model: Any) -> dict[str, Graph]:
-    """Build the only graph of an image classifier, "model", from images to logits."""
-    return {"model": Graph(model, [_image_input(model.config)], ["logits"], lambda x: (model(x),))}
+    """Build the only graph of an image classifier, "model", from images to logits.
+
+    A `ViT` without a head returns hidden states (B, prefix + N, D).
+    """
+    has_head = len(getattr(model, "heads", "-")) > 0
+    output, run = ("logits", model) if has_head else ("last_hidden_state", model.encode)
+    return {"model": Graph(model, [_image_input(model.config)], [output], lambda x: (run(x),))}
 
 
 def clip_graphs(model: Any) -> dict[str, Graph]:

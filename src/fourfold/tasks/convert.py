@@ -3,6 +3,7 @@
 The commands `fourfold import` and `fourfold export` call these functions.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,11 @@ def make_task(model: Any) -> Any:
 
 
 def export_checkpoint(
-    source: Path, target: Path, classes: Classes = (), file_format: str = "transformers"
+    source: Path,
+    target: Path,
+    classes: Classes = (),
+    file_format: str = "transformers",
+    finish: Callable[[Any, Path], None] | None = None,
 ) -> list[str]:
     """Convert a checkpoint to a directory in the format of another library; return lines about it.
 
@@ -81,6 +86,8 @@ def export_checkpoint(
         classes: Your own classes, or their import paths, that the checkpoint may name.
         file_format: transformers, timm, torch-export or onnx. With checkpoint, `target` is a file
             that must not exist, to which a sharded checkpoint is converted.
+        finish: Function of the model and the directory that adds files, before the directory is
+            moved to `target`.
     """
     if file_format == "checkpoint":
         return _write_one_file(source, target)
@@ -98,6 +105,8 @@ def export_checkpoint(
             written = [f"{type(model).__name__} as {write_transformers(model, folder)}"]
         else:
             written = write_graphs(model, folder, file_format)
+        if finish is not None:
+            finish(model, folder)
     return [f"{source}: {written[0]}", *written[1:], f"wrote {target}"]
 
 
