@@ -105,21 +105,15 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
     return artifacts
 
 
-def read_generation_defaults(path: Path) -> GenerationDefaults:
-    """Read the special token ids and the options of decoding of a transformers directory.
-
-    generation_config.json has precedence over config.json. Of several end-of-text tokens, the first
-    is `eos_id`, and the others are `stop_ids`. Values that neither file contains are None.
-
-    Raises:
-        InputError: A file is not valid JSON, or a value has a wrong type.
-    """
-    files = (path / GENERATION_FILE, path / CONFIG_FILE)
-    return parse_generation_defaults([read_json(file, optional=True) for file in files])
-
-
 def parse_generation_defaults(contents: Sequence[Json]) -> GenerationDefaults:
-    """Return the generation defaults in the contents of JSON files, in order of precedence."""
+    """Return special token ids and options of decoding of a model in the format of transformers.
+
+    Of several end-of-text tokens, the first is `eos_id`, and the others are `stop_ids`. Values that
+    no file contains are None.
+
+    Args:
+        contents: Contents of generation_config.json and config.json, in order of precedence.
+    """
     keys = ("decoder_start", "bos", "eos", "pad")
     start, bos, ends, pad = (_find(contents, f"{key}_token_id") for key in keys)
     # As in transformers, options in config.json count only without a generation_config.json.
