@@ -16,7 +16,7 @@ from fourfold.core.validation import ImageSize, canonical_size, height_width
 from fourfold.errors import InputError, reading
 from fourfold.families import lookup
 from fourfold.hub.architecture import Json, check_allowed, get_key, square
-from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
+from fourfold.hub.directory import write_json
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import SAMPLING, DecodingOptions, GenerationDefaults
