@@ -55,6 +55,8 @@ def read_model(
             artifacts = preprocessing.read_class_artifacts(model, tokenizer)
             if not hasattr(model, "decode") and (template := read_chat_template(path)):
                 artifacts["chat_template"] = template
+            if sentence_files := preprocessing.read_sentence_files(path):
+                artifacts["sentence_transformers"] = sentence_files
             if hasattr(model.config, "image_size") and not allow_missing_heads:
                 artifacts |= preprocessing.read_image_preprocessing(path, model.config)
             entries = [model.source.generation_config, model.source.config]
