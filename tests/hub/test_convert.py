@@ -332,7 +332,7 @@ def test_runtimes_that_do_not_read_an_export_are_named(tmp_path: Path, capsys: A
         name = str(architecture.hf_class)
         for runtime in architecture.unread_by:
             assert f"`{name}`, which {runtime} does not read" in page
-    for placement, notes in (("pre", [", which CTranslate2 4.8 cannot read"]), ("post", [""])):
+    for placement, notes in (("post", [", which CTranslate2 4.8 cannot read"]), ("pre", [""])):
         model = build("encoder_decoder", norm_eps=1e-5, norm_placement=placement).float()
         folder = tmp_path / placement
         written = write_transformers(model, tmp_path)
