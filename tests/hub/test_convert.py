@@ -27,6 +27,7 @@ from fourfold.families import families
 from fourfold.hub import directory
 from fourfold.models import EncoderDecoder, EncoderDecoderConfig, TokenClassifier
 from fourfold.tasks import load_task
+from fourfold.tokenization import pretrained
 from tests.fixtures.hf_models import MODELS, make_model, random_ids, to_fp64
 from tests.fixtures.tiny_models import CONFIGS, PAIRS, build
 from tests.fixtures.tiny_tasks import sequences
@@ -224,13 +225,16 @@ def test_bf16_weights_are_saved_as_bf16(tmp_path: Path) -> None:
     assert all(x.dtype == torch.bfloat16 for x in after.values())
 
 
-def test_sentencepiece_model_is_not_read_and_reported(tmp_path: Path, capsys: Any) -> None:
+def test_unread_sentencepiece_model_is_reported(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     make_model("marian").save_pretrained(tmp_path / "theirs")
     for name in ("source.spm", "target.spm", "vocab.json"):
         (tmp_path / "theirs" / name).write_bytes(b"{}")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "x.ckpt")]) == 0
     said = capsys.readouterr().out
-    assert "source.spm and target.spm not read, since the `tokenizers` library normalizes" in said
+    assert "source.spm and target.spm not read, see fourfold[sentencepiece]" in said
     assert "(without a tokenizer)" in said
     assert "tokenizer" not in load_task(tmp_path / "x.ckpt").artifacts
 
@@ -350,7 +354,7 @@ def test_runtimes_that_do_not_read_an_export_are_named(tmp_path: Path, capsys: A
         name = str(architecture.hf_class)
         for runtime in architecture.unread_by:
             assert f"`{name}`, which {runtime} does not read" in page
-    for placement, notes in (("pre", [", which CTranslate2 4.8 cannot read"]), ("post", [""])):
+    for placement, notes in (("post", [", which CTranslate2 4.8 cannot read"]), ("pre", [""])):
         model = build("encoder_decoder", norm_eps=1e-5, norm_placement=placement).float()
         folder = tmp_path / placement
         written = write_transformers(model, tmp_path)

@@ -20,11 +20,11 @@ from fourfold.generation import GenerationDefaults
 from fourfold.hub.preprocessing import (
     generation_entries,
     parse_generation_defaults,
-    read_generation_defaults,
     read_image_preprocessing,
     write_image_preprocessing,
     write_tokenizer,
 )
+from fourfold.json_files import read_json
 from fourfold.models import MaskedLM, MaskedLMConfig
 from fourfold.tokenization.training import TokenizerConfig, train_tokenizer
 
@@ -183,10 +183,15 @@ def write_json(
     return folder
 
 
+def read_defaults(folder: Path) -> GenerationDefaults:
+    files = (folder / "generation_config.json", folder / "config.json")
+    return parse_generation_defaults([read_json(file, optional=True) for file in files])
+
+
 def test_generation_config_has_precedence_over_config(tmp_path: Path) -> None:
     config = {"eos_token_id": 5, "pad_token_id": 6, "num_beams": 2}
     generation = {"eos_token_id": [1, 7], "num_beams": 4, "length_penalty": 1, "max_length": 512}
-    found = read_generation_defaults(write_json(tmp_path, config, generation))
+    found = read_defaults(write_json(tmp_path, config, generation))
     assert found == GenerationDefaults(
         eos_id=1,
         pad_id=6,
@@ -201,11 +206,11 @@ def test_generation_config_has_precedence_over_config(tmp_path: Path) -> None:
 def test_sampling_is_read_if_the_model_samples(tmp_path: Path) -> None:
     options = {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
     generation = {"max_new_tokens": 30, **options}
-    found = read_generation_defaults(write_json(tmp_path, {}, generation))
+    found = read_defaults(write_json(tmp_path, {}, generation))
     assert found == GenerationDefaults(max_new_tokens=30)  # do_sample is false by default
-    found = read_generation_defaults(write_json(tmp_path, {}, generation | {"do_sample": True}))
+    found = read_defaults(write_json(tmp_path, {}, generation | {"do_sample": True}))
     assert found == GenerationDefaults(max_new_tokens=30, **options)
-    found = read_generation_defaults(write_json(tmp_path, {}, {"do_sample": True, "top_k": 0}))
+    found = read_defaults(write_json(tmp_path, {}, {"do_sample": True, "top_k": 0}))
     assert found == GenerationDefaults(temperature=1.0)
 
 
@@ -214,19 +219,19 @@ def test_first_token_of_the_decoder_has_precedence_over_bos(
     start: int | None, tmp_path: Path
 ) -> None:
     config = {"bos_token_id": 7, "decoder_start_token_id": start}
-    found = read_generation_defaults(write_json(tmp_path, config))
+    found = read_defaults(write_json(tmp_path, config))
     assert found == GenerationDefaults(bos_id=start or 7)
 
 
 def test_token_ids_of_the_text_section_are_read(tmp_path: Path) -> None:
     config = {"text_config": {"eos_token_id": 3}, "vision_config": {}}
-    assert read_generation_defaults(write_json(tmp_path, config)) == GenerationDefaults(eos_id=3)
+    assert read_defaults(write_json(tmp_path, config)) == GenerationDefaults(eos_id=3)
 
 
 def test_value_of_a_wrong_type_is_rejected(tmp_path: Path) -> None:
     write_json(tmp_path, {"eos_token_id": "</s>"})
     with pytest.raises(InputError, match=r"config\.json: eos_token_id must be of type int or list"):
-        read_generation_defaults(tmp_path)
+        read_defaults(tmp_path)
 
 
 def test_options_of_decoding_are_read_as_transformers_reads_them() -> None:

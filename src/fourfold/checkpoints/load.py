@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +49,7 @@ def load(
               otherwise last.ckpt
             - a directory written by `fourfold.save`
             - a Hugging Face directory of transformers or timm
-            - a file of weights of timm or nanoGPT
+            - a file of weights of timm, nanoGPT or llama2.c
             - `hf://owner/name`, a model on the Hugging Face hub
         device: Device of the model; the CPU by default.
         dtype: Floating-point type of the weights, such as `torch.bfloat16` or "bfloat16"; fp32 by
@@ -140,9 +139,9 @@ def read_model(
     elif not directory.is_model_directory(located):
         if is_run(located):
             located = find_checkpoint(located)
-        is_safetensors = located.suffix == ".safetensors"
-        read = directory.read_safetensors if is_safetensors else partial(read_file, mmap=True)
-        content = read(located)
+        readers = {".safetensors": directory.read_safetensors, ".bin": directory.read_llama2c}
+        content = readers.get(located.suffix, lambda _: None)(located)
+        content = read_file(located, mmap=True) if content is None else content
     if content is not None and "fourfold" in content:
         return model_from_checkpoint(content, located, classes, dtype)
     from fourfold.hub import detect_format  # imports all architectures

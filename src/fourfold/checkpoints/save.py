@@ -46,8 +46,8 @@ def save(model: Model, path: str | Path) -> None:
         try:
             write_transformers(model, folder)
         except InputError:  # transformers has no such architecture
-            for file in folder.iterdir():
-                file.unlink()
+            shutil.rmtree(folder)
+            folder.mkdir()
             native_directory.write(model, folder)
 
 
@@ -81,6 +81,7 @@ def _write_preprocessing(model: Any, folder: Path) -> dict[str, Any]:
 
     artifacts, is_clip = getattr(model, "artifacts", {}), hasattr(model.config, "image_tower")
     keys: dict[str, Any] = {}
+    preprocessing.write_sentence_files(folder, artifacts.get("sentence_transformers", {}))
     if getattr(model, "tokenizer", None) is not None:
         keys = preprocessing.write_tokenizer(folder, model)
     if is_clip:  # CLIP has its own rule for the token that ends a text
@@ -111,6 +112,8 @@ def staged_directory(path: Path) -> Iterator[Path]:
         if path.exists() and any(path.iterdir()):
             names = sorted(os.listdir(staged), key=lambda name: name in DESCRIPTIONS)
             for name in names:
+                if (staged / name).is_dir():
+                    shutil.rmtree(path / name, ignore_errors=True)
                 os.replace(staged / name, path / name)
             for name in set(DESCRIPTIONS).difference(names):  # description in the other format
                 (path / name).unlink(missing_ok=True)

@@ -51,6 +51,7 @@ ARTIFACTS: dict[str, Any] = {
     "interpolation": str,
     "features": dict,
     "chat_template": dict,
+    "sentence_transformers": dict,
 }
 # Sections of the key `fourfold`, and the type of each value of a section. All values but the
 # artifacts are required.

@@ -1,6 +1,6 @@
 """Commands `fourfold import`, `fourfold export` and `fourfold push`: conversion of checkpoints.
 
-Checkpoints of transformers, timm and nanoGPT are imported. Models are exported to
+Checkpoints of transformers, timm, nanoGPT and llama2.c are imported. Models are exported to
 transformers, timm, ONNX and torch.export, and uploaded to the Hugging Face hub.
 """
 
@@ -21,7 +21,8 @@ Write a fourfold checkpoint, a new file such as x.ckpt, from
     Gemma 2, Gemma 3 (text), ViT, DeiT, DINOv2, CLIP, SigLIP, Marian, Pegasus, BART or
     T5;
   a ViT, DeiT or DeiT III of timm, a directory or one file;
-  nanoGPT's ckpt.pt.
+  nanoGPT's ckpt.pt;
+  a .bin file of llama2.c (version 0), beside tokN.bin (N tokens) or tokenizer.bin.
 Assumptions about missing settings are printed."""
 
 EXPORT = """\

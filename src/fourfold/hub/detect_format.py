@@ -1,4 +1,4 @@
-"""Import of a model after detection of its format: transformers, timm or nanoGPT."""
+"""Import of a model after detection of its format: transformers, timm, nanoGPT or llama2.c."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -16,13 +16,6 @@ from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import GenerationDefaults
 from fourfold.tokenization import pretrained
 from fourfold.tokenization.chat import read_chat_template
-
-# sentencepiece applies the longest matching normalization rule, also across combining characters.
-# The library `tokenizers` applies the shortest rule within a character. The two libraries would
-# therefore divide decomposed accents into different tokens.
-_SENTENCEPIECE = (
-    "not read, since the `tokenizers` library normalizes text differently from sentencepiece"
-)
 
 
 def read_model(
@@ -55,15 +48,18 @@ def read_model(
                 raise InputError(f"{message} to train a model with new heads", file=path)
         tokenizer, defaults = None, GenerationDefaults()
         if hasattr(model.config, "vocab_size"):
-            tokenizer = pretrained.read_tokenizer(path if content is None else path.parent)
+            folder = (path,) if content is None else (path.parent, model.config.vocab_size)
+            tokenizer = pretrained.read_tokenizer(*folder)
         if model.source is not None:
             artifacts = preprocessing.read_class_artifacts(model, tokenizer)
             if not hasattr(model, "decode") and (template := read_chat_template(path)):
                 artifacts["chat_template"] = template
+            if sentence_files := preprocessing.read_sentence_files(path):
+                artifacts["sentence_transformers"] = sentence_files
             if hasattr(model.config, "image_size") and not allow_missing_heads:
                 artifacts |= preprocessing.read_image_preprocessing(path, model.config)
-        if content is None:
-            defaults = preprocessing.read_generation_defaults(path)
+            entries = [model.source.generation_config, model.source.config]
+            defaults = preprocessing.parse_generation_defaults(entries)
         return set_attributes(model, path, tokenizer, artifacts, defaults)
 
 
@@ -77,13 +73,17 @@ def _read_weights(
         content = directory.read_tensors(path)
     if content is None:
         model = transformers_format.read_model(path, dtype)
-        if pretrained.tokenizer_files(path) is None:
-            unread = sorted(file.name for file in path.glob("*.spm"))
-            model.notes = [f"{' and '.join(unread)} {_SENTENCEPIECE}"] if unread else []
+        files = pretrained.tokenizer_files(path)
+        used = files and (files.merges or files.file)
+        if used is None or used.endswith(".spm"):
+            found = (*path.glob("*.spm"), *path.glob("*.model"))
+            unread = sorted(file.name for file in found if str(file) != used)
+            reason = "since source.spm encodes all texts" if used else "see fourfold[sentencepiece]"
+            model.notes = [f"{' and '.join(unread)} not read, {reason}"] if unread else []
         return model
     for module in (name for family in families() for name in family.formats):
         found: Model | None = import_module(module).read_checkpoint(content, settings, dtype)
         if found is not None:
             return found
-    message = "not a checkpoint written by fourfold, transformers, timm or nanoGPT"
+    message = "not a checkpoint written by fourfold, transformers, timm, nanoGPT or llama2.c"
     raise InputError(message, file=path)

@@ -37,6 +37,9 @@ _LAYER_COUNTS = ("n_layers", "n_decoder_layers", "lstm_layers", "image_n_layers"
 # The second slash is absent in the text of a `Path`.
 HUB_NAME = re.compile(r"(hf://?)?([\w.-]+/[\w.-]+)")
 ZIP_START = b"PK\x03\x04"  # first bytes of a file for which torch reads a zip archive
+# First bytes of files that torch wrote: a zip archive, or pickles before version 1.6.
+_TORCH_STARTS = (ZIP_START, b"\x80\x02\x8a\n")
+LLAMA2C = "llama2.c"  # key of the numbers of a file of this library
 DOS_DIRECTORY = 0x10  # bit of an entry's external attributes that marks a directory
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -268,6 +271,21 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"corrupted or incomplete ({error})", file=path) from error
+
+
+def read_llama2c(path: Path) -> dict[str, Tensor] | None:
+    """Return the fp32 numbers of a .bin file of llama2.c, by `LLAMA2C`; None for a file of torch.
+
+    Raises:
+        InputError: The file is too short.
+    """
+    with path.open("rb") as file:
+        if file.read(len(ZIP_START)) in _TORCH_STARTS:
+            return None
+    size = path.stat().st_size
+    if size % 4 or size < 32:  # seven int32 numbers, then the weights
+        raise InputError(f"{size} bytes are neither weights of torch nor of llama2.c", file=path)
+    return {LLAMA2C: torch.from_file(str(path), size=size // 4)}
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

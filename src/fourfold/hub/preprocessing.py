@@ -5,6 +5,8 @@ Generation defaults are special token ids and options of beam search.
 
 import math
 import os
+import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ from fourfold.core.validation import ImageSize, canonical_size, height_width
 from fourfold.errors import InputError, reading
 from fourfold.families import lookup
 from fourfold.hub.architecture import Json, check_allowed, get_key, square
-from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, write_json
+from fourfold.hub.directory import CONFIG_FILE, write_json
 from fourfold.json_files import read_json
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import SAMPLING, DecodingOptions, GenerationDefaults
+from fourfold.text_files import parse_json, read_text
 from fourfold.tokenization.pretrained import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 
@@ -37,6 +40,9 @@ _IMAGE_DEFAULTS: dict[str, Any] = {
     "resample": 2,
 }
 MULTI_LABEL = "multi_label_classification"  # value of `problem_type` in config.json
+_MODULES_FILE = "modules.json"  # of sentence-transformers
+_SENTENCE_FILE = re.compile(r"(\w+/)?\w+\.json")
+_SENTENCE_MODULE = re.compile(r"sentence_transformers\.(.*\.)?(Transformer|Pooling|Normalize)")
 _ALLOWED = {
     "do_resize": (True,),
     "do_rescale": (True, None),
@@ -105,21 +111,15 @@ def read_class_artifacts(model: Any, tokenizer: str | None) -> dict[str, Any]:
     return artifacts
 
 
-def read_generation_defaults(path: Path) -> GenerationDefaults:
-    """Read the special token ids and the options of decoding of a transformers directory.
-
-    generation_config.json has precedence over config.json. Of several end-of-text tokens, the first
-    is `eos_id`, and the others are `stop_ids`. Values that neither file contains are None.
-
-    Raises:
-        InputError: A file is not valid JSON, or a value has a wrong type.
-    """
-    files = (path / GENERATION_FILE, path / CONFIG_FILE)
-    return parse_generation_defaults([read_json(file, optional=True) for file in files])
-
-
 def parse_generation_defaults(contents: Sequence[Json]) -> GenerationDefaults:
-    """Return the generation defaults in the contents of JSON files, in order of precedence."""
+    """Return special token ids and options of decoding of a model in the format of transformers.
+
+    Of several end-of-text tokens, the first is `eos_id`, and the others are `stop_ids`. Values that
+    no file contains are None.
+
+    Args:
+        contents: Contents of generation_config.json and config.json, in order of precedence.
+    """
     keys = ("decoder_start", "bos", "eos", "pad")
     start, bos, ends, pad = (_find(contents, f"{key}_token_id") for key in keys)
     # As in transformers, options in config.json count only without a generation_config.json.
@@ -239,6 +239,44 @@ def count_separators(text: str) -> int:
     if tokenizer.backend.post_processor is None:
         return 1
     return 2 if tokenizer.backend.encode("a", "b").ids.count(tokenizer.eos_id) == 3 else 1
+
+
+def read_sentence_files(path: Path) -> dict[str, Any]:
+    """Return the JSON files of sentence-transformers in a directory, by name.
+
+    They describe the pooling, the normalization and the maximum length of a sentence encoder. The
+    result is empty if the directory has no modules.json, or, with a warning, modules with weights.
+    """
+    file = path / _MODULES_FILE
+    if not os.path.lexists(file):
+        return {}
+    modules = parse_json(read_text(str(file)), str(file))
+    with reading(file):
+        if other := [x["type"] for x in modules if not _SENTENCE_MODULE.fullmatch(x["type"])]:
+            message = f"pooling and length are not kept, since modules are unknown: {other[0]}"
+            warnings.warn(f"{file}: {message[:160]}", stacklevel=1)
+            return {}
+        names = [f"{x['path']}/{CONFIG_FILE}" for x in modules if x["path"]]
+    names += sorted(found.name for found in path.glob("*sentence_*.json"))
+    files = {x: read_json(path / x, optional=True) for x in names if _SENTENCE_FILE.fullmatch(x)}
+    length = read_json(path / TOKENIZER_CONFIG_FILE, optional=True).get("model_max_length")
+    settings = {"max_seq_length": length, **files.get("sentence_bert_config.json", {})}
+    return {_MODULES_FILE: modules, **files, "sentence_bert_config.json": settings}
+
+
+def write_sentence_files(path: Path, files: Mapping[str, Any]) -> None:
+    """Write the result of `read_sentence_files` to a directory.
+
+    Raises:
+        InputError: A name is none of sentence-transformers.
+    """
+    for name, content in files.items():
+        if not _SENTENCE_FILE.fullmatch(name):  # it could be anywhere on the machine
+            raise InputError(
+                f"must be a file of sentence-transformers, got {name[:80]!r}", file=path
+            )
+        (path / name).parent.mkdir(exist_ok=True)
+        write_json(path / name, content)
 
 
 def read_image_preprocessing(path: Path, config: Any) -> dict[str, Any]:

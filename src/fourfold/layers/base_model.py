@@ -74,7 +74,7 @@ class Model(nn.Module):
         source: `SourceCheckpoint` of `fourfold.hub` for weights from a checkpoint of transformers,
             otherwise None.
         format_name: Name of the format of another library that the weights were read from: timm,
-            nanoGPT, or the `model_type` of transformers. "" for a checkpoint of fourfold.
+            nanoGPT, llama2.c, or the `model_type` of transformers. "" for a checkpoint of fourfold.
         notes: Sentences about assumptions of such an import and about ignored files.
         can_generate: `generate` or `beam_search` can decode from the model.
         accepts_images: The first input of `forward` is a batch of images.

@@ -27,8 +27,8 @@ def import_checkpoint(source: Path, target: Path) -> list[str]:
     """Convert a model of another library to a fourfold checkpoint, and return lines about it.
 
     Args:
-        source: Path of a Hugging Face directory of transformers or timm, path of a file of timm or
-            nanoGPT, or `hf://owner/name`.
+        source: Path of a Hugging Face directory of transformers or timm, path of a file of timm,
+            nanoGPT or llama2.c, or `hf://owner/name`.
         target: Path of the checkpoint file to write, which must not exist.
     """
     if target.exists():

@@ -3,6 +3,7 @@
 import os
 import zipfile
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers import decoders, models
 from fourfold.errors import InputError
 from fourfold.json_files import read_json
 from fourfold.text_files import parse_json, read_lines, read_text, resolve
+from fourfold.tokenization.sentencepiece_files import load_llama2c, load_sentencepiece
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 from fourfold.tokenization.training import (
     TokenizerConfig,
@@ -23,6 +25,10 @@ from fourfold.tokenization.training import (
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SOURCE_FILE = "source.spm"  # of Marian
+_SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
+# Classes of transformers that take texts and ids of sentencepiece as they are, unlike Pegasus'.
+_SENTENCEPIECE_CLASSES = ("t5tokenizer", "llamatokenizer", "gemmatokenizer")
 _WORD_END = "</w>"
 _END_OF_TEXT = "<|endoftext|>"
 
@@ -55,11 +61,13 @@ def make_tokenizer(
     return tokenizer
 
 
-def tokenizer_files(path: Path) -> TokenizerConfig | None:
-    """Return the options that load the tokenizer in a directory of transformers.
+def tokenizer_files(path: Path, vocab_size: int | None = None) -> TokenizerConfig | None:
+    """Return the options that load the tokenizer in a directory of transformers or llama2.c.
 
-    The files are tokenizer.json, otherwise vocab.txt (BERT), otherwise vocab.json and merges.txt
-    (GPT). The result is None if the directory has none of these files.
+    The files are tokenizer.json, otherwise vocab.txt (BERT), otherwise vocab.json with merges.txt
+    (GPT) or source.spm (Marian), otherwise a model of sentencepiece, if that package is installed.
+    With a `vocab_size`, the last of them is llama2.c's tokN.bin or tokenizer.bin. The result is
+    None if the directory has none of these files.
 
     Raises:
         InputError: tokenizer_config.json is not valid.
@@ -79,30 +87,51 @@ def tokenizer_files(path: Path) -> TokenizerConfig | None:
                 message = f"must be {value} for a vocab.txt, got {config[key]}"
                 raise InputError(message, option=key, file=path / TOKENIZER_CONFIG_FILE)
         return TokenizerConfig(file=str(path / "vocab.txt"), lowercase=lowercase)
-    if os.path.lexists(path / "vocab.json") and os.path.lexists(path / "merges.txt"):
-        return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / "merges.txt"))
-    return None
+    for merges in ("merges.txt", *([SOURCE_FILE] if find_spec("sentencepiece") else [])):
+        if os.path.lexists(path / "vocab.json") and os.path.lexists(path / merges):
+            return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / merges))
+    files = (f"tok{vocab_size}.bin", "tokenizer.bin") if vocab_size else ()
+    if find_spec("sentencepiece") is not None:
+        kind = read_json(path / "config.json", optional=True).get("model_type", "") + "tokenizer"
+        kind = read_json(path / TOKENIZER_CONFIG_FILE, optional=True).get("tokenizer_class") or kind
+        if kind.lower().removesuffix("fast") in _SENTENCEPIECE_CLASSES:
+            files = (*_SENTENCEPIECE_FILES, *files)
+    found = (path / name for name in files if os.path.lexists(path / name))
+    return next((TokenizerConfig(file=str(file)) for file in found), None)
 
 
-def read_tokenizer(path: Path) -> str | None:
-    """Read the tokenizer in a directory of transformers, as a JSON string.
+def read_tokenizer(path: Path, vocab_size: int | None = None) -> str | None:
+    """Read the tokenizer in a directory of transformers or llama2.c, as a JSON string.
 
-    The result is None if the directory has no tokenizer files.
+    The result is None if the directory has no tokenizer files (see `tokenizer_files`).
 
     Raises:
-        InputError: The files are not valid, or a required special token is missing.
+        InputError: The files are not valid, a required special token is missing, or the vocabulary
+            has not `vocab_size` tokens.
 
     Example:
         >>> read_tokenizer(Path("an/empty/directory")) is None
         True
     """
-    config = tokenizer_files(path)
-    return None if config is None else make_tokenizer(config, [], mask=False).to_str()
+    config = tokenizer_files(path, vocab_size)
+    if config is None:
+        return None
+    tokenizer = make_tokenizer(config, [], mask=False)
+    if tokenizer.name.endswith(".bin") and tokenizer.vocab_size != vocab_size:
+        message = f"has {tokenizer.vocab_size} tokens, but the model needs {vocab_size}"
+        raise InputError(message, option="the tokenizer", file=config.file)
+    return tokenizer.to_str()
 
 
 def _load(config: TokenizerConfig, file: str) -> Tokenizer:
     if config.merges is not None:
-        return _load_gpt(file, config.merges)
+        load_merges = load_sentencepiece if config.merges.endswith(".spm") else _load_gpt
+        return load_merges(file, config.merges)
+    if file.endswith((".model", ".spm")):
+        settings = read_json(Path(file).parent / TOKENIZER_CONFIG_FILE, optional=True)
+        return load_sentencepiece(None, file, settings)
+    if file.endswith(".bin"):
+        return load_llama2c(file)
     if file.endswith(".json"):
         return Tokenizer.from_str(read_text(file), file)
     if not file.endswith(".ckpt"):

@@ -41,10 +41,10 @@ class TokenizerConfig:
         lowercase: Lower-case all text (wordpiece and word also strip accents, as BERT does). Among
             loaded tokenizers, the option changes only those from a `vocab.txt`.
         file: Path of a tokenizer to load: a `tokenizer.json`, BERT's `vocab.txt`, GPT's
-            `vocab.json` (with `merges`), or a fourfold checkpoint (.ckpt) with a tokenizer. None
-            trains one.
-        merges: Path of the merges that belong to a `vocab.json`: GPT-2's `vocab.bpe` or GPT-1's
-            `merges.txt`.
+            `vocab.json` (with `merges`), a model of sentencepiece (.model, .spm), a tokenizer of
+            llama2.c (.bin), or a fourfold checkpoint (.ckpt) with a tokenizer. None trains one.
+        merges: Path of the file that belongs to a `vocab.json`: GPT-2's `vocab.bpe`, GPT-1's
+            `merges.txt` or Marian's `source.spm`.
         extra_ids: Number of sentinel tokens <extra_id_0>, <extra_id_1> and so on in a trained
             vocabulary, for span corruption. As in T5, <extra_id_0> has the last id, <extra_id_1>
             the id before it, and so on. `vocab_size` includes them.

@@ -412,7 +412,7 @@ def test_invalid_file_is_rejected_with_one_line(tmp_path: Path, capsys: Any) -> 
     (tmp_path / "c.safetensors").write_bytes(b"nothing")
     for name, message in {
         "a.pth": "epoch must be a tensor, got int",
-        "b.pth": "not a checkpoint written by fourfold, transformers, timm or nanoGPT",
+        "b.pth": "not a checkpoint written by fourfold, transformers, timm, nanoGPT or llama2.c",
         "c.safetensors": "corrupted or incomplete",
     }.items():
         assert main(["import", str(tmp_path / name), str(tmp_path / "x.ckpt")]) == 2

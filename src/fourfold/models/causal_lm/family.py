@@ -79,7 +79,7 @@ FAMILY = Family(
         ),
         **dict.fromkeys(("gemma2", "gemma3_text"), f"{__package__}.hub_gemma"),
     },
-    formats=(f"{__package__}.hub_nanogpt",),
+    formats=(f"{__package__}.hub_nanogpt", f"{__package__}.hub_llama2c"),
     token_templates={"CausalLM": ("$A", None)},
     graphs={
         "CausalClassifier": "fourfold.hub.graphs:encoder_graphs",

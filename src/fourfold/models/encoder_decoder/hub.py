@@ -138,6 +138,8 @@ MARIAN = replace(
     required={**BART.required, "share_encoder_decoder_embeddings": True},
     infer=_output_bias,
     keymap=_keymap(),
+    # It drops the last token, which is padding in Marian, and starts a target with zeros.
+    unread_by=("CTranslate2 4.8",),
     # Tables of sinusoidal positions, which only some versions of transformers save.
     constants={
         "model.encoder.embed_positions.weight": "src_embed.positions.weight",
@@ -152,8 +154,14 @@ PEGASUS = replace(
     fields=BART.fields,
     implied={**MARIAN.implied, "norm_placement": "pre"},
     required=BART.required,
+    # CTranslate2 requires the last two entries, which are in published files.
+    extra_config=lambda config: {
+        **_token_ids(config),
+        "normalize_before": True,
+        "normalize_embedding": False,
+    },
     keymap=_keymap(Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}")),
-    unread_by=("CTranslate2 4.8",),
+    unread_by=(),
 )
 
 ARCHITECTURES = (MARIAN, PEGASUS, BART)

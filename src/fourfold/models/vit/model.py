@@ -13,7 +13,7 @@ from torch.nn import init
 
 from fourfold.core.attention import Attention
 from fourfold.core.block import Stack, norm_from_config
-from fourfold.core.config import Activation, Init, NormPlacement, TransformerConfig
+from fourfold.core.config import Activation, Init, NormPlacement
 from fourfold.core.feed_forward import FeedForward
 from fourfold.core.masks import Mask
 from fourfold.core.validation import ImageSize
