@@ -82,7 +82,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
 
 def _fill_in_length(data: Any, model: Any) -> None:
     if data.get("block_size", 0) is None:
-        data["block_size"] = model["config"].get("max_len")
+        data["block_size"] = model.get("config.max_len")
 
 
 def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...]) -> None:
