@@ -14,7 +14,7 @@ from fourfold.layers.positions import make_positions
 
 
 def check_image_shape(images: Tensor, n_channels: int, size: tuple[int, int]) -> None:
-    """Raise InputError unless `images` has the shape (B, n_channels, *size)."""
+    """Raise InputError unless `images` has the shape (B, n_channels, height, width)."""
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[1:] != (n_channels, *size):
         message = f"must have the shape (B, {n_channels}, {size[0]}, {size[1]}), got {shape}"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
@@ -116,3 +117,17 @@ def test_a_text_model_is_rejected(
     fourfold.save(CausalLM(CausalLMConfig(**shape)), tmp_path / "text")
     assert main(["evaluate", "features", "digits", "--checkpoint", "text"]) == 2
     assert "must be a ViT or a masked autoencoder, got a CausalLM" in capsys.readouterr().err
+
+
+def test_pictures_of_a_folder_need_not_be_square(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fourfold.save(vit(), tmp_path / "model")
+    for i in range(40):
+        file = Path("pictures", f"class{i % 2}", f"{i}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (20, 12 + i % 3), 40 + i + 150 * (i % 2)).save(file)
+    monkeypatch.setattr(features, "STRENGTHS", [1.0])
+    assert main(["evaluate", "features", "pictures", "--checkpoint", "model"]) == 0
+    assert "100" in capsys.readouterr().out

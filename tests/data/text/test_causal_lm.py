@@ -223,6 +223,7 @@ def test_shapes_of_training_batches_by_batching(file):
     ("options", "message"),
     [
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"block_size": None}, "block_size must be given for a model without max_len"),
         ({"eval_context": 16}, "eval_context must be at least 0 and below 16, got 16"),
         (
             {"batching": "crops", "block_size": 99_999},

@@ -21,7 +21,7 @@ from fourfold.commands import metrics_report, option_parser
 from fourfold.commands.infer.devices import load_model
 from fourfold.commands.infer.evaluate import show
 from fourfold.data import ImageData
-from fourfold.data.vision.eval_transforms import stored_transform
+from fourfold.data.vision.eval_transforms import TransformConfig, stored_transform
 from fourfold.data.vision.image_stores import ImageStore, stratified_split
 from fourfold.errors import InputError, errors_in
 from fourfold.layers.patch_embedding import PatchEmbedding
@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     add("--pool", choices=("cls", "mean"), help="class token or mean of the patches")
     add("--out", metavar="DIR", help="write metrics.json into this folder")
     options = parser.parse_args(argv[2:])
-    data = ImageData(options.source)
+    # The models bring their transforms; without a size, `data` would require square images.
+    data = ImageData(options.source, transform=TransformConfig(size=1))
     data.setup()
     stores = [data.split_sources[name] for name in ("train", "test")]
     labels, test_labels = (store.labels for store in stores)

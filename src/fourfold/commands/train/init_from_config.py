@@ -28,7 +28,8 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
 
     The settings are fields of the model's config, such as width and number of layers. Values that
     the user gives are kept. An existing run keeps the settings in its config.yaml, so that it can
-    be resumed after the model was deleted. A file of word vectors has no settings.
+    be resumed after the model was deleted. A file of word vectors has no settings. With or without
+    a source, a `block_size` of None in the data becomes `max_len` of the model.
 
     Args:
         config: The parsed config.
@@ -41,7 +42,9 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     model = config["model"]["init_args"]
     path = model.get("init_from")
     classes = tuple(config["allow_class"])
+    data = config["data"].get("init_args", {})
     if not isinstance(path, str) or is_vector_file(path):
+        _fill_in_length(data, model)
         return
     recorded = _recorded_model(run, path) if run else {}
     model_config = model["config"]
@@ -59,7 +62,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
             model_config[name] = shape[name]
     if "n_classes" in model_config and "n_classes" not in given_config:
         model_config["n_classes"] = None  # filled in by the data
-    data = config["data"].get("init_args", {})
+    _fill_in_length(data, model)
     if "tokenizer" not in data:
         return
     if "data.init_args.tokenizer" in given:
@@ -74,6 +77,11 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     else:
         for name, value in _source_tokenizer(path, run, classes).items():
             data["tokenizer"][name] = value
+
+
+def _fill_in_length(data: Any, model: Any) -> None:
+    if data.get("block_size", 0) is None:
+        data["block_size"] = model.get("config.max_len")
 
 
 def _check_inputs(source: Any, target: Any, path: str, classes: tuple[str, ...]) -> None:

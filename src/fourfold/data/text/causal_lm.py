@@ -211,14 +211,15 @@ class CausalTextData(DocumentDataModule):
     Args:
         tokenizer: Tokenizer to train or load; by default a byte-level BPE.
         block_size: Number of tokens in a block or crop. If `batching` is "documents", the maximum
-            number of tokens in a document, EOS included.
+            number of tokens in a document, EOS included. None in a config of the command line means
+            `max_len` of the model.
         batching: Division of the text into examples. With "blocks", the examples are consecutive
             blocks, in which each token is a target once per epoch. With "crops", the training
             examples are the same number of blocks at random positions, as in nanoGPT. Evaluation
             uses consecutive blocks. With "documents", each example is a document, and a batch holds
             documents of similar length.
         eval_context: Number of tokens at the beginning of a validation or test block that repeat
-            the end of the previous block, as inputs without a target.
+            the end of the previous block, as inputs without a target; None means half of them.
         objective: "causal" (the target of each token is the next token), "prefix" (the first tokens
             of a row see each other and have no loss; their number is random, see `with_prefixes`)
             or "hybrid" (random rows are masked and bidirectional, see `with_masked_rows`). With
@@ -242,9 +243,9 @@ class CausalTextData(DocumentDataModule):
     _: KW_ONLY
     documents: DocumentUnit = "file"
     tokenizer: InitVar[TokenizerConfig] = TokenizerConfig(kind="byte_bpe")
-    block_size: int = 128
+    block_size: int | None = 128
     batching: Literal["blocks", "crops", "documents"] = "blocks"
-    eval_context: int = 0
+    eval_context: int | None = 0
     objective: Literal["causal", "prefix", "hybrid"] = "causal"
     masked_rows: float = 0.5
     masked_loss: float | None = None
@@ -259,7 +260,11 @@ class CausalTextData(DocumentDataModule):
             raise InputError(message, option="masked_loss")
         self.needs_mask = self.objective == "hybrid"  # type: ignore[misc]
         check_positive("block_size", self.block_size)
-        check_range("eval_context", self.eval_context, minimum=0, below=self.block_size)
+        if self.block_size is None:
+            raise InputError("must be given for a model without max_len", option="block_size")
+        size = self._block_size = self.block_size
+        self._eval_context = size // 2 if self.eval_context is None else self.eval_context
+        check_range("eval_context", self._eval_context, minimum=0, below=size)
 
     @property
     def has_masked_rows(self) -> bool:
@@ -303,20 +308,20 @@ class CausalTextData(DocumentDataModule):
 
     def _block_dataset(self, name: str, raw: Documents | str, stream: TokenStream) -> BlockDataset:
         crops = self.batching == "crops" and name == "train"
-        if crops and len(stream) < self.block_size:
+        if crops and len(stream) < self._block_size:
             file = raw if isinstance(raw, str) else raw.location(0)
             message = f"the training split has {len(stream)} tokens, fewer than"
-            raise InputError(f"{message} block_size={self.block_size}", file=file)
-        context = 0 if name == "train" else self.eval_context
-        lengths = np.ones(stream.n_blocks(self.block_size, context), np.int64)
+            raise InputError(f"{message} block_size={self._block_size}", file=file)
+        context = 0 if name == "train" else self._eval_context
+        lengths = np.ones(stream.n_blocks(self._block_size, context), np.int64)
         order = self.batch_order(name, lengths, max_rows=self.batch_size)
         block = self.block_cross_document_attention
-        return BlockDataset(stream, self.block_size, order, context, crops, block)
+        return BlockDataset(stream, self._block_size, order, context, crops, block)
 
     def _document_dataset(
         self, name: str, raw: Documents, stream: TokenStream, eos_id: int
     ) -> DocumentDataset:
-        limit = self.block_size - 1
+        limit = self._block_size - 1
         full = np.diff(stream.offsets) - 1  # without EOS
         kept = rows_within_limit(
             full, raw.location, limit, self.too_long, name, option="block_size"
@@ -325,7 +330,7 @@ class CausalTextData(DocumentDataModule):
         lengths = np.minimum(full, limit)
         sizes = np.diff([stream.bytes_before, stream.words_before])[:, kept]
         sizes = (sizes * (lengths / np.maximum(full, 1))).round().astype(np.int64)
-        max_tokens = self.batch_size * self.block_size
+        max_tokens = self.batch_size * self._block_size
         order = self.batch_order(name, lengths + 1, max_tokens=max_tokens)
         begins = stream.offsets[kept]
         return DocumentDataset(stream.ids, begins, lengths, sizes, eos_id, order)
