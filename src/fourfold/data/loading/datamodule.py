@@ -12,7 +12,7 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from fourfold.core.validation import check_range
+from fourfold.core.validation import check_positive, check_range
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
@@ -130,6 +130,8 @@ class ResumableDataModule(LightningDataModule):
     def batch_sizes(self) -> dict[str, int]:
         """Batch size of each split, in DataModules with the option `eval_batch_size`."""
         options: Any = self
+        for name in ("batch_size", "eval_batch_size"):
+            check_positive(f"data.{name}", getattr(self, name))
         other = options.batch_size if options.eval_batch_size is None else options.eval_batch_size
         return {"train": options.batch_size, "val": other, "test": other}
 
