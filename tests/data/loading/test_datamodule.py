@@ -228,7 +228,7 @@ def test_tests_on_val_compares_the_sources(
 @pytest.mark.parametrize("data_class", [ImageData, SequenceData])
 @pytest.mark.parametrize("option", ["batch_size", "eval_batch_size"])
 def test_empty_batches_are_rejected(data_class: Any, option: str) -> None:
-    with pytest.raises(InputError, match=r"^data\.batch_size must be at least 1, got 0"):
+    with pytest.raises(InputError, match=rf"^data\.{option} must be at least 1, got 0"):
         data_class(**{option: 0}).setup()
 
 

@@ -255,9 +255,10 @@ class ImageData(HasClasses):
         if mixes and self.regression:
             raise InputError("must have neither for a regression", option="mixup and cutmix")
         mix = MixupCutmix(config, len(train.class_names), self.seed) if mixes else None
-        order = self.batch_order("train", np.ones(len(train)), max_rows=self.batch_size)
+        rows = self.batch_sizes["train"]
+        order = self.batch_order("train", np.ones(len(train)), max_rows=rows)
         if self.aug_repeats > 1:
-            options: Any = {"max_rows": self.batch_size, "seed": self.seed}
+            options: Any = {"max_rows": rows, "seed": self.seed}
             order = RepeatedAugmentationOrder(len(train), self.aug_repeats, **options)
         made = self.dataset_class(train, augmentation, order, self.seed, self.cache, mix)
         datasets: dict[str, BatchedDataset] = {"train": made}
