@@ -78,7 +78,7 @@ def load_sentencepiece(
         make = _unigram_backend if train.model_type == _UNIGRAM else _bpe_backend
         backend = make(pieces, names)
         start = _START if spec.add_dummy_prefix else ""
-        steps = [normalizers.Prepend(start)] if start else []
+        steps: list[Any] = [normalizers.Prepend(start)] if start else []
         if spec.precompiled_charsmap:
             rules = dict(SentencePieceNormalizer(model_proto=data).Decompile())
             steps += _rule_steps(rules, symbols, spec.precompiled_charsmap)
