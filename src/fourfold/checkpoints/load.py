@@ -139,7 +139,7 @@ def read_model(
     elif not directory.is_model_directory(located):
         if is_run(located):
             located = find_checkpoint(located)
-        readers = {".safetensors": directory.read_safetensors, ".bin": directory.read_llama2c}
+        readers: Any = {".safetensors": directory.read_safetensors, ".bin": directory.read_llama2c}
         content = readers.get(located.suffix, lambda _: None)(located)
         content = read_file(located, mmap=True) if content is None else content
     if content is not None and "fourfold" in content:

@@ -125,8 +125,9 @@ def read_tokenizer(path: Path, vocab_size: int | None = None) -> str | None:
 
 def _load(config: TokenizerConfig, file: str) -> Tokenizer:
     if config.merges is not None:
-        load_merges = load_sentencepiece if config.merges.endswith(".spm") else _load_gpt
-        return load_merges(file, config.merges)
+        if config.merges.endswith(".spm"):
+            return load_sentencepiece(file, config.merges)
+        return _load_gpt(file, config.merges)
     if file.endswith((".model", ".spm")):
         settings = read_json(Path(file).parent / TOKENIZER_CONFIG_FILE, optional=True)
         return load_sentencepiece(None, file, settings)

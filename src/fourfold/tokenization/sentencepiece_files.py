@@ -78,7 +78,7 @@ def load_sentencepiece(
         make = _unigram_backend if train.model_type == _UNIGRAM else _bpe_backend
         backend = make(pieces, names)
         start = _START if spec.add_dummy_prefix else ""
-        steps = [normalizers.Prepend(start)] if start else []
+        steps: list[Any] = [normalizers.Prepend(start)] if start else []
         if spec.precompiled_charsmap:
             rules = dict(SentencePieceNormalizer(model_proto=data).Decompile())
             steps += _rule_steps(rules, symbols, spec.precompiled_charsmap)
@@ -209,7 +209,7 @@ def _special_split(pieces: Pieces) -> pre_tokenizers.PreTokenizer:
     texts = {*_texts(pieces, _NORMAL, _USER)}
     inside = {text[i : i + 2] for text in texts for i in range(len(text) - 1)}
     has_bytes = bool(_texts(pieces, _BYTE))
-    rests = defaultdict(list)
+    rests: dict[str, list[str]] = defaultdict(list)
     for name in _texts(pieces, _UNKNOWN, _CONTROL, _BYTE):
         pairs = [name[i : i + 2] for i in range(len(name) - 1)]
         free = [
@@ -265,7 +265,8 @@ def _any_of(texts: Sequence[str]) -> str:
 
 def _any_rule(texts: Sequence[str]) -> str:
     """Return the same as `_any_of` for many texts, as groups with the same first characters."""
-    firsts, rests = defaultdict(set), defaultdict(list)
+    firsts: dict[str, set[str]] = defaultdict(set)
+    rests: dict[tuple[int, str], list[str]] = defaultdict(list)
     for text in texts:
         firsts[text[1:]].add(text[0])
     for rest, characters in firsts.items():
