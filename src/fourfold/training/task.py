@@ -98,6 +98,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
         inferred_from_data: Fields of the config that are taken from the DataModule if they are
             None, and otherwise must not be smaller than the values of the DataModule.
         must_equal_data: Fields among these that must equal the values of the DataModule.
+        compares_rows: True if the loss of a row depends on the other rows of its batch.
         model: The model; None until `configure_model` has built it.
         allowed_classes: Your classes, or their import paths, that the checkpoint `init_from` may
             name.
@@ -113,6 +114,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
     unit: ClassVar[str] = "tokens"
     inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)
     must_equal_data: ClassVar[tuple[str, ...]] = ()
+    compares_rows: ClassVar[bool] = False
     model: ModelT = field(init=False)
 
     # Not TransformerConfig: jsonargparse would merge its defaults into those of a subclass.

@@ -50,6 +50,7 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     model_class = CLIP
     batch_class = CaptionBatch
     unit = "images"
+    compares_rows = True
     # Of the learned scale (section 2.5), or training becomes unstable.
     max_log_scale: ClassVar[float] = math.log(100)
 
