@@ -4,7 +4,7 @@
 model width, T tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -74,7 +74,7 @@ def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
     return _table(n_rows, width, partial(torch.cat, dim=-1))
 
 
-def _table(n_rows: int, width: int, join: Callable[[Sequence[Tensor]], Tensor]) -> PositionTable:
+def _table(n_rows: int, width: int, join: Callable[[tuple[Tensor, ...]], Tensor]) -> PositionTable:
     if width % 2:
         raise InputError(f"must be even for sinusoidal positions, got {width}", option="d_model")
     if torch.get_default_device().type == "meta":  # where torch imports its compiler to divide
