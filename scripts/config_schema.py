@@ -6,11 +6,13 @@ python scripts/config_schema.py --check    # exit with code 1 if the file is out
 
 import argparse
 import json
+import math
 import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -19,11 +21,15 @@ from lightning import LightningDataModule, Trainer
 import fourfold.data
 import fourfold.tasks
 from fourfold.commands.recipe import make_parser
+from fourfold.commands.train.config_schema import BOUNDS
 from fourfold.commands.train.lightning_cli import TRAINER_DEFAULTS
+from fourfold.commands.train.options import MINIMA
 from fourfold.commands.train.parser import Parser, import_classes
+from fourfold.core.validation import check_positive, check_range
 from fourfold.training.task import Task
 
 FILE = Path(__file__).resolve().parents[1] / "configs" / "schema.json"
+NUMBER = r"^[-+]?(\.?[0-9][0-9._]*([eE][-+]?[0-9]+)?|inf|nan)$"
 SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 SCALARS |= {list: "array", tuple: "array", dict: "object", set: "array"}
 KEYWORDS = ("anyOf", "allOf", "then", "properties")  # of JSON Schema, which are no names of options
@@ -43,9 +49,11 @@ def of_type(hint: Any) -> dict[str, Any]:
         choices = [of_type(member) for member in get_args(hint)]
         if {} in choices:
             return {}
-        if all(choice.keys() == {"type"} for choice in choices):
-            names = [name for choice in choices for name in as_list(choice["type"])]
-            return {"type": sorted(set(names))} if len(set(names)) > 1 else {"type": names[0]}
+        if all("type" in choice and choice.keys() <= {"type", "pattern"} for choice in choices):
+            names = {name for choice in choices for name in as_list(choice["type"])}
+            takes_text = any("string" in x["type"] and "pattern" not in x for x in choices)
+            pattern = {"pattern": NUMBER} if "number" in names and not takes_text else {}
+            return {"type": sorted(names) if len(names) > 1 else names.pop(), **pattern}
         return {"anyOf": choices}
     if origin is Literal:
         return {"enum": list(get_args(hint))}
@@ -53,7 +61,7 @@ def of_type(hint: Any) -> dict[str, Any]:
         return properties_of(origin)
     # YAML writes 1e-3 as a text, and jsonargparse reads it as a number.
     if origin is float:
-        return {"type": ["number", "string"]}
+        return {"type": ["number", "string"], "pattern": NUMBER}
     return {"type": SCALARS[origin]} if origin in SCALARS else {}
 
 
@@ -67,7 +75,55 @@ def properties_of(cls: type[Any]) -> dict[str, Any]:
     parser = Parser()
     parser.add_class_arguments(cls, "options", fail_untyped=False, sub_configs=True)
     found: dict[str, Any] = tree(parser)["properties"].get("options", {"properties": {}})
+    add_bounds(found["properties"], cls)
     return {"type": "object", **found}
+
+
+def add_bounds(properties: dict[str, Any], cls: type[Any]) -> None:
+    """Add the bounds that the constructor of a class checks, unless another argument changes them.
+
+    An argument that is None is not checked, so each argument in turn has other values instead.
+    """
+    parameters = signature(cls).parameters
+    defaults = {name: p.default for name, p in parameters.items()}
+    bounds = checked_bounds(cls, {})
+    for name, value in defaults.items():
+        hint = parameters[name].annotation
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        if is_dataclass(value) and "properties" in properties.get(name, {}):
+            add_bounds(properties[name]["properties"], type(value))
+        for changed in (0, 1, 2, *choices):
+            for key, found in checked_bounds(cls, {name: changed}).items():
+                bounds[key] = found if bounds.get(key, found) == found else {}
+    for name, found in bounds.items():
+        if name in defaults and "properties" not in properties.get(name, {"properties": {}}):
+            properties[name] |= found
+
+
+def checked_bounds(cls: type[Any], arguments: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the bounds with which a constructor calls `check_range` and `check_positive`."""
+    found: dict[str, dict[str, float]] = {}
+
+    def trace(frame: Any, event: str, _: Any) -> None:
+        given = frame.f_locals
+        if event == "call" and frame.f_code is check_range.__code__:
+            limits = {bound: given[name] for name, bound in BOUNDS if given[name] is not None}
+            limits = {bound: limit for bound, limit in limits.items() if abs(limit) < math.inf}
+        elif event == "call" and frame.f_code is check_positive.__code__:
+            limits = {"minimum": 1}
+        else:
+            return
+        key = given["name"].rpartition(".")[2]
+        found[key] = limits if found.get(key, limits) == limits else {}
+
+    sys.setprofile(trace)
+    try:
+        cls(**arguments)
+    except Exception:  # the other checks of the constructor do not matter
+        pass
+    finally:
+        sys.setprofile(None)
+    return found
 
 
 def tree(parser: Parser) -> dict[str, Any]:
@@ -182,6 +238,11 @@ def make_schema() -> dict[str, Any]:
         skip |= {"ckpt_path", "weights_only"} | ({"verbose"} if method == "test" else set())
         parser.add_method_arguments(Trainer, method, skip=skip)
     root = tree(parser)
+    for name, minimum in MINIMA.items():
+        node = root
+        for part in name.split("."):
+            node = node["properties"][part]
+        node["minimum"] = minimum
     root["properties"] |= {"optimizer": CLASS, "lr_scheduler": CLASS}
     own: dict[str, Any] = {}
     for name, (package, base) in sections.items():

@@ -517,7 +517,7 @@ def test_replaced_softmax_is_used_by_every_backend(
     layer, x = attention().train(training), torch.randn(1, 4, 12, dtype=torch.float64)
     monkeypatch.setattr(Attention, "normalize", staticmethod(relu_attention))
     monkeypatch.setattr(F, "scaled_dot_product_attention", fail)
-    monkeypatch.setattr("fourfold.kernels.cuda_attention.flex_attention", fail)
+    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", fail)
     kernels = ((lambda *arguments: True, fail),)
     monkeypatch.setattr("fourfold.core.attention.BACKENDS", dict.fromkeys(BACKENDS, kernels))
     with attention_backend(name):

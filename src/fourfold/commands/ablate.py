@@ -29,6 +29,7 @@ adds to every token; mean puts the mean over other rows in its place, resample t
 random token of other rows. The intervals are over rows, and p has Holm's correction. A head without
 an effect may still be backed up by others."""
 SIGNIFICANT = 0.05
+ROWS_TO_COMPARE = 8  # in an example of a contrastive task, whose loss is 0 for one row
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,16 +65,17 @@ def main(argv: Sequence[str]) -> int:
     device = choose_device(options.device)
     task.to(device)
     rows = choose_rows(len(data.split(options.split)), options.rows)
-    examples = batches(data, options.split, rows, task.rows_of_loss, device)
+    size = ROWS_TO_COMPARE if task.compares_rows else 1
+    examples = batches(data, options.split, rows, size, device)
     free = np.setdiff1d(
         np.arange(len(data.split("train"))), rows if options.split == "train" else []
     )
     other_rows = free[choose_rows(len(free), options.rows)]
-    others = batches(data, "train", other_rows, task.rows_of_loss, device)
+    others = batches(data, "train", other_rows, size, device)
     base, effects = ablation(
         task.model, examples, task.step, by=options.by, kind=options.kind, others=others
     )
-    show(base, effects, len(examples) * task.rows_of_loss, options.split)
+    show(base, effects, len(examples) * size, options.split)
     if options.out is not None:
         out = Path(options.out)
         command = {"command": shlex.join(["fourfold", "ablate", *argv])}

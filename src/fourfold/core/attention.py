@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from fourfold.core.config import QKNorm, head_width
 from fourfold.core.edits import Edits
@@ -35,6 +34,7 @@ from fourfold.kernels.cuda_attention import attend_by_blocks, attend_masked, ref
 # Xeon (model 207), a query with 8 heads, 2 heads of keys and 512 keys then takes 29 us in place of
 # 53 us in fp32, and 40 us in place of 431 us in bf16.
 MAX_FOLDED_QUERIES = 8
+DENSE = (Tensor, type(None))  # other masks are a BlockMask, whose import would load sympy
 _backend: ContextVar[str] = ContextVar("attention_backend", default="auto")
 
 
@@ -140,7 +140,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Tensor | BlockMask | None = None,
+    mask: Any = None,
     bias: Tensor | None = None,
     causal: bool = False,
     window: int | None = None,
@@ -185,7 +185,7 @@ def attend(
         needs_mask = causal and (mask is not None or bias is not None or q.shape[2] != k.shape[2])
     else:  # only the eager kernel for CPUs applies a window
         needs_mask = backend != "auto" or q.device.type != "cpu" or torch.compiler.is_compiling()
-    if needs_mask and not isinstance(mask, BlockMask):
+    if needs_mask and isinstance(mask, DENSE):
         mask, causal, window = dense_mask(mask, causal, window, q, k), False, None
     rows, n_heads, q_len = q.shape[:3]
     if k.shape[1] < n_heads and bias is None and window is None and not causal:
@@ -201,7 +201,7 @@ def _fold_groups_into_queries(q: Tensor, n_kv_heads: int, mask: Any) -> tuple[Te
     """Pass the heads that share keys as more queries of one head, if there are few queries."""
     if torch.compiler.is_exporting() or q.shape[2] > MAX_FOLDED_QUERIES:
         return q, mask  # an exported graph gets any number of queries
-    if isinstance(mask, BlockMask) or (mask is not None and mask.shape[-3:-2] not in ((), (1,))):
+    if not isinstance(mask, DENSE) or (mask is not None and mask.shape[-3:-2] not in ((), (1,))):
         return q, mask  # each head has a mask of its own
     if mask is not None and mask.shape[-2] > 1:
         mask = torch.cat([mask] * (q.shape[1] // n_kv_heads), dim=-2)
@@ -253,7 +253,7 @@ def _attend_fused(
 # Kernels of each backend, in the order in which `attend` asks them. A condition gets q, the number
 # of keys, dropout_p, mask and window; a kernel gets q, k, v, mask, bias, causal, scale, dropout_p
 # and window. naive is the formula of Vaswani et al. 2017 and needs no kernel.
-_BLOCKS = (lambda q, k_len, dropout_p, mask, window: isinstance(mask, BlockMask), attend_by_blocks)
+_BLOCKS = (lambda q, k_len, dropout_p, mask, window: not isinstance(mask, DENSE), attend_by_blocks)
 _PRODUCTS = (products_are_faster, attend_by_products)
 _FUSED = (lambda *arguments: True, _attend_fused)
 _DROPOUT = (lambda q, k_len, dropout_p, *_: dropout_p > 0.0, refuse_dropout)
@@ -276,9 +276,7 @@ def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
     return x if x.shape[-3] == n_heads else x.repeat_interleave(n_heads // x.shape[-3], dim=-3)
 
 
-def dense_mask(
-    mask: Tensor | BlockMask | None, causal: bool, window: int | None, q: Tensor, k: Tensor
-) -> Tensor | None:
+def dense_mask(mask: Any, causal: bool, window: int | None, q: Tensor, k: Tensor) -> Tensor | None:
     """Combine mask, causal mask and window of `attend` to one bool tensor; None allows all pairs.
 
     Example:
@@ -289,7 +287,9 @@ def dense_mask(
                 [0, 1, 1, 0],
                 [0, 0, 1, 1]], dtype=torch.int32)
     """
-    if isinstance(mask, BlockMask):
+    if not isinstance(mask, DENSE):
+        from torch.nn.attention.flex_attention import create_mask
+
         rows, heads, q_len, k_len = mask.shape
         mask = create_mask(mask.mask_mod, rows, heads, q_len, k_len, str(q.device))
     size = q.shape[2], k.shape[2], q.device

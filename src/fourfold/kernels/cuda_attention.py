@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from fourfold.errors import InputError
 
@@ -24,7 +23,7 @@ from fourfold.errors import InputError
 # 1.02 ms, including the replacement of hidden queries, and the memory-efficient kernel 2.02 ms.
 MAX_SHORT_QUERIES = 64
 # Newest block masks, each with the key and the tensors that it was made for.
-_BLOCK_MASKS: deque[tuple[Any, Sequence[Tensor | None], BlockMask]] = deque(maxlen=8)
+_BLOCK_MASKS: deque[tuple[Any, Sequence[Tensor | None], Any]] = deque(maxlen=8)
 
 
 def attend_masked(
@@ -72,13 +71,15 @@ def _takes_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout_p: floa
 
 def block_mask(
     allowed: Callable[..., Tensor], key: Any, tensors: Sequence[Tensor | None], *sizes: Any
-) -> BlockMask:
+) -> Any:
     """Return the BlockMask of a predicate, or the one that was made for the same key and tensors.
 
     `key` and `tensors` determine the predicate; `sizes` are further arguments of
     `create_block_mask`, the last of which is the device. On CUDA, the search for the blocks is
     compiled, so that it does not store the mask (B, 1, Tq, Tk).
     """
+    from torch.nn.attention.flex_attention import create_block_mask
+
     known = [x for x in tensors if x is not None]
     make = _fast(create_block_mask, "cuda" in sizes[-1])
     # Inference tensors do not count their changes.
@@ -98,6 +99,8 @@ def attend_by_blocks(
 ) -> Tensor:
     """Compute attention with a BlockMask on FlexAttention."""
     scale, dropout_p, window = settings
+    from torch.nn.attention.flex_attention import flex_attention
+
     unsupported = bias is not None or dropout_p or causal or window is not None
     assert not unsupported, "a BlockMask has causality and window; bias and dropout need dense=True"
     is_grouped = k.shape[1] < q.shape[1]

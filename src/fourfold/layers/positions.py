@@ -5,6 +5,7 @@ model width, T tokens.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -65,18 +66,23 @@ def sinusoidal(n_rows: int, width: int) -> PositionTable:
         >>> sinusoidal(100, 4).weight[1]  # sin 1, cos 1, sin 0.01, cos 0.01
         tensor([0.8415, 0.5403, 0.0100, 0.9999])
     """
-    sines, cosines = _sines_and_cosines(n_rows, width)
-    return PositionTable(torch.stack([sines, cosines], dim=-1).flatten(1), learned=False)
+    return _table(n_rows, width, lambda waves: torch.stack(waves, dim=-1).flatten(1))
 
 
 def sinusoidal_halves(n_rows: int, width: int) -> PositionTable:
     """Build a table of sinusoidal positions with all sines before all cosines (Marian)."""
-    return PositionTable(torch.cat(_sines_and_cosines(n_rows, width), dim=-1), learned=False)
+    return _table(n_rows, width, partial(torch.cat, dim=-1))
+
+
+def _table(n_rows: int, width: int, join: Callable[[tuple[Tensor, ...]], Tensor]) -> PositionTable:
+    if width % 2:
+        raise InputError(f"must be even for sinusoidal positions, got {width}", option="d_model")
+    if torch.get_default_device().type == "meta":  # where torch imports its compiler to divide
+        return PositionTable(torch.empty(n_rows, width), learned=False)
+    return PositionTable(join(_sines_and_cosines(n_rows, width)), learned=False)
 
 
 def _sines_and_cosines(n_rows: int, width: int) -> tuple[Tensor, Tensor]:
-    if width % 2:
-        raise InputError(f"must be even for sinusoidal positions, got {width}", option="d_model")
     # In fp64, because sin(1e4) in fp32 differs in the third digit.
     rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(n_rows, dtype=torch.float64)[:, None] * rates  # (N, D/2)

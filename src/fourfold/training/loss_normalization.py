@@ -69,6 +69,11 @@ class LossNormalizer:
         # (4,) in `sum_dtype`: loss, targets, nonfinite losses, requests to stop.
         self._sums: Tensor | None = None
         self._loss_dtype = torch.float32
+        self._in_parts = False
+
+    def restart(self, *, in_parts: bool) -> None:
+        """Forget the losses of an unfinished step; `in_parts`: steps have several losses."""
+        self._sums, self._in_parts = None, in_parts
 
     def scale_loss(self, total: Tensor, count: Tensor | int, trainer: Trainer) -> Tensor:
         """Return the loss of a micro-batch, a sum over `count` targets, for the backward pass.
@@ -81,13 +86,14 @@ class LossNormalizer:
         self.nonfinite = ~total.detach().isfinite()
         self._loss_dtype = total.dtype
         sums = stack_for_sum(total, count, self.nonfinite, self.stop_requested)
-        if self._sums is not None and trainer.accumulate_grad_batches > 1:
+        accumulates = self._in_parts or trainer.accumulate_grad_batches > 1
+        if self._sums is not None and accumulates:
             sums = self._sums + sums
         if not is_accumulating(trainer):
             sums = trainer.strategy.reduce(sums, reduce_op="sum")
             self._on_host = HostCopy(sums)
         self._sums = sums
-        if trainer.accumulate_grad_batches == 1:
+        if not accumulates:
             return total * trainer.world_size / divisor(sums[1]).to(total.dtype)
         return total * trainer.accumulate_grad_batches / REFERENCE_COUNT
 
@@ -120,7 +126,7 @@ class LossNormalizer:
         if not count and not trainer.global_step:
             causes = "its labels are ignored, or of a class with weight 0"
             raise InputError(f"gives no target in the first step: {causes}", option="--data")
-        if trainer.accumulate_grad_batches > 1:
+        if self._in_parts or trainer.accumulate_grad_batches > 1:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, REFERENCE_COUNT * trainer.world_size / (count or 1))
 

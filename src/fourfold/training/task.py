@@ -98,9 +98,8 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
         unit: Unit of the throughput, tokens or images.
         inferred_from_data: Fields of the config that are taken from the DataModule if they are
             None, and otherwise must not be smaller than the values of the DataModule.
-        rows_of_loss: Rows that an evaluation of examples computes together, more than one if the
-            loss compares rows.
         must_equal_data: Fields among these that must equal the values of the DataModule.
+        compares_rows: True if the loss of a row depends on the other rows of its batch.
         model: The model; None until `configure_model` has built it.
         allowed_classes: Your classes, or their import paths, that the checkpoint `init_from` may
             name.
@@ -114,9 +113,9 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
     config_class: ClassVar[type[ModelConfig] | None] = None
     batch_class: ClassVar[type[Any]]
     unit: ClassVar[str] = "tokens"
-    rows_of_loss: ClassVar[int] = 1
     inferred_from_data: ClassVar[tuple[str, ...]] = ("vocab_size",)
     must_equal_data: ClassVar[tuple[str, ...]] = ()
+    compares_rows: ClassVar[bool] = False
     model: ModelT = field(init=False)
 
     # Not TransformerConfig: jsonargparse would merge its defaults into those of a subclass.

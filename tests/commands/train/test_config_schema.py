@@ -75,3 +75,50 @@ def test_keys_of_the_classes_of_a_user_are_not_checked() -> None:
     assert check_keys([*own, "--trainer.callbacks.anything=1"]) == ["Data", "mine.Task"]
     with pytest.raises(InputError, match=r"^trainer.max_step is not .* trainer.max_steps\?$"):
         check_keys(["--model", "mine.Task", "--trainer.max_step=1"])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("model.optimizer.lr=fast", "must be a number, got fast"),
+        ("model.optimizer.lr=-1e-3", "must be above 0, got -0.001"),
+        ("model.config.n_layers=0", "must be at least 1, got 0"),
+        ("model.config.dropout=1", "must be at least 0 and below 1, got 1"),
+        ("model.config.norm=layr", "must be one of layer, rms, got 'layr'; did you mean layer?"),
+        ("resume=yes", "must be one of auto, must, never, got 'yes'"),
+        ("trainer.max_epochs=soon", "must be an integer or null, got soon"),
+        ("trainer.accumulate_grad_batches=0", "must be at least 1, got 0"),
+        ("compile=maybe", "must be true or false, got maybe"),
+    ],
+)
+def test_value_is_refused_without_torch(option: str, message: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "fourfold", "fit", "--config", "gpt2/tiny"]
+    result = subprocess.run([*command, f"--{option}"], capture_output=True, text=True)
+    assert result.returncode == 2
+    name = option.partition("=")[0]
+    assert f"fourfold: error: {name} {message}" in result.stderr
+    assert "torch" not in {line.rpartition("| ")[2].strip() for line in result.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("model.optimizer.lr=1", "model.optimizer.lr=1e-3", "model.optimizer.lr=.5"),
+        *("trainer.max_steps=-1", "trainer.max_epochs=null", "trainer.max_epochs=None"),
+        *("trainer.precision=32", "trainer.precision=auto", "trainer.deterministic=warn"),
+        *("trainer.fast_dev_run=true", "trainer.fast_dev_run=2", "trainer.limit_val_batches=0.5"),
+        *("model.activation_checkpointing=2", "model.activation_checkpointing=block"),
+        *("trainer.devices=auto", "trainer.devices=[0,1]", "trainer.logger=false", "run_dir=3"),
+        *("model.config={d_model: 8}", "model.optimizer.betas=[0.9, 0.95]", "seed_everything=true"),
+    ],
+)
+def test_valid_values_pass(option: str) -> None:
+    check_keys(expand_arguments(["--config", "gpt2/tiny", f"--{option}"]))
+
+
+def test_bounds_of_the_schema_do_not_depend_on_other_options() -> None:
+    data = SCHEMA["definitions"]["SyntheticSequenceData"]["properties"]
+    assert "maximum" not in data["length"]  # depends on `task`
+    assert data["num_workers"]["minimum"] == 0
+    context = SCHEMA["definitions"]["CausalTextData"]["properties"]["eval_context"]
+    assert "exclusiveMaximum" not in context  # below `block_size`

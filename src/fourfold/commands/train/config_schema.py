@@ -7,15 +7,18 @@ init_args of a YAML file.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from re import findall
 from typing import Any
 
 import yaml
 
-from fourfold.commands.config_files import config_files, entries, options, read_tree
+from fourfold.commands.config_files import LOADER, config_files, entries, options, read_tree
 from fourfold.commands.packaged_recipes import SUFFIXES, recipe_names, recipes_folder
+from fourfold.core.validation import check_choice, check_range
 from fourfold.errors import InputError
 
 CLASSES = ("model", "data")  # sections with a class_path
@@ -24,6 +27,15 @@ COMMAND_LINE = ("config", "help", "print_config", "tune")
 # Parts of a key after which jsonargparse alone knows what is valid.
 UNCHECKED = ("class_path", "init_args", "dict_kwargs", "help")
 TEXT = "tag:yaml.org,2002:str"
+# Types of JSON Schema that an option of the command line can be checked for.
+TYPES = {"boolean": "true or false", "integer": "an integer", "number": "a number", "null": "null"}
+TYPES_OF = {bool: "boolean", int: "integer", float: "number", type(None): "null"}
+BOUNDS = [  # arguments of `check_range`, and their names in JSON Schema
+    ("minimum", "minimum"),
+    ("above", "exclusiveMinimum"),
+    ("maximum", "maximum"),
+    ("below", "exclusiveMaximum"),
+]
 
 
 @cache
@@ -35,6 +47,8 @@ def load_schema() -> dict[str, Any]:
 def check_keys(arguments: list[str]) -> list[str]:
     """Check that the config files and options of a command line contain no misspelt key.
 
+    Numbers and choices of the command line are checked, too; other values are left to jsonargparse.
+
     Arguments of a user's own class are not checked, since its module would have to be imported.
 
     Args:
@@ -44,8 +58,9 @@ def check_keys(arguments: list[str]) -> list[str]:
         Names or import paths of the classes of the model and the data.
 
     Raises:
-        InputError: A key or a class of fourfold is not known, a key appears twice in a file, or a
-            section is not a mapping. For a config file, the error names file and line.
+        InputError: A key or a class of fourfold is not known, a key appears twice in a file, a
+            section is not a mapping, or an option has a value of another type or out of range. For
+            a config file, the error names file and line.
     """
     given: list[tuple[Path | None, str, int, Any]] = [
         (None, name.replace("init_args.", ""), 0, value) for name, value in options(arguments)
@@ -120,6 +135,31 @@ def _check_key(key: str, value: Any, schema: dict[str, Any]) -> None:
     if is_section and not isinstance(value, yaml.MappingNode) and value.tag != TEXT:
         got = "a list" if isinstance(value, yaml.SequenceNode) else text or "null"
         raise InputError(f"must be a mapping, got {got}", option=key)
+    if isinstance(value, str):
+        _check_value(key, value, node)
+
+
+def _check_value(key: str, text: str, node: dict[str, Any]) -> None:
+    """Check the value of an option that takes a number, true, false, null or one of some names."""
+    nodes = node.get("anyOf", [node])
+    choices = [choice for each in nodes for choice in each.get("enum", ())]
+    types = {name for each in nodes for name in findall(r"\w+", str(each.get("type", "")))}
+    types -= {"string"} if any("pattern" in each for each in nodes) else set()
+    if text[:2] in ("", "--") or not (choices or types) or not types <= TYPES.keys():
+        return
+    value: Any = text
+    with suppress(yaml.YAMLError):
+        value = yaml.load(text, LOADER)
+    with suppress(ValueError):  # YAML reads 1e-3 as a text
+        value = float(value) if isinstance(value, str) else value
+    kind = TYPES_OF.get(type(value), "string")
+    if kind in types & {"integer", "number"} or (kind == "integer" and "number" in types):
+        check_range(key, value, **{name: node[bound] for name, bound in BOUNDS if bound in node})
+    elif kind not in types and value not in choices and text not in (*choices, "None"):
+        allowed = [*dict.fromkeys(map(str, choices)), *(TYPES[name] for name in sorted(types))]
+        if choices:
+            check_choice(key, text, allowed)
+        raise InputError(f"must be {' or '.join(allowed)}, got {text}", option=key)
 
 
 def unknown_key(key: str, known: list[str]) -> InputError:

@@ -62,6 +62,10 @@ def make_callbacks(
     callbacks: list[Callback] = [step_metrics]
     if config["compile"]:
         callbacks.append(CompileBlocks())
+    if config["auto_micro_batch"]:
+        from fourfold.callbacks.runtime.auto_micro_batch import AutoMicroBatch
+
+        callbacks.append(AutoMicroBatch())
     if config["ema_decay"] is not None:
         callbacks.append(ExponentialMovingAverage(config["ema_decay"]))
     if writes_files:

@@ -38,6 +38,8 @@ class RunOptions:
             snapshots is saved when training ends. 0 saves no average.
         average_every_n_steps: Optimizer steps between snapshots; default: one snapshot per epoch.
         ema_decay: Decay of an exponential moving average of the weights; default: no average.
+        auto_micro_batch: After an out-of-memory error, divide batches into micro-batches with the
+            same gradient.
         compile: Compile each block with torch.compile; the first step is slow.
         float32_matmul_precision: Precision of fp32 matrix products, an argument of
             torch.set_float32_matmul_precision; "high" uses TF32 on a GPU. "auto" means "high" on a
@@ -65,6 +67,7 @@ class RunOptions:
     average_last_checkpoints: int = 0
     average_every_n_steps: int | None = None
     ema_decay: float | None = None
+    auto_micro_batch: bool = False
     compile: bool = False
     float32_matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     auto_precision: str | None = None

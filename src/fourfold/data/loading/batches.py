@@ -17,7 +17,7 @@ Shapes: B examples, S source tokens, T target tokens (or tokens of an example th
 into source and target), C channels, H height, W width, K classes.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -213,3 +213,15 @@ class DocumentBatch(NamedTuple):
     rows: Tensor
     epoch: int = 0
     position: int = 0
+
+
+def row_range(batch: Any, begin: int, end: int) -> Any:
+    """Return a batch with the rows from `begin` to `end`, for any class but `DocumentBatch`."""
+    columns = {name: x for name, x in batch._asdict().items() if isinstance(x, Tensor | list)}
+    positions = columns.pop("target_positions", None)
+    columns = {name: x[begin:end] for name, x in columns.items()}
+    if positions is not None:
+        first, last = (row * batch.ids.shape[1] for row in (begin, end))
+        inside = (positions >= first) & (positions < last)
+        columns["target_positions"] = positions[inside] - first
+    return batch._replace(**columns)

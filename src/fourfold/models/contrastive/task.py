@@ -50,9 +50,9 @@ class ContrastiveLearning(Task[CLIP, CaptionBatch]):
     model_class = CLIP
     batch_class = CaptionBatch
     unit = "images"
+    compares_rows = True
     # Of the learned scale (section 2.5), or training becomes unstable.
     max_log_scale: ClassVar[float] = math.log(100)
-    rows_of_loss: ClassVar[int] = 8
 
     config: CLIPConfig = CLIPConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
