@@ -146,7 +146,6 @@ def test_rotary_positions_are_read_and_written_under_old_and_new_names(
             "factor",
         ),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
-        ("llama", {"attention_bias": True}, "no tensor for stack.blocks.0.attn.q.bias"),
         ("qwen3", {"layer_types": ["linear_attention"] * 2}, "layer_types must name one of"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be"),
