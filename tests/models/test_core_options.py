@@ -81,6 +81,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "norm_eps": (0.3, {}),
     "bias": (False, {"bias": True, "qkv_bias": True}),
     "qkv_bias": (False, {"bias": True}),
+    "out_bias": (False, {"bias": True}),
     "qk_norm": ("head", {}),
     "attn_scale": (3.0, {}),
     "window": (2, {}),

@@ -13,7 +13,6 @@ from tokenizers import decoders, models
 from fourfold.errors import InputError
 from fourfold.json_files import read_json
 from fourfold.text_files import parse_json, read_lines, read_text, resolve
-from fourfold.tokenization.sentencepiece_files import load_llama2c, load_sentencepiece
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
 from fourfold.tokenization.training import (
     TokenizerConfig,
@@ -124,15 +123,17 @@ def read_tokenizer(path: Path, vocab_size: int | None = None) -> str | None:
 
 
 def _load(config: TokenizerConfig, file: str) -> Tokenizer:
+    from fourfold.tokenization import sentencepiece_files  # needed by few models
+
     if config.merges is not None:
         if config.merges.endswith(".spm"):
-            return load_sentencepiece(file, config.merges)
+            return sentencepiece_files.load_sentencepiece(file, config.merges)
         return _load_gpt(file, config.merges)
     if file.endswith((".model", ".spm")):
         settings = read_json(Path(file).parent / TOKENIZER_CONFIG_FILE, optional=True)
-        return load_sentencepiece(None, file, settings)
+        return sentencepiece_files.load_sentencepiece(None, file, settings)
     if file.endswith(".bin"):
-        return load_llama2c(file)
+        return sentencepiece_files.load_llama2c(file)
     if file.endswith(".json"):
         return Tokenizer.from_str(read_text(file), file)
     if not file.endswith(".ckpt"):

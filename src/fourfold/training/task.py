@@ -361,8 +361,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
         self.update_metrics(batch, "test")
 
     def on_validation_epoch_start(self) -> None:
-        metrics = [module for module in self.modules() if isinstance(module, Metric)]
-        self._update_counts = [(metric, metric.update_count) for metric in metrics]
+        self._update_counts = [(m, m.update_count) for m in self.modules() if isinstance(m, Metric)]
 
     on_test_epoch_start = on_validation_epoch_start
 

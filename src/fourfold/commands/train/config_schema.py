@@ -141,11 +141,12 @@ def _check_key(key: str, value: Any, schema: dict[str, Any]) -> None:
 
 def _check_value(key: str, text: str, node: dict[str, Any]) -> None:
     """Check the value of an option that takes a number, true, false, null or one of some names."""
-    nodes = node.get("anyOf", [node])
+    nodes = [_resolve(each) for each in node.get("anyOf", [node])]
     choices = [choice for each in nodes for choice in each.get("enum", ())]
     types = {name for each in nodes for name in findall(r"\w+", str(each.get("type", "")))}
     types -= {"string"} if any("pattern" in each for each in nodes) else set()
-    if text[:2] in ("", "--") or not (choices or types) or not types <= TYPES.keys():
+    is_known = all("type" in each or "enum" in each for each in nodes) and types <= TYPES.keys()
+    if text[:2] in ("", "--") or not is_known:
         return
     value: Any = text
     with suppress(yaml.YAMLError):
