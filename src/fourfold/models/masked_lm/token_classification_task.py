@@ -26,7 +26,7 @@ ChunkId = tuple[int, int]  # index of a sentence in the split, index of a chunk 
 class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
     """Classification of each word of a sentence, evaluated by the F1 of entities.
 
-    A word is classified at its first token. The DataModule must have a method `chunk_keys(split)`,
+    A word is classified at its first token. Its dataset must have the attribute `chunk_keys`,
     which returns the `ChunkId` of each row: the index of the sentence in the split, and the index
     of the chunk in the sentence.
 
