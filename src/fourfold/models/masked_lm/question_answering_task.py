@@ -27,8 +27,8 @@ from fourfold.training.task import Task
 class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
     """Extractive question answering, evaluated by exact match and F1 as in SQuAD.
 
-    The DataModule must have a method `questions(split)`, like `fourfold.data.QuestionData`. The
-    method returns a dataset with the attributes `questions` and `windows` (parts of contexts).
+    The dataset of a split must have the attributes `questions` and `windows` (parts of contexts),
+    as in `fourfold.data.QuestionData`.
 
     Args:
         optimizer: Options of the optimizer; the default learning rate, 3e-5, is that of the README
@@ -96,7 +96,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
             batch: The batch.
             start: Logits (B, T) of each token as the first token of the answer.
             end: Logits (B, T) of each token as the last token of the answer.
-            data: Dataset of the split, as returned by the DataModule's method `questions`.
+            data: Dataset of the split.
             n_best: Largest number of answers for each window.
 
         Returns:

@@ -26,9 +26,9 @@ ChunkId = tuple[int, int]  # index of a sentence in the split, index of a chunk 
 class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
     """Classification of each word of a sentence, evaluated by the F1 of entities.
 
-    A word is classified at its first token. The DataModule must have a method `chunk_keys(split)`,
-    which returns the `ChunkId` of each row: the index of the sentence in the split, and the index
-    of the chunk in the sentence.
+    A word is classified at its first token. The dataset of a split must have the
+    attribute `chunk_keys`, the `ChunkId` of each row: the index of the sentence in the split, and
+    the index of the chunk in the sentence.
 
     Args:
         optimizer: Options of the optimizer; the default is BERT's for fine-tuning (Devlin et al.
