@@ -171,11 +171,9 @@ def select_layers(model: Model, layers: Sequence[int] | None, option: str = "lay
     for layer in layers or ():
         if not -deepest <= layer < deepest:
             raise InputError(f"must be from 0 to {deepest - 1}, got {layer}", option=option)
-    return [
-        path
-        for path, (name, layer) in places.items()
-        if layers is None or layer in layers or layer - depth[name] in layers
-    ]
+    if layers is None:
+        return list(places)
+    return [path for path, (name, i) in places.items() if {i, i - depth[name]} & {*layers}]
 
 
 def quantize(weights: Array) -> Array:

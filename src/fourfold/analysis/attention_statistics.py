@@ -141,14 +141,9 @@ def head_label(statistics: dict[str, tuple[float, float]]) -> str | None:
         >>> head_label({"entropy": (0.7, 2.3), "previous": (0.8, 0.1), "self": (0.1, 0.1)})
         'previous'
     """
-    shares = {
-        name: value
-        for name in LABELS
-        if name in statistics
-        for value, uniform in [statistics[name]]
-        if uniform < 1 and value >= (1 + uniform) / 2
-    }
+    pairs = {name: statistics[name] for name in LABELS if name in statistics}
+    shares = {name: x for name, (x, u) in pairs.items() if u < 1 and x >= (1 + u) / 2}
     if shares:
-        return LABELS[max(shares, key=lambda name: shares[name])]
+        return LABELS[max(shares, key=shares.__getitem__)]
     value, uniform = statistics["entropy"]
     return "broad" if value >= BROAD * uniform > 0 else None

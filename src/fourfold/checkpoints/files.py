@@ -34,10 +34,8 @@ def find_checkpoint(run: Path) -> Path:
         file = run / "checkpoints" / f"{name}.ckpt"
         if os.path.lexists(file):
             return file
-    message = (
-        "there is no checkpoint; train first with `fourfold fit`, convert a Hugging Face directory"
-        " with `fourfold import`, or name another run directory or a checkpoint file"
-    )
+    message = "there is no checkpoint; train first with `fourfold fit`, convert a Hugging Face"
+    message += " directory with `fourfold import`, or name another run directory or checkpoint file"
     raise InputError(message, file=run / "checkpoints")
 
 

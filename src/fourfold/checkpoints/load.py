@@ -9,15 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fourfold.checkpoints import native_directory
+from fourfold.checkpoints import native_directory, schema
 from fourfold.checkpoints.classes import Classes, find_model_class, is_shipped
 from fourfold.checkpoints.files import find_checkpoint, is_run, read_file
-from fourfold.checkpoints.schema import (
-    WEIGHT_PREFIX,
-    check_content,
-    config_from_dict,
-    dataclass_from_dict,
-)
 from fourfold.core.validation import check_choice, check_kinds
 from fourfold.errors import InputError, errors_in, reading
 from fourfold.finetuning.config import TuningConfig
@@ -109,7 +103,7 @@ def _source_record(content: Mapping[str, Any]) -> Any:
         return None
     from fourfold.hub.transformers_format import SourceCheckpoint
 
-    source: SourceCheckpoint = dataclass_from_dict(SourceCheckpoint, content["source"])
+    source: SourceCheckpoint = schema.dataclass_from_dict(SourceCheckpoint, content["source"])
     tensors = {name: x.clone() for name, x in source.unmapped_tensors.items()}
     return replace(source, unmapped_tensors=tensors)
 
@@ -162,7 +156,7 @@ def model_from_checkpoint(
         InputError: The content or the config is not valid; the class of the model is unknown or not
             allowed; or the weights do not match the config.
     """
-    check_content(content, path)
+    schema.check_content(content, path)
     saved = content["fourfold"]
     name, values = saved["model"]["class"], saved["model"]["config"]
     model_class, config_class = find_model_class(name, values, classes, path)
@@ -185,12 +179,12 @@ def _build_model(
     dtype: torch.dtype | None,
 ) -> Model:
     saved = content["fourfold"]
-    config = config_from_dict(config_class, saved["model"]["config"])
-    tuning = dataclass_from_dict(TuningConfig, saved["task"]["init_args"].get("tuning", {}))
+    config = schema.config_from_dict(config_class, saved["model"]["config"])
+    tuning = schema.dataclass_from_dict(TuningConfig, saved["task"]["init_args"].get("tuning", {}))
     state = {
-        name.removeprefix(WEIGHT_PREFIX): tensor
+        name.removeprefix(schema.WEIGHT_PREFIX): tensor
         for name, tensor in content["state_dict"].items()
-        if name.startswith(WEIGHT_PREFIX)
+        if name.startswith(schema.WEIGHT_PREFIX)
     }
 
     from fourfold.finetuning import lora

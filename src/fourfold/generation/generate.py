@@ -3,7 +3,6 @@
 Shapes: B rows, T prompt or source tokens, t new tokens.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -15,14 +14,9 @@ from fourfold.core.validation import MAX_SIZE
 from fourfold.generation.inputs import GenerationInputs
 from fourfold.generation.logits_processors import LogitsProcessors
 from fourfold.generation.renamed import renamed
-from fourfold.generation.sampling import OnTokens, TokenSampler, sample, uniform_per_prompt
+from fourfold.generation.sampling import Copies, OnTokens, TokenSampler, sample, uniform_per_prompt
 from fourfold.generation.step import CausalStep, Step, decoding_mode
-from fourfold.layers.generation_defaults import (
-    SAMPLING,
-    DecodingOptions,
-    GenerationDefaults,
-    first_known,
-)
+from fourfold.layers.generation_defaults import SAMPLING, DecodingOptions, first_known
 
 
 @renamed(max_new="max_new_tokens")
@@ -42,7 +36,7 @@ def generate(
     pad_id: int | None = None,
     use_cache: bool = True,
     suppress_tokens: Sequence[int] | None = None,
-    copies: Counter[tuple[int, ...]] | None = None,
+    copies: Copies | None = None,
     on_tokens: OnTokens | None = None,
     **decoding: Unpack[DecodingOptions],
 ) -> Tensor:
@@ -98,7 +92,7 @@ def generate(
     return torch.cat([start, new], dim=1).unflatten(0, (-1, n)).squeeze(1)
 
 
-def _sampler(stored: GenerationDefaults, temperature: float | None, *filters: Any) -> TokenSampler:
+def _sampler(stored: Any, temperature: float | None, *filters: Any) -> TokenSampler:
     """Return the sampler; stored options are used only if the temperature is not given."""
     if temperature is None:
         pairs = zip(filters, SAMPLING[1:], strict=True)

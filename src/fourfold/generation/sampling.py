@@ -22,6 +22,7 @@ from fourfold.losses import upcast_fp32
 # Function that is called after each step with the batch indices (N,) of the sequences that have not
 # ended and their new tokens (N,). It returns a bool tensor (N,), True = the sequence ends here.
 OnTokens = Callable[[Tensor, Tensor], Tensor]
+Copies = Counter[tuple[int, ...]]  # number of earlier occurrences of each prompt
 # A smaller temperature selects the most probable token, too, but logits divided by it overflow.
 MIN_TEMPERATURE = 1e-30
 
@@ -97,11 +98,7 @@ def keep_top(logits: Tensor, top_k: int | None = None, top_p: float | None = Non
 
 
 def uniform_per_prompt(
-    ids: Tensor,
-    mask: Tensor,
-    n_draws: int,
-    seed: int | None,
-    copies: Counter[tuple[int, ...]] | None = None,
+    ids: Tensor, mask: Tensor, n_draws: int, seed: int | None, copies: Copies | None = None
 ) -> Tensor:
     """Draw uniform numbers (B, n_draws) for prompts, independently of their rows in the batch.
 

@@ -348,10 +348,8 @@ class ConditionalScorer(Scorer):
         if not context:
             message = "must be a source and a target, in a line separated by a tab"
             raise InputError(message, option="the text")
-        tokens = [
-            (i, (begin + len(context), end + len(context)))
-            for i, (begin, end) in self.encode("", continuation)[0]
-        ]
+        n, encoded = len(context), self.encode("", continuation)[0]
+        tokens = [(i, (begin + n, end + n)) for i, (begin, end) in encoded]
         # If the config has a start token, the target begins with BOS after it (BART).
         if getattr(self.model.config, "decoder_start_token_id", None) is not None:
             tokens.insert(0, (self.tokenizer.bos_id, (0, 0)))

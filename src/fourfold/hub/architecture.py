@@ -372,11 +372,8 @@ def differing_fields(config: Any, imported: Any) -> list[str]:
     not compared.
     """
     before, after = (asdict(resolve_defaults(c)) for c in (config, imported))
-    return [
-        f"{name}={value}"
-        for name, value in before.items()
-        if name not in UNSAVED_FIELDS and value != after[name]
-    ]
+    changed = (x for x in before if x not in UNSAVED_FIELDS and before[x] != after[x])
+    return [f"{name}={before[name]}" for name in changed]
 
 
 def norm_eps_note(before: float, after: float) -> str:

@@ -74,10 +74,10 @@ def _read_weights(
     if content is None:
         model = transformers_format.read_model(path, dtype)
         files = pretrained.tokenizer_files(path)
-        used = files and (files.merges or files.file)
+        used = (files.merges or files.file) if files else None
         if used is None or used.endswith(".spm"):
-            found = (*path.glob("*.spm"), *path.glob("*.model"))
-            unread = sorted(file.name for file in found if str(file) != used)
+            models = (*path.glob("*.spm"), *path.glob("*.model"))
+            unread = sorted(file.name for file in models if str(file) != used)
             reason = "since source.spm encodes all texts" if used else "see fourfold[sentencepiece]"
             model.notes = [f"{' and '.join(unread)} not read, {reason}"] if unread else []
         return model

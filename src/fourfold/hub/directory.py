@@ -42,6 +42,7 @@ _TORCH_STARTS = (ZIP_START, b"\x80\x02\x8a\n")
 LLAMA2C = "llama2.c"  # key of the numbers of a file of this library
 DOS_DIRECTORY = 0x10  # bit of an entry's external attributes that marks a directory
 ModelT = TypeVar("ModelT", bound=Model)
+Tensors = Mapping[str, Tensor]
 
 
 def set_attributes(
@@ -164,9 +165,7 @@ def check_layers(config: Any, tensors: Mapping[str, Any]) -> None:
             raise InputError(f"{message}, got {value}", option=name)
 
 
-def build_on_meta(
-    build: Callable[[], ModelT], config: Any, tensors: Mapping[str, Tensor]
-) -> ModelT:
+def build_on_meta(build: Callable[[], ModelT], config: Any, tensors: Tensors) -> ModelT:
     """Build a model on the meta device, and check its size against the size of the weights.
 
     Tensors on the meta device need no memory, so a config with very large sizes does no harm.
@@ -211,10 +210,7 @@ def copy_tensor(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def build_with(
-    build: Callable[[], ModelT],
-    meta: ModelT,
-    tensors: Mapping[str, Tensor],
-    dtype: torch.dtype | None,
+    build: Callable[[], ModelT], meta: ModelT, tensors: Tensors, dtype: torch.dtype | None
 ) -> ModelT:
     """Build a model in eval mode whose parameters are the given tensors, which are not copied.
 
@@ -234,7 +230,7 @@ def build_with(
     return model.to(dtype=dtype or torch.float32).eval()
 
 
-def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
+def tensor_shape(tensors: Tensors, name: str, ndim: int) -> tuple[int, ...]:
     """Return the shape of a tensor that must exist and have `ndim` dimensions.
 
     Raises:
@@ -245,7 +241,7 @@ def tensor_shape(tensors: Mapping[str, Tensor], name: str, ndim: int) -> tuple[i
     return tuple(tensors[name].shape)
 
 
-def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_directory(path: Path, config: Mapping[str, Any], tensors: Tensors) -> None:
     """Write config.json and model.safetensors to a directory, which is created if necessary."""
     path.mkdir(parents=True, exist_ok=True)
     # transformers requires this entry of the metadata.

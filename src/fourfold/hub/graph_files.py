@@ -88,10 +88,9 @@ def _write_graph(graph: Graph, file: Path, file_format: str) -> None:
         torch.export.save(program, file)
         return
     names = [spec.name for spec in graph.inputs]
-    onnx_program = torch.onnx.export(
+    onnx_program: Any = torch.onnx.export(
         program, input_names=names, output_names=graph.outputs, dynamo=True, verbose=False
     )
-    assert onnx_program is not None, "dynamo=True returns a program"
     onnx_program.save(file)
 
 
@@ -147,12 +146,7 @@ def _describe(model: Any, graphs: Mapping[str, Graph], files: Mapping[str, str])
             name: {
                 "file": files[name],
                 "inputs": [
-                    {
-                        "name": spec.name,
-                        "dtype": "float32" if spec.n_values is None else "int64",
-                        "shape": list(spec.shape),
-                    }
-                    for spec in graph.inputs
+                    {"name": x.name, "dtype": x.dtype, "shape": list(x.shape)} for x in graph.inputs
                 ],
                 "outputs": graph.outputs,
             }

@@ -34,6 +34,11 @@ class Input(NamedTuple):
     n_values: int | None = None
     pads_left: bool = False
 
+    @property
+    def dtype(self) -> str:
+        """Name of the data type."""
+        return "float32" if self.n_values is None else "int64"
+
     def sample(self, sizes: Mapping[str, int]) -> Tensor:
         """Return a random tensor of the given dynamic sizes.
 
@@ -49,6 +54,9 @@ class Input(NamedTuple):
         return mask
 
 
+Function = Callable[..., tuple[Tensor, ...]]
+
+
 class Graph(nn.Module):
     """Module that is exported as one graph, such as the encoder of an encoder-decoder.
 
@@ -60,11 +68,7 @@ class Graph(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        inputs: list[Input],
-        outputs: list[str],
-        function: Callable[..., tuple[Tensor, ...]],
+        self, model: nn.Module, inputs: list[Input], outputs: list[str], function: Function
     ) -> None:
         super().__init__()
         self.model = model

@@ -13,7 +13,7 @@ Example:
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fourfold.core.validation import check_kinds, check_stored
 from fourfold.errors import InputError
-from fourfold.hub.directory import ModelT, build_on_meta, build_with, copy_tensor
+from fourfold.hub.directory import ModelT, Tensors, build_on_meta, build_with, copy_tensor
 
 _MAX_LISTED = 8  # names in an error message
 Names = str | tuple[str, ...]
@@ -153,10 +153,7 @@ class KeyMap:
         self.extras = [entry for entry in entries if isinstance(entry, Extra)]
 
     def to_native(
-        self,
-        external: Mapping[str, Tensor],
-        expected: Mapping[str, Tensor],
-        dtype: torch.dtype | None = None,
+        self, external: Tensors, expected: Tensors, dtype: torch.dtype | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Convert the tensors of another library (external) to a state dict of fourfold (native).
 
@@ -205,11 +202,7 @@ class KeyMap:
         return native, unmapped
 
     def build_model(
-        self,
-        build: Callable[[], ModelT],
-        config: Any,
-        external: Mapping[str, Tensor],
-        dtype: torch.dtype | None,
+        self, build: Callable[[], ModelT], config: Any, external: Tensors, dtype: torch.dtype | None
     ) -> ModelT:
         """Build a model in eval mode with the tensors of another library.
 
@@ -220,9 +213,7 @@ class KeyMap:
         native, _ = self.to_native(external, meta.state_dict(), dtype or torch.float32)
         return build_with(build, meta, native, dtype)
 
-    def to_native_subset(
-        self, external: Mapping[str, Tensor], expected: Collection[str]
-    ) -> dict[str, Tensor]:
+    def to_native_subset(self, external: Tensors, expected: Collection[str]) -> dict[str, Tensor]:
         """Convert the unmapped tensors of an imported model to parameters of another model.
 
         For example, a masked LM has no parameter for BERT's pooler, but a classifier has one. Rows
@@ -236,7 +227,7 @@ class KeyMap:
         return native
 
     def to_external(
-        self, native: Mapping[str, Tensor], unmapped: Mapping[str, Tensor]
+        self, native: Tensors, unmapped: Tensors
     ) -> tuple[dict[str, Tensor], list[str]]:
         """Convert a state dict of fourfold (native) to tensors of the other library (external).
 
@@ -278,20 +269,15 @@ class KeyMap:
                 match = _pattern(_tuple(rule.native)[0]).fullmatch(name)
                 if match is None:
                     continue
-                names, keys = (
-                    [template.format_map(match.groupdict()) for template in _tuple(templates)]
-                    for templates in (rule.native, rule.external)
-                )
-                if all(n in native for n in names) and (
-                    external is None or all(key in external for key in keys)
-                ):
+                both = (_tuple(rule.native), _tuple(rule.external))
+                names, keys = ([x.format_map(match.groupdict()) for x in side] for side in both)
+                is_found = external is None or all(key in external for key in keys)
+                if is_found and all(n in native for n in names):
                     yield rule.op, names, keys
                     break
 
 
-def _check_complete(
-    native: Mapping[str, Tensor], expected: Mapping[str, Tensor], unknown: Collection[str]
-) -> None:
+def _check_complete(native: Tensors, expected: Tensors, unknown: Collection[str]) -> None:
     """Check that converted tensors have exactly the names and shapes of the model's state dict.
 
     `unknown` has the external names in a checkpoint that no `Rule` and no `Extra` lists.

@@ -272,9 +272,8 @@ def write_sentence_files(path: Path, files: Mapping[str, Any]) -> None:
     """
     for name, content in files.items():
         if not _SENTENCE_FILE.fullmatch(name):  # it could be anywhere on the machine
-            raise InputError(
-                f"must be a file of sentence-transformers, got {name[:80]!r}", file=path
-            )
+            message = f"must be a file of sentence-transformers, got {name[:80]!r}"
+            raise InputError(message, file=path)
         (path / name).parent.mkdir(exist_ok=True)
         write_json(path / name, content)
 

@@ -102,15 +102,9 @@ def write_two_ropes(config: TransformerConfig) -> dict[str, Any]:
 
 def write_rope(config: TransformerConfig) -> dict[str, Any]:
     """Return the entries of config.json for rotary positions that all layers share."""
-    scaling = config.rope_scaling
-    return {
-        "rope_parameters": {
-            "rope_theta": config.rope_theta,
-            **(scaling or {"rope_type": "default"}),
-        },
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-    }
+    theta, scaling = config.rope_theta, config.rope_scaling
+    parameters = {"rope_theta": theta, **(scaling or {"rope_type": "default"})}
+    return {"rope_parameters": parameters, "rope_theta": theta, "rope_scaling": scaling}
 
 
 def _shortest_period(letters: str) -> str:

@@ -15,16 +15,9 @@ from torch import Tensor
 from fourfold.core.validation import check_stored, check_types
 from fourfold.errors import InputError, errors_in, reading
 from fourfold.families import families
+from fourfold.hub import directory
 from fourfold.hub.architecture import Architecture, Json, get_key, norm_eps_note, set_key
-from fourfold.hub.directory import (
-    CONFIG_FILE,
-    GENERATION_FILE,
-    build_on_meta,
-    build_with,
-    read_tensors,
-    write_directory,
-    write_json,
-)
+from fourfold.hub.directory import CONFIG_FILE, GENERATION_FILE, Tensors
 from fourfold.hub.keymap import listed
 from fourfold.hub.preprocessing import generation_entries, parse_generation_defaults
 from fourfold.json_files import TYPES, check_values, read_json
@@ -77,7 +70,7 @@ def read_model(path: Path, dtype: torch.dtype | None = None) -> Model:
     with reading(path / CONFIG_FILE):
         candidates = _architectures_of(config)
     # A checkpoint that was converted from TensorFlow has `gamma` and `beta` in a LayerNorm.
-    tensors = read_tensors(path)
+    tensors = directory.read_tensors(path)
     for old, new in (("gamma", "weight"), ("beta", "bias")):
         tensors = {re.sub(rf"\.{old}$", f".{new}", name): x for name, x in tensors.items()}
     architecture = _select_architecture(candidates, config, tensors)
@@ -89,13 +82,13 @@ def read_model(path: Path, dtype: torch.dtype | None = None) -> Model:
         native_config: Any = architecture.read_config(config, tensors.keys())
         options = architecture.model_options(tensors.keys())
         build = partial(architecture.model_class, native_config, **options)
-        meta = build_on_meta(build, native_config, tensors)
+        meta = directory.build_on_meta(build, native_config, tensors)
     if unread := architecture.unread_keys(config, tensors.keys()):
         message = "keys that are ignored, although they may change the outputs of the model:"
         warnings.warn(f"{path / CONFIG_FILE}: {message} {listed(unread)}", stacklevel=1)
     with errors_in(path):
         native, unmapped = architecture.keymap.to_native(tensors, meta.state_dict(), dtype)
-        model = build_with(build, meta, native, dtype)
+        model = directory.build_with(build, meta, native, dtype)
         _check_constants(architecture, unmapped, dict(model.named_buffers()))
     entries = read_json(path / GENERATION_FILE, optional=True)
     model.source = SourceCheckpoint(config, unmapped, is_base_model, entries)
@@ -167,7 +160,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
         if source.is_base_model:
             prefix = architecture.base_model_prefix
             tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
-    write_directory(path, config, tensors)
+    directory.write_directory(path, config, tensors)
     generation = {} if source is None else dict(source.generation_config)
     known = parse_generation_defaults([generation, config])
     if changed := generation_entries(model.generation_defaults or known, known):
@@ -175,7 +168,7 @@ def write_model(model: Model, path: Path, entries: Json | None = None) -> str:
         tokens = {key: value for key, value in config.items() if key.endswith("_token_id")}
         generation = (generation or tokens) | changed
     if generation:
-        write_json(path / GENERATION_FILE, generation)
+        directory.write_json(path / GENERATION_FILE, generation)
     written = architecture.read_config(config, tensors.keys())
     note = norm_eps_note(model_config.norm_eps, written.norm_eps)
     if source is None and architecture.unread_by:
@@ -236,7 +229,7 @@ def _architectures_of(config: Json) -> list[Architecture]:
 
 
 def _select_architecture(
-    candidates: list[Architecture], config: Json, tensors: Mapping[str, Tensor]
+    candidates: list[Architecture], config: Json, tensors: Tensors
 ) -> Architecture:
     """Select an architecture by the class in config.json, otherwise by the names of the tensors.
 
@@ -250,9 +243,7 @@ def _select_architecture(
     return next(a for a in candidates if tensors.keys() >= set(a.distinctive))
 
 
-def _check_constants(
-    architecture: Architecture, stored: Mapping[str, Tensor], computed: Mapping[str, Tensor]
-) -> None:
+def _check_constants(architecture: Architecture, stored: Tensors, computed: Tensors) -> None:
     """Check that buffers stored in a checkpoint equal the computed buffers of the model."""
     for external, name in architecture.constants.items():
         expected = computed[name]

@@ -66,8 +66,7 @@ def verify(model: Any, folder: Path, file_format: str) -> dict[str, Any]:
     Returns:
         The content of the certificate. Its entry `failure` is the first problem, or None.
     """
-    package, failure = PACKAGES[file_format], None
-    compared: dict[str, Any] = {}
+    package, failure, compared = PACKAGES[file_format], None, dict[str, Any]()
     try:
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
@@ -75,10 +74,9 @@ def verify(model: Any, folder: Path, file_format: str) -> dict[str, Any]:
             runtime = open_runtime(folder, model)
             for check in (_check_texts, _check_images, _check_outputs, _check_greedy):
                 compared |= check(model, runtime)
-    except InputError as error:
-        failure = str(error)
     except Exception as error:  # a library raises any class for files that it cannot read
-        failure = f"{package} cannot read or run it: {type(error).__name__}: {error}"
+        problem = f"{package} cannot read or run it: {type(error).__name__}: {error}"
+        failure = str(error) if isinstance(error, InputError) else problem
     report = {
         "format": file_format,
         "date": now(),
@@ -222,9 +220,9 @@ def _check_texts(model: Any, runtime: Any) -> dict[str, Any]:
     template = lookup("token_templates", model)[0]
     if tokenizer.prepended_id is not None and "{bos}" not in template:
         template = "{bos} " + template
-    ends = {"{bos}": [tokenizer.bos_id], "{eos}": [tokenizer.eos_id]}
+    parts = {"{bos}": [tokenizer.bos_id], "{eos}": [tokenizer.eos_id]}
     for text in texts:
-        parts = {"$A": tokenizer.encode(text), **ends}
+        parts["$A"] = tokenizer.encode(text)
         with_added = [token for part in template.split() for token in parts[part]]
         for ours, options in (
             (parts["$A"], {"add_special_tokens": False, "split_special_tokens": True}),
@@ -310,10 +308,8 @@ def _check_greedy(model: Any, runtime: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"temperature": 0.0, "min_new_tokens": n_new}
     if isinstance(runtime, _Graphs):  # a loop without options and without an end
         options |= {"eos_id": [], "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-    source, mask = given.get("pixel_values"), None
-    if source is None:
-        source, mask = given["input_ids"], given["attention_mask"].bool()
-    ours = generate(model, source, n_new, mask=mask, **options)
+    source, mask = given.get("pixel_values", given.get("input_ids")), given.get("attention_mask")
+    ours = generate(model, source, n_new, mask=None if mask is None else mask.bool(), **options)
     if "encoder" in graphs:
         given["decoder_input_ids"], prompt = ours[:, :1], 1
     pairs = zip(ours[:, prompt:].tolist(), runtime.greedy(given, n_new).tolist(), strict=True)

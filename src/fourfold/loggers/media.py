@@ -72,11 +72,7 @@ class ImageGrid(NamedTuple):
 
         The pixels of each image are scaled to [0, 1], because images of a batch are normalized.
         """
-        columns = min(MAX_IMAGES_IN_ROW, len(self.images))
-        n_rows = -(-len(self.images) // columns)
-        figure, axes = _figure(1.5 * columns, 1.9 * n_rows, columns, n_rows)
-        for axis in axes[len(self.images) :]:
-            axis.set_axis_off()
+        figure, axes = _panels(len(self.images), 1.5, 1.9)
         for axis, image, caption in zip(axes, self.images, self.captions, strict=False):
             axis.imshow(_pixels(image), cmap="gray")
             axis.set_xlabel(caption, fontsize=8)
@@ -122,14 +118,9 @@ class AttentionMaps(NamedTuple):
 
     def _save_over_image(self, pixels: np.ndarray, path: Path) -> Path:
         height, width = pixels.shape[:2]
-        n_panels = len(self.maps) + 1
-        columns = min(n_panels, MAX_IMAGES_IN_ROW)
-        n_rows = -(-n_panels // columns)
-        figure, axes = _figure(2.2 * columns + 0.8, 2.3 * n_rows + 0.6, columns, n_rows)
+        figure, axes = _panels(len(self.maps) + 1, 2.2, 2.3, right=0.8, top=0.6)
         figure.set_layout_engine("constrained")
         highest = max(float(weights.max()) for weights in self.maps)
-        for axis in axes[n_panels:]:
-            axis.set_axis_off()
         extent = (0, width, height, 0)
         options: Any = {"vmin": 0, "vmax": highest, "alpha": 0.6, "extent": extent}
         for axis, title in zip(axes, ["image", *self.names], strict=False):
@@ -161,6 +152,16 @@ def _figure(width: float, height: float, n_columns: int = 1, n_rows: int = 1) ->
 
     figure = Figure(figsize=(width, height), layout="tight")
     return figure, figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+
+
+def _panels(n: int, width: float, height: float, right: float = 0, top: float = 0) -> Any:
+    """Return a figure with `n` panels of that size in rows and space beside them, and its axes."""
+    columns = min(MAX_IMAGES_IN_ROW, n)
+    n_rows = -(-n // columns)
+    figure, axes = _figure(width * columns + right, height * n_rows + top, columns, n_rows)
+    for axis in axes[n:]:
+        axis.set_axis_off()
+    return figure, axes
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -84,10 +84,6 @@ class MetricsCSVLogger(Logger):
             kept = [row for row in rows if row["step"].isdecimal() and int(row["step"]) <= step]
             self._write(columns, kept)
 
-    def sync(self) -> None:
-        if self.file.is_file():
-            sync(self.file)
-
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:
         """Return columns and rows; a damaged file is renamed, an incomplete last row is dropped."""
         if not self.file.exists():
@@ -141,7 +137,8 @@ class RewindMetricsCSV(Callback):
     ) -> None:
         for logger in trainer.loggers if trainer.is_global_zero else ():
             if isinstance(logger, MetricsCSVLogger):
-                logger.sync()
+                if logger.file.is_file():
+                    sync(logger.file)
                 checkpoint["metrics_csv_rows"] = logger.n_rows
 
 

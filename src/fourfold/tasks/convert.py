@@ -92,15 +92,13 @@ def export_checkpoint(
     if file_format == "checkpoint":
         return _write_one_file(source, target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(
-            "this exists already and is not an empty directory; name another one", file=target
-        )
+        message = "this exists already and is not an empty directory; name another one"
+        raise InputError(message, file=target)
     model: Any = load(source, classes=classes)
     with disk_errors(target), staged_directory(target) as folder:
         if file_format == "timm":
-            written = [
-                f"{type(model).__name__} as {timm.write_model(model, folder, model.artifacts)}"
-            ]
+            name = timm.write_model(model, folder, model.artifacts)
+            written = [f"{type(model).__name__} as {name}"]
         elif file_format == "transformers":
             written = [f"{type(model).__name__} as {write_transformers(model, folder)}"]
         else:

@@ -13,14 +13,9 @@ from tokenizers import decoders, models
 from fourfold.errors import InputError
 from fourfold.json_files import read_json
 from fourfold.text_files import parse_json, read_lines, read_text, resolve
+from fourfold.tokenization import training
 from fourfold.tokenization.tokenizer import ROLES, Tokenizer
-from fourfold.tokenization.training import (
-    TokenizerConfig,
-    bert_backend,
-    byte_level_backend,
-    train_tokenizer,
-    wordpiece_backend,
-)
+from fourfold.tokenization.training import TokenizerConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -33,11 +28,7 @@ _END_OF_TEXT = "<|endoftext|>"
 
 
 def make_tokenizer(
-    config: TokenizerConfig,
-    texts: Iterable[str],
-    *,
-    mask: bool,
-    special: Sequence[str] | None = None,
+    config: TokenizerConfig, texts: Iterable[str], *, mask: bool, special: Sequence[str] = ()
 ) -> Tokenizer:
     """Load the tokenizer `config.file`, or train a tokenizer on texts as `train_tokenizer` does.
 
@@ -52,7 +43,7 @@ def make_tokenizer(
     if config.file is not None:
         tokenizer = _load(config, config.file)
     else:
-        tokenizer = train_tokenizer(config, texts, mask=mask, special=special)
+        tokenizer = training.train_tokenizer(config, texts, mask=mask, special=special)
     if mask and tokenizer.mask_id is None:
         names = " or ".join(ROLES["mask"])
         message = f"must contain a mask token ({names}), which a masked language model needs"
@@ -177,7 +168,7 @@ def _load_bert(file: str, lowercase: bool) -> Tokenizer:
         message = f"this is not a BERT vocabulary: it has no token {', '.join(missing)}"
         raise InputError(message, file=file)
     special = [name for name in names if name in vocab]
-    return Tokenizer(wordpiece_backend(vocab, names[3], special, lowercase), file)
+    return Tokenizer(training.wordpiece_backend(vocab, names[3], special, lowercase), file)
 
 
 def _load_gpt(file: str, merges_file: str) -> Tokenizer:
@@ -192,10 +183,8 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
         raise InputError(message, file=file)
     marks_words = any(token.endswith(_WORD_END) for token in vocab)
     if marks_words == (_END_OF_TEXT in vocab):  # CLIP's vocabulary has both
-        message = (
-            f"this is neither GPT-2's vocabulary, which has {_END_OF_TEXT}, nor GPT-1's, which has"
-            f" {_WORD_END}: use the tokenizer.json"
-        )
+        message = f"this is neither GPT-2's vocabulary, which has {_END_OF_TEXT}, nor GPT-1's,"
+        message += f" which has {_WORD_END}: use the tokenizer.json"
         raise InputError(message, file=file)
     unk = ROLES["unk"][0]
     lines = read_lines(merges_file)
@@ -207,9 +196,10 @@ def _load_gpt(file: str, merges_file: str) -> Tokenizer:
         message = f"the merges do not suit the vocabulary {file}: {error}"
         raise InputError(message, file=merges_file) from error
     if marks_words:  # GPT-1 splits words as BERT does, in lower case and without accents
-        backend = bert_backend(model, decoders.BPEDecoder(suffix=_WORD_END), lowercase=True)
+        decoder = decoders.BPEDecoder(suffix=_WORD_END)
+        backend = training.bert_backend(model, decoder, lowercase=True)
     else:
-        backend = byte_level_backend(model)
+        backend = training.byte_level_backend(model)
     special = unk if marks_words else _END_OF_TEXT
     if special in vocab:  # otherwise Tokenizer raises for the missing role
         backend.add_special_tokens([special])

@@ -86,8 +86,8 @@ def load_sentencepiece(
             pattern = rf"(?<=\A{start}) +|[ {_SPACE}{start}]+\z| +(?= )"
             steps.append(normalizers.Replace(Regex(pattern), ""))
         special += [SENTINEL.format(i) for i in reversed(range(settings.get("extra_ids", 0)))]
-        n_stripped = 1 << 30 if spec.remove_extra_whitespaces else int(spec.add_dummy_prefix)
-        return _finish(backend, file, steps, special, n_stripped, settings.get("add_bos_token"))
+        strip = 1 << 30 if spec.remove_extra_whitespaces else int(spec.add_dummy_prefix)
+        return _finish(backend, file, steps, special, strip, settings.get("add_bos_token"))
 
 
 def load_llama2c(file: str) -> Tokenizer:
@@ -131,19 +131,17 @@ def _marian_names(file: str, pieces: Pieces) -> list[str]:
 
 
 def _finish(
-    backend: Backend,
-    file: str,
-    steps: list[Any],
-    special: list[str],
-    n_stripped: int,
-    prepends: bool | None,
+    backend: Backend, file: str, steps: list[Any], special: list[str], strip: int, prepends: Any
 ) -> Tokenizer:
-    """Add the treatment of spaces and the special tokens to a tokenizer with a model."""
+    """Add the treatment of spaces and the special tokens to a tokenizer with a model.
+
+    `strip` is the largest number of spaces that are removed from the start of a decoded text.
+    """
     spaces = [normalizers.Replace(_START, _SPACE), normalizers.Replace(" ", _SPACE)]
     backend.normalizer = normalizers.Sequence([*steps, *spaces])
     replace = [decoders.Replace(_HIDDEN, ""), decoders.Replace(_SPACE, " ")]
-    strip = decoders.Strip(" ", n_stripped, 0)
-    backend.decoder = decoders.Sequence([*replace, decoders.ByteFallback(), decoders.Fuse(), strip])
+    rest = [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", strip, 0)]
+    backend.decoder = decoders.Sequence([*replace, *rest])
     backend.add_special_tokens(special)
     tokenizer = Tokenizer(backend, file)
     if prepends:
@@ -212,13 +210,12 @@ def _special_split(pieces: Pieces) -> pre_tokenizers.PreTokenizer:
     rests: dict[str, list[str]] = defaultdict(list)
     for name in _texts(pieces, _UNKNOWN, _CONTROL, _BYTE):
         pairs = [name[i : i + 2] for i in range(len(name) - 1)]
-        free = [
-            i for i, x in enumerate(pairs, 1) if x not in inside and (has_bytes or texts & {*x})
-        ]
-        if not free:
+        is_free = (x not in inside and (has_bytes or bool(texts & {*x})) for x in pairs)
+        at = next((i for i, free in enumerate(is_free, 1) if free), None)
+        if at is None:
             message = f"{name} cannot be told from pieces of its text"
             raise InputError(message, option="the special token")
-        rests[name[: free[0]]].append(name[free[0] :])
+        rests[name[:at]].append(name[at:])
     pattern = "|".join(f"{re.escape(x)}(?={_any_of(rest)})" for x, rest in rests.items())
     return pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
 
@@ -246,7 +243,7 @@ def _rule_steps(rules: Mapping[str, str], symbols: Sequence[str], charsmap: byte
         message = f"are not those of Unicode, or change a user-defined symbol {wrong[:1]!a}"
         raise InputError(message, option="the rules of normalization")
     symbol = f"(?:{_any_of(symbols)})" if symbols else "(?!)"
-    unit = rf"(?=[\s\S]{_any_character(seconds)})(?:{_any_rule(long)})" if long else "(?!)"
+    unit = rf"(?=[\s\S]{_any_character(seconds)})(?:{_any_of(long)})" if long else "(?!)"
     unit = rf"(?:{symbol}|{unit}|(?:(?!{symbol})[ -~])+(?![^ -~])|[\s\S])\K"
     return [
         normalizers.Replace(Regex(unit), _BREAK),
@@ -259,12 +256,10 @@ def _rule_steps(rules: Mapping[str, str], symbols: Sequence[str], charsmap: byte
 
 
 def _any_of(texts: Sequence[str]) -> str:
-    """Return a regular expression of any of the texts, the longest first."""
-    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    """Return a regular expression of any of the texts, the longest first.
 
-
-def _any_rule(texts: Sequence[str]) -> str:
-    """Return the same as `_any_of` for many texts, as groups with the same first characters."""
+    Texts that differ only in their first characters are one alternative, since there may be many.
+    """
     firsts: dict[str, set[str]] = defaultdict(set)
     rests: dict[tuple[int, str], list[str]] = defaultdict(list)
     for text in texts:

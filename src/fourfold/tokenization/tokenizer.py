@@ -170,10 +170,7 @@ class Tokenizer:
 
         If the encoding of a word is empty, the result for the word is [`unk_id`].
         """
-        texts = [
-            [self.with_leading_space(word) if i else word for i, word in enumerate(words)]
-            for words in sentences
-        ]
+        texts = [[*words[:1], *map(self.with_leading_space, words[1:])] for words in sentences]
         options = {"is_pretokenized": True, "add_special_tokens": False}
         encodings = self._call("encode_batch", texts, **options)
         encoded: list[list[list[int]]] = []

@@ -69,11 +69,7 @@ class TokenizerConfig:
 
 
 def train_tokenizer(
-    config: TokenizerConfig,
-    texts: Iterable[str],
-    *,
-    mask: bool,
-    special: Sequence[str] | None = None,
+    config: TokenizerConfig, texts: Iterable[str], *, mask: bool, special: Sequence[str] = ()
 ) -> Tokenizer:
     """Train a tokenizer on texts.
 
@@ -84,7 +80,7 @@ def train_tokenizer(
         texts: Training texts, which may be iterated several times. The library needs a hundred
             bytes of memory for each byte of a single text.
         mask: Add a mask token (masked language models); not used if `special` is given.
-        special: Names of the special tokens in the order of their ids; None selects `<pad>`, `<s>`,
+        special: Names of the special tokens in the order of their ids; () selects `<pad>`, `<s>`,
             `</s>`, `<unk>`, and `<mask>` if `mask` is True.
 
     Raises:

@@ -60,21 +60,16 @@ def classify(
     """
     has_classes = hasattr(model.config, "n_classes") and not isinstance(model, TokenClassifier)
     check_model(model, has_classes, "a classifier of texts or images")
-    reader = _readers(model, truncate)
+    text_class = _Documents if isinstance(model, HierarchicalClassifier) else _Sentences
+    images = model.accepts_images
+    reader: Any = _Images(model) if images else text_class(model, truncate=truncate)
 
     def run(items: list[Item]) -> Tensor:
         logits = check_logits(reader.logits([item.content for item in items])).float().cpu()
         return probabilities(logits, model.artifacts.get("multi_label", False))
 
-    rows = run_batches(inputs, reader.prepare, run, batch_size, 1 if model.accepts_images else 64)
+    rows = run_batches(inputs, reader.prepare, run, batch_size, 1 if images else 64)
     return torch.stack(rows) if rows else torch.empty(0, model.config.n_classes or 0)
-
-
-def _readers(model: Model, truncate: bool) -> Any:
-    if model.accepts_images:
-        return _Images(model)
-    is_document = isinstance(model, HierarchicalClassifier)
-    return (_Documents if is_document else _Sentences)(model, truncate=truncate)
 
 
 class _Images:
@@ -156,10 +151,8 @@ def tag(
     def run(items: list[Item]) -> list[list[str]]:
         ids, mask = text.pad([item.content[0] for item in items])
         best = check_logits(text.model(ids, mask=mask)).argmax(-1).tolist()  # (B, T)
-        return [
-            [names[row[position]] for position in item.content[1]]
-            for row, item in zip(best, items, strict=True)
-        ]
+        pairs = zip(best, items, strict=True)
+        return [[names[row[position]] for position in item.content[1]] for row, item in pairs]
 
     return run_batches(lines, prepare, run, batch_size)
 

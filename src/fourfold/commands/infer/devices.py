@@ -8,13 +8,7 @@ from pathlib import Path
 import torch
 
 from fourfold.checkpoints.load import load
-from fourfold.core.precision import (
-    AUTO,
-    PRECISIONS,
-    describe_bf16,
-    resolve_precision,
-    slow_precision,
-)
+from fourfold.core import precision
 from fourfold.core.validation import check_choice
 from fourfold.errors import InputError
 from fourfold.hub.directory import resolve_path
@@ -32,14 +26,15 @@ def load_model(
             those that use float16, and the device is a CPU.
     """
     device = choose_device(options.device)
-    precision = resolve_precision(options.precision, device, "--precision")
-    if options.precision == AUTO:
-        print(f"--precision {AUTO}: {precision}, since {describe_bf16(device)}", file=sys.stderr)
-    elif warning := slow_precision(precision, device, "--precision"):
+    name = precision.resolve_precision(options.precision, device, "--precision")
+    if options.precision == precision.AUTO:
+        reason = precision.describe_bf16(device)
+        print(f"--precision {precision.AUTO}: {name}, since {reason}", file=sys.stderr)
+    elif warning := precision.slow_precision(name, device, "--precision"):
         print(warning, file=sys.stderr)
-    weights, compute = (getattr(torch, name) for name in PRECISIONS[precision])
+    weights, compute = (getattr(torch, dtype) for dtype in precision.PRECISIONS[name])
     if compute == torch.float16 and device.type == "cpu":
-        message = f"must be one that a CPU computes, such as bf16-mixed, got {precision}"
+        message = f"must be one that a CPU computes, such as bf16-mixed, got {name}"
         raise InputError(message, option="--precision")
     path = resolve_path(checkpoint)
     model = load(path, classes=tuple(options.allow_class))

@@ -13,15 +13,7 @@ from fourfold.commands import compare_runs
 from fourfold.commands.infer.devices import load_model
 from fourfold.commands.metrics_report import write_metrics
 from fourfold.errors import errors_in
-from fourfold.generation.minimal_pairs import (
-    NEAR_TIE,
-    Question,
-    Rows,
-    answer,
-    items_by,
-    read_questions,
-    tabulate,
-)
+from fourfold.generation import minimal_pairs as pairs
 from fourfold.metrics.significance import difference_intervals
 
 SIGNIFICANT = 0.05
@@ -34,14 +26,14 @@ def evaluate(options: Namespace, argv: Sequence[str]) -> int:
         InputError: A file, a checkpoint or a text is invalid.
     """
     paths = {chr(ord("A") + i): path for i, path in enumerate(options.checkpoint)}
-    questions = read_questions(options.benchmark, options.file)
+    questions = pairs.read_questions(options.benchmark, options.file)
     models = {letter: _answer_runs(path, questions, options) for letter, path in paths.items()}
-    tables = tabulate(questions, models)
+    tables = pairs.tabulate(questions, models)
     show(tables)
-    paradigms, intervals = list(items_by("paradigm", questions).values()), {}
+    paradigms, intervals = list(pairs.items_by("paradigm", questions).values()), {}
     for letter, path in paths.items():
         nats, near = (tables["all"][0][f"{letter} {key}"] for key in ("nats", "near"))
-        shown = f"mean log-probability {nats:.4f}, near ties (below {NEAR_TIE} nats): {near}"
+        shown = f"mean log-probability {nats:.4f}, near ties (below {pairs.NEAR_TIE} nats): {near}"
         print(f"{letter}: {path}, runs: {len(models[letter])}, {shown}")
     for name, letter in ((f"{letter}-A", letter) for letter in [*paths][1:]):
         a, b = (100.0 * (models[x][:, 1] > 0) for x in ("A", letter))
@@ -58,7 +50,7 @@ def evaluate(options: Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
-def _answer_runs(path: str, questions: Sequence[Question], options: Namespace) -> np.ndarray:
+def _answer_runs(path: str, questions: Sequence[pairs.Question], options: Namespace) -> np.ndarray:
     """Return values (S, 2, N) of `answer` of a checkpoint, or of runs of `fourfold seeds`."""
     given = {"method": options.method, "eos": options.eos, "batch_size": options.batch_size}
     found = []
@@ -66,11 +58,11 @@ def _answer_runs(path: str, questions: Sequence[Question], options: Namespace) -
     for run in runs or [path]:
         place, model, precision = load_model(run, options)
         with errors_in(place), torch.inference_mode(), precision:
-            found.append(answer(model, questions, **given))
+            found.append(pairs.answer(model, questions, **given))
     return np.stack(found)
 
 
-def show(tables: Mapping[str, Rows]) -> None:
+def show(tables: Mapping[str, pairs.Rows]) -> None:
     """Print a table of scores in percent; groups that are the paradigms are left out."""
     keys = [key for key in tables["all"][0] if not key.endswith((" near", " nats", " seeds"))]
     width = 2 + max(len(row[""]) for rows in tables.values() for row in rows)
@@ -85,7 +77,7 @@ def show(tables: Mapping[str, Rows]) -> None:
         print()
 
 
-def draw(rows: Rows, paths: Mapping[str, str], file: Path) -> None:
+def draw(rows: pairs.Rows, paths: Mapping[str, str], file: Path) -> None:
     """Draw the accuracy of each model in each row, with intervals, into a PNG file."""
 
     def plot(axis: Any, title: str) -> None:

@@ -15,17 +15,10 @@ from torch import Tensor
 
 from fourfold.core.validation import MAX_SIZE, check_positive
 from fourfold.errors import InputError
-from fourfold.generation import GenerationDefaults, generate
+from fourfold.generation import GenerationDefaults, generate, text_model
 from fourfold.generation.inputs import MAX_CONTINUATION
 from fourfold.generation.renamed import renamed
-from fourfold.generation.text_model import (
-    Item,
-    TextModel,
-    check_model,
-    check_penalty,
-    one_or_all,
-    run_batches,
-)
+from fourfold.generation.text_model import Item, TextModel
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import SAMPLING, DecodingOptions, first_known
 from fourfold.tokenization.chat import ChatTemplate
@@ -90,7 +83,7 @@ def generate_text(
             is too long for the model.
     """
     continuer = _Continuer(model, len(prompts), Namespace(**locals()))
-    return run_batches(prompts, continuer.prepare, continuer.run, batch_size)
+    return text_model.run_batches(prompts, continuer.prepare, continuer.run, batch_size)
 
 
 class GrowingText:
@@ -162,7 +155,8 @@ class _Continuer(TextModel):
     """Causal LM with the options of `generate_text`."""
 
     def __init__(self, model: Model, n_prompts: int, options: Namespace) -> None:
-        check_model(model, model.can_generate and not hasattr(model, "decode"), "a causal LM")
+        is_causal = model.can_generate and not hasattr(model, "decode")
+        text_model.check_model(model, is_causal, "a causal LM")
         super().__init__(model, truncate=options.truncate, suppress_tokens=options.suppress_tokens)
         self.options = options
         names = ("length_penalty", "length_penalty_type")
@@ -195,7 +189,7 @@ class _Continuer(TextModel):
             raise InputError(message, option="stream")
         if options.chat and options.document_start:
             raise InputError("cannot be combined with chat", option="document_start")
-        check_penalty(num_beams=beams, **self.penalty)
+        text_model.check_penalty(num_beams=beams, **self.penalty)
 
     def _chat_template(self) -> ChatTemplate:
         description = self.model.artifacts.get("chat_template")
@@ -237,11 +231,8 @@ class _Continuer(TextModel):
         options = self.options
         prompts = [item.content[0] for item in items]
         ids, mask = self.pad(prompts)
-        texts = [
-            GrowingText(self.tokenizer, prompt, options.stop)
-            for prompt in prompts
-            for _ in range(self.n)
-        ]
+        repeated = (prompt for prompt in prompts for _ in range(self.n))
+        texts = [GrowingText(self.tokenizer, prompt, options.stop) for prompt in repeated]
         hides_prompt = options.only_new or options.chat
         if options.stream and not hides_prompt:
             options.stream(texts[0].prompt)
@@ -250,7 +241,7 @@ class _Continuer(TextModel):
             options.stream(texts[0].unshown(is_last=True))
         answers = [text.result if hides_prompt else text.prompt + text.result for text in texts]
         rows = range(0, len(answers), self.n)
-        return one_or_all([answers[start : start + self.n] for start in rows], self.n)
+        return text_model.one_or_all([answers[start : start + self.n] for start in rows], self.n)
 
     def _generate(
         self, ids: Tensor, mask: Tensor, max_new: int, texts: Sequence[GrowingText]

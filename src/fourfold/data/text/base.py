@@ -143,7 +143,7 @@ class TextDataModule(HasTokenizer):
             message = "must be given for its tokenizer, or set tokenizer.file to load one"
             raise InputError(message, option="data.train")
         texts = [] if config.file else self.training_texts(raw["train"])
-        return make_tokenizer(config, texts, mask=self.needs_mask, special=self.special)
+        return make_tokenizer(config, texts, mask=self.needs_mask, special=self.special or ())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, the tokenizer as a JSON string, and its options."""

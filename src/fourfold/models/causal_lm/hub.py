@@ -11,16 +11,16 @@ def keymap(tokens: str, positions: str, qkv_op: TensorOp, matrix_op: TensorOp) -
     """Return the key map of a model with the tensor names of OpenAI's GPT.
 
     Args:
-        tokens: Name of the table of token embeddings in transformers or nanoGPT.
-        positions: Name of the table of position embeddings.
+        tokens: Name of the token embeddings in transformers or nanoGPT, such as "wte".
+        positions: Name of the position embeddings.
         qkv_op: Conversion of the matrix of the query, key and value projections.
         matrix_op: Conversion of the other matrices of a block.
     """
     layer = "transformer.h.{i}."
     block = "stack.blocks.{i}."
     return KeyMap(
-        Rule("embed.tokens.weight", tokens),
-        Rule("embed.positions.weight", positions),
+        Rule("embed.tokens.weight", f"transformer.{tokens}.weight"),
+        Rule("embed.positions.weight", f"transformer.{positions}.weight"),
         Rule(QKV, layer + "attn.c_attn.{p}", qkv_op),
         Rule(block + "attn.out.{p}", layer + "attn.c_proj.{p}", matrix_op),
         Rule(block + "attn_norm.{p}", layer + "ln_1.{p}"),
@@ -29,7 +29,7 @@ def keymap(tokens: str, positions: str, qkv_op: TensorOp, matrix_op: TensorOp) -
         Rule(block + "ff_norm.{p}", layer + "ln_2.{p}"),
         Rule("stack.norm.{p}", "transformer.ln_f.{p}"),
         Rule("head.own.weight", "lm_head.weight"),  # if embeddings are not tied
-        Extra("lm_head.weight", tied_to=tokens),
+        Extra("lm_head.weight", tied_to=f"transformer.{tokens}.weight"),
         Extra(layer + "attn.bias"),  # a causal mask
         Extra(layer + "attn.masked_bias"),
     )
@@ -64,7 +64,7 @@ GPT2 = Architecture(
     },
     infer=lambda names, config: {"d_ff": config.get("n_inner") or 4 * config.get("n_embd", 768)},
     base_model_prefix="transformer.",
-    keymap=keymap("transformer.wte.weight", "transformer.wpe.weight", SPLIT_QKV_T, TRANSPOSE),
+    keymap=keymap("wte", "wpe", SPLIT_QKV_T, TRANSPOSE),
 )
 
 # openai-gpt computes its "gelu" by the tanh approximation, and supports no other names.
@@ -86,11 +86,6 @@ GPT1 = replace(
     implied={**GPT2.implied, "norm_placement": "post"},
     required={},
     infer=lambda names, config: {},
-    keymap=keymap(
-        "transformer.tokens_embed.weight",
-        "transformer.positions_embed.weight",
-        SPLIT_QKV_T,
-        TRANSPOSE,
-    ),
+    keymap=keymap("tokens_embed", "positions_embed", SPLIT_QKV_T, TRANSPOSE),
 )
 ARCHITECTURES = (GPT2, GPT1)

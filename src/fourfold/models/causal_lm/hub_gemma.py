@@ -6,18 +6,9 @@ from typing import Any
 
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
+from fourfold.hub import rotary
 from fourfold.hub.architecture import Json, field
 from fourfold.hub.keymap import ADD_ONE
-from fourfold.hub.rotary import (
-    LAYER_TYPES,
-    count_layers,
-    layer_types,
-    read_rope,
-    read_two_ropes,
-    read_windows,
-    write_rope,
-    write_two_ropes,
-)
 from fourfold.models import CausalLMConfig
 from fourfold.models.causal_lm.hub_llama import LLAMA, keymap, llama_fields, tied_if_base
 
@@ -39,8 +30,8 @@ def _write_gemma(config: CausalLMConfig) -> dict[str, Any]:
     """Return the entries of config.json that Gemma 2 and Gemma 3 have alike."""
     scale = config.head_width**-0.5 if config.attn_scale is None else config.attn_scale
     return {
-        **write_rope(config),
-        "layer_types": layer_types(config),
+        **rotary.write_rope(config),
+        "layer_types": rotary.layer_types(config),
         "sliding_window": config.window,
         "query_pre_attn_scalar": round(scale**-2),
     }
@@ -48,29 +39,28 @@ def _write_gemma(config: CausalLMConfig) -> dict[str, Any]:
 
 def _read_gemma2(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of Gemma 2, in which every other layer has a window."""
-    letters = ("SL" * count_layers(config, 26))[: count_layers(config, 26)]
+    letters = ("SL" * rotary.count_layers(config, 26))[: rotary.count_layers(config, 26)]
     return {
         **_read_gemma(names, config),
-        **read_windows(config, letters, config.get("sliding_window", 4096)),
-        **read_rope(config, config.get("rope_parameters"), 10_000.0),
+        **rotary.read_windows(config, letters, config.get("sliding_window", 4096)),
+        **rotary.read_rope(config, config.get("rope_parameters"), 10_000.0),
     }
 
 
 def _read_gemma3(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of Gemma 3, with rotary positions of two kinds of layers."""
     period = config.get("sliding_window_pattern", 6)
-    letters = "".join(
-        "S" if period < 1 or i % period else "L" for i in range(1, 1 + count_layers(config, 26))
-    )
-    windows = read_windows(config, letters, config.get("sliding_window", 4096))
+    numbers = range(1, 1 + rotary.count_layers(config, 26))
+    letters = "".join("S" if period < 1 or i % period else "L" for i in numbers)
+    windows = rotary.read_windows(config, letters, config.get("sliding_window", 4096))
     keys = ("rope_theta", "rope_local_base_freq")
-    rope = read_two_ropes(config, windows["window"], keys, (1_000_000.0, 10_000.0))
+    rope = rotary.read_two_ropes(config, windows["window"], keys, (1_000_000.0, 10_000.0))
     return {**_read_gemma(names, config), **windows, **rope}
 
 
 def _write_gemma3(config: CausalLMConfig) -> dict[str, Any]:
-    ropes, types = write_two_ropes(config), layer_types(config)
-    period = next((i for i, kind in enumerate(types, 1) if kind == LAYER_TYPES["L"]), 0)
+    ropes, types = rotary.write_two_ropes(config), rotary.layer_types(config)
+    period = next((i for i, kind in enumerate(types, 1) if kind == rotary.LAYER_TYPES["L"]), 0)
     return {
         **_write_gemma(config),
         "rope_parameters": ropes,
@@ -102,11 +92,11 @@ GEMMA2 = replace(
     keymap=keymap("sandwich", ADD_ONE),
 )
 GEMMA3 = replace(
-    LLAMA,
+    GEMMA2,
     model_type="gemma3_text",
     hf_class="Gemma3ForCausalLM",
     fields=llama_fields(**_SIZES, vocab_size=262_208, max_len=131_072),
-    implied={**LLAMA.implied, "norm_placement": "sandwich", "qk_norm": "head"},
+    implied={**GEMMA2.implied, "qk_norm": "head"},
     required={
         "attention_bias": False,
         "attn_logit_softcapping": None,
@@ -114,6 +104,5 @@ GEMMA3 = replace(
     },
     infer=_read_gemma3,
     extra_config=_write_gemma3,
-    keymap=keymap("sandwich", ADD_ONE),
 )
 ARCHITECTURES = (GEMMA2, GEMMA3)

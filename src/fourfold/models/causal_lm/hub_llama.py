@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from fourfold.hub import rotary
 from fourfold.hub.architecture import (
     Architecture,
     Field,
@@ -13,14 +14,6 @@ from fourfold.hub.architecture import (
     size_fields,
 )
 from fourfold.hub.keymap import KEEP, Extra, KeyMap, Rule, TensorOp
-from fourfold.hub.rotary import (
-    LAYER_TYPES,
-    count_layers,
-    layer_types,
-    read_rope,
-    read_windows,
-    write_rope,
-)
 from fourfold.models import CausalLM, CausalLMConfig
 
 # Norms of a block, and their names in transformers, by `norm_placement`.
@@ -44,22 +37,16 @@ def keymap(norm_placement: str, norm_op: TensorOp = KEEP) -> KeyMap:
     layer = "model.layers.{i}."
     block = "stack.blocks.{i}."
     attention = layer + "self_attn."
+    norms = {f"attn.{m}_norm": f"self_attn.{m}_norm" for m in "qk"} | _NORMS[norm_placement]
     return KeyMap(
         Rule("embed.tokens.weight", "model.embed_tokens.weight"),
         *(Rule(block + f"attn.{m}.{{p}}", attention + f"{m}_proj.{{p}}") for m in "qkv"),
         Rule(block + "attn.out.{p}", attention + "o_proj.{p}"),
-        *(
-            Rule(block + f"attn.{m}_norm.weight", attention + f"{m}_norm.weight", norm_op)
-            for m in "qk"
-        ),
         # transformers applies the activation to `gate_proj`.
         Rule(block + "ff.up.{p}", layer + "mlp.gate_proj.{p}"),
         Rule(block + "ff.gate.{p}", layer + "mlp.up_proj.{p}"),
         Rule(block + "ff.down.{p}", layer + "mlp.down_proj.{p}"),
-        *(
-            Rule(f"{block}{norm}.weight", f"{layer}{name}.weight", norm_op)
-            for norm, name in _NORMS[norm_placement].items()
-        ),
+        *(Rule(f"{block}{x}.weight", f"{layer}{y}.weight", norm_op) for x, y in norms.items()),
         Rule("stack.norm.weight", "model.norm.weight", norm_op),
         Rule("head.own.weight", "lm_head.weight"),  # if embeddings are not tied
         Extra("lm_head.weight", tied_to="model.embed_tokens.weight"),
@@ -80,7 +67,7 @@ def tied_if_base(names: Collection[str], config: Json) -> dict[str, Any]:
 
 def infer_llama(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values that several keys of config.json determine."""
-    rope = read_rope(config, config.get("rope_parameters"), 10_000.0)
+    rope = rotary.read_rope(config, config.get("rope_parameters"), 10_000.0)
     return rope | tied_if_base(names, config)
 
 
@@ -94,7 +81,7 @@ def _read_biases(config: Json, bias: bool = False) -> dict[str, Any]:
 def _write_biases(config: CausalLMConfig) -> dict[str, Any]:
     """Return the entries of config.json for rotary positions and for biases of attention."""
     has_bias = config.bias if config.qkv_bias is None else config.qkv_bias
-    return {**write_rope(config), "attention_bias": has_bias}
+    return {**rotary.write_rope(config), "attention_bias": has_bias}
 
 
 def llama_fields(
@@ -140,23 +127,24 @@ def _read_llama(names: Collection[str], config: Json) -> dict[str, Any]:
 
 def _read_mistral(names: Collection[str], config: Json) -> dict[str, Any]:
     window = config.get("sliding_window", 4096)
-    return infer_llama(names, config) | read_windows(config, "S" * count_layers(config, 32), window)
+    windows = rotary.read_windows(config, "S" * rotary.count_layers(config, 32), window)
+    return infer_llama(names, config) | windows
 
 
 def _read_qwen(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of Qwen2 and Qwen3, whose windows may begin at a later layer."""
-    n_layers, n_full = count_layers(config, 32), config.get("max_window_layers", 28)
+    n_layers, n_full = rotary.count_layers(config, 32), config.get("max_window_layers", 28)
     n_full = min(max(n_full, 0), n_layers)
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-    windows = read_windows(config, "L" * n_full + "S" * (n_layers - n_full), window)
+    windows = rotary.read_windows(config, "L" * n_full + "S" * (n_layers - n_full), window)
     return infer_llama(names, config) | windows
 
 
 def _write_qwen(config: CausalLMConfig) -> dict[str, Any]:
-    types = layer_types(config)
-    n_full = next((i for i, kind in enumerate(types) if kind == LAYER_TYPES["S"]), len(types))
+    types, windowed = rotary.layer_types(config), rotary.LAYER_TYPES["S"]
+    n_full = types.index(windowed) if windowed in types else len(types)
     return {
-        **write_rope(config),
+        **rotary.write_rope(config),
         "layer_types": types,
         "use_sliding_window": n_full < len(types),
         "sliding_window": config.window,
@@ -192,7 +180,7 @@ MISTRAL = replace(
     hf_class="MistralForCausalLM",
     fields=llama_fields((4096, 32, 32, 14336), kv_heads=8, max_len=131072),
     infer=_read_mistral,
-    extra_config=lambda config: {**write_rope(config), "sliding_window": config.window},
+    extra_config=lambda config: {**rotary.write_rope(config), "sliding_window": config.window},
 )
 _QWEN: Any = {"sizes": (4096, 32, 32, 22016), "vocab_size": 151936, "max_len": 32768}
 QWEN2 = replace(

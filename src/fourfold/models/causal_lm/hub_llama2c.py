@@ -72,9 +72,9 @@ def read_checkpoint(
             x = x.unflatten(1, (-1, d_head // 2, 2)).transpose(2, 3).flatten(1, 3)
         tensors |= {name.format(i): x[i] for i in range(n_layers)} if "{}" in name else {name: x}
     del tensors["tables"]
-    settings = {**dict(zip(_SIZES, header, strict=True)), "vocab_size": abs(vocab_size)}
-    settings |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": vocab_size > 0}
-    config = LLAMA.read_config(settings, tensors)
+    others = {"rms_norm_eps": 1e-5, "tie_word_embeddings": vocab_size > 0}
+    settings = dict(zip(_SIZES, header, strict=True)) | {"vocab_size": abs(vocab_size)}
+    config: Any = LLAMA.read_config(settings | others, tensors)
     model = LLAMA.keymap.build_model(partial(CausalLM, config), config, tensors, dtype)
     model.source = SourceCheckpoint(LLAMA.write_config(config), {}, False, _ENDS)
     model.format_name = "llama2.c"

@@ -14,7 +14,7 @@ from fourfold.models.causal_lm.hub import keymap
 _COMPILED_PREFIX = "_orig_mod."  # torch.compile adds it to every name
 
 # The names of GPT-2, but torch.nn.Linear in place of Conv1D.
-_KEYMAP = keymap("transformer.wte.weight", "transformer.wpe.weight", SPLIT_QKV, KEEP)
+_KEYMAP = keymap("wte", "wpe", SPLIT_QKV, KEEP)
 
 
 def read_checkpoint(

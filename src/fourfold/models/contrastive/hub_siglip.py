@@ -13,6 +13,7 @@ from fourfold.models import SigLIP, SigLIPConfig
 from fourfold.models.contrastive.hub import TEXT, VISION, two_tower_fields, two_tower_rules
 
 _HEAD = "vision_model.head."
+_IN_PROJ = _HEAD + "attention.in_proj_"
 
 
 def _read_width(names: Collection[str], config: Json) -> dict[str, Any]:
@@ -50,14 +51,8 @@ SIGLIP = Architecture(
         *two_tower_rules(),
         Rule("text_projection.{p}", "text_model.head.{p}"),
         Rule("image_pool.probe", _HEAD + "probe", SQUEEZE_0),
-        *(
-            Rule(
-                tuple(f"image_pool.attn.{m}.{p}" for m in "qkv"),
-                _HEAD + f"attention.in_proj_{p}",
-                SPLIT_QKV,
-            )
-            for p in ("weight", "bias")
-        ),
+        Rule(tuple(f"image_pool.attn.{m}.weight" for m in "qkv"), _IN_PROJ + "weight", SPLIT_QKV),
+        Rule(tuple(f"image_pool.attn.{m}.bias" for m in "qkv"), _IN_PROJ + "bias", SPLIT_QKV),
         Rule("image_pool.attn.out.{p}", _HEAD + "attention.out_proj.{p}"),
         Rule("image_pool.norm.{p}", _HEAD + "layernorm.{p}"),
         Rule("image_pool.ff.up.{p}", _HEAD + "mlp.fc1.{p}"),

@@ -9,41 +9,29 @@ from dataclasses import replace
 from fourfold.hub.architecture import Architecture, field
 from fourfold.hub.keymap import Extra, KeyMap, Rule
 from fourfold.layers.base_model import Model
-from fourfold.models.electra.model import (
-    Electra,
-    ElectraDiscriminator,
-    ElectraDiscriminatorConfig,
-    ElectraGenerator,
-    ElectraGeneratorConfig,
-)
-from fourfold.models.masked_lm.hub import (
-    MODULES,
-    REQUIRED,
-    embedding_rules,
-    encoder_fields,
-    encoder_rules,
-)
+from fourfold.models.electra import model as electra
+from fourfold.models.masked_lm import hub as bert
 
 _ENCODER = (
-    *embedding_rules("electra."),
+    *bert.embedding_rules("electra."),
     Rule("project.{p}", "electra.embeddings_project.{p}"),
-    *encoder_rules("electra.", *MODULES),
+    *bert.encoder_rules("electra.", *bert.MODULES),
 )
 
 DISCRIMINATOR = Architecture(
     model_type="electra",
     hf_class="ElectraForPreTraining",
-    model_class=ElectraDiscriminator,
-    config_class=ElectraDiscriminatorConfig,
+    model_class=electra.ElectraDiscriminator,
+    config_class=electra.ElectraDiscriminatorConfig,
     fields=(
         field("vocab_size", "vocab_size", default=30522),
         field("embedding_size", "embedding_size", default=128),
         field("n_segments", "type_vocab_size", default=2),
         field("max_len", "max_position_embeddings", default=512),
-        *encoder_fields(0.1, (256, 12, 4, 1024)),
+        *bert.encoder_fields(0.1, (256, 12, 4, 1024)),
     ),
     implied={"norm_placement": "post"},
-    required=REQUIRED,
+    required=bert.REQUIRED,
     base_model_prefix="electra.",
     keymap=KeyMap(
         *_ENCODER,
@@ -56,10 +44,10 @@ DISCRIMINATOR = Architecture(
 GENERATOR = replace(
     DISCRIMINATOR,
     hf_class="ElectraForMaskedLM",
-    model_class=ElectraGenerator,
-    config_class=ElectraGeneratorConfig,
+    model_class=electra.ElectraGenerator,
+    config_class=electra.ElectraGeneratorConfig,
     # The head of transformers has this activation for any `hidden_act`.
-    required={**REQUIRED, "hidden_act": "gelu"},
+    required={**bert.REQUIRED, "hidden_act": "gelu"},
     keymap=KeyMap(
         *_ENCODER,
         Rule("head.transform.{p}", "generator_predictions.dense.{p}"),
@@ -74,4 +62,4 @@ ARCHITECTURES = (GENERATOR, DISCRIMINATOR)
 
 def prepare_export(model: Model) -> Model:
     """Return the discriminator of a model with both parts, and any other model itself."""
-    return model.separate()[1] if isinstance(model, Electra) else model
+    return model.separate()[1] if isinstance(model, electra.Electra) else model

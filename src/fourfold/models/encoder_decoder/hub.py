@@ -147,6 +147,8 @@ MARIAN = replace(
     },
 )
 
+# CTranslate2 requires these entries, which are in published files.
+_PEGASUS_NORMS = {"normalize_before": True, "normalize_embedding": False}
 PEGASUS = replace(
     MARIAN,
     model_type="pegasus",
@@ -154,12 +156,7 @@ PEGASUS = replace(
     fields=BART.fields,
     implied={**MARIAN.implied, "norm_placement": "pre"},
     required=BART.required,
-    # CTranslate2 requires the last two entries, which are in published files.
-    extra_config=lambda config: {
-        **_token_ids(config),
-        "normalize_before": True,
-        "normalize_embedding": False,
-    },
+    extra_config=lambda config: {**_token_ids(config), **_PEGASUS_NORMS},
     keymap=_keymap(Rule("{stack}.norm.{p}", "model.{stack}.layer_norm.{p}")),
     unread_by=(),
 )

@@ -32,13 +32,10 @@ def _feed_forward_rules(stack: str, index: int) -> tuple[Entry, ...]:
     """Return the entries of the feed-forward layers, which are sub-layer `index` of a block."""
     block = stack + ".blocks.{i}."
     layer = stack + ".block.{i}.layer." + f"{index}."
-    dense = layer + "DenseReluDense."
+    up, gate, dense = block + "ff.up.weight", block + "ff.gate.weight", layer + "DenseReluDense."
     return (
-        Rule(
-            (block + "ff.up.weight", block + "ff.gate.weight"),
-            (dense + "wi_0.weight", dense + "wi_1.weight"),
-        ),
-        Rule(block + "ff.up.weight", dense + "wi.weight"),
+        Rule((up, gate), (dense + "wi_0.weight", dense + "wi_1.weight")),
+        Rule(up, dense + "wi.weight"),
         Rule(block + "ff.down.weight", dense + "wo.weight"),
         Rule(block + "ff_norm.weight", layer + "layer_norm.weight"),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from fourfold.core.validation import check_range
 from fourfold.errors import InputError
+from fourfold.hub import rotary
 from fourfold.hub.architecture import (
     Architecture,
     Json,
@@ -16,14 +17,6 @@ from fourfold.hub.architecture import (
 )
 from fourfold.hub.keymap import QKV, SPLIT_GATED, SPLIT_QKV, Extra, KeyMap, Rule
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
-from fourfold.hub.rotary import (
-    LAYER_TYPES,
-    count_layers,
-    layer_types,
-    read_two_ropes,
-    read_windows,
-    write_two_ropes,
-)
 from fourfold.models import MaskedLM, MaskedLMConfig, SequenceClassifier, SequenceClassifierConfig
 
 _BLOCK = "stack.blocks.{i}."
@@ -40,12 +33,12 @@ def _read(names: Collection[str], config: Json) -> dict[str, Any]:
         raise InputError("must be equal, since one field gives all of them", option=listed)
     period, width = config.get("global_attn_every_n_layers", 3), config.get("local_attention", 128)
     check_range("global_attn_every_n_layers", period, minimum=1)
-    letters = "".join("S" if i % period else "L" for i in range(count_layers(config, 22)))
-    windows = read_windows(config, letters, width // 2 + 1)
+    letters = "".join("S" if i % period else "L" for i in range(rotary.count_layers(config, 22)))
+    windows = rotary.read_windows(config, letters, width // 2 + 1)
     keys = ("global_rope_theta", "local_rope_theta")
     return {
         **windows,
-        **read_two_ropes(config, windows["window"], keys, (160_000.0, 10_000.0)),
+        **rotary.read_two_ropes(config, windows["window"], keys, (160_000.0, 10_000.0)),
         "bias": biases["norm_bias"],
         "head": "decoder.bias" in names,
     }
@@ -53,8 +46,8 @@ def _read(names: Collection[str], config: Json) -> dict[str, Any]:
 
 def _write(config: MaskedLMConfig) -> dict[str, Any]:
     """Return the entries of config.json that several native fields determine."""
-    ropes, types = write_two_ropes(config), layer_types(config)
-    full = [i for i, kind in enumerate(types) if kind == LAYER_TYPES["L"]]
+    ropes, types = rotary.write_two_ropes(config), rotary.layer_types(config)
+    full = [i for i, kind in enumerate(types) if kind == rotary.LAYER_TYPES["L"]]
     return {
         **dict.fromkeys(_BIASES, config.bias),
         # Without a tokenizer, the defaults of transformers could be outside of the vocabulary.

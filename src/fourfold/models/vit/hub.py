@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fourfold.errors import InputError
+from fourfold.hub import keymap
 from fourfold.hub.architecture import (
     Architecture,
     Field,
@@ -16,15 +17,7 @@ from fourfold.hub.architecture import (
     image_fields,
     size_fields,
 )
-from fourfold.hub.keymap import (
-    CLASS_AND_REGISTERS,
-    PREFIX_TOKENS,
-    SQUEEZE_0,
-    Extra,
-    KeyMap,
-    Rule,
-    TensorOp,
-)
+from fourfold.hub.keymap import Extra, KeyMap, Rule, TensorOp
 from fourfold.hub.preprocessing import infer_n_classes, label_entries
 from fourfold.models import ViT, ViTConfig
 from fourfold.models.masked_lm.hub import attention_rules, encoder_fields, encoder_rules
@@ -37,8 +30,8 @@ def _keymap(prefix: str, prefix_tokens: tuple[str, ...], heads: tuple[str, ...])
     """
     embeddings = prefix + "embeddings."
     return KeyMap(
-        Rule("embed.prefix", tuple(embeddings + t for t in prefix_tokens), PREFIX_TOKENS),
-        Rule("embed.positions.weight", embeddings + "position_embeddings", SQUEEZE_0),
+        Rule("embed.prefix", tuple(embeddings + t for t in prefix_tokens), keymap.PREFIX_TOKENS),
+        Rule("embed.positions.weight", embeddings + "position_embeddings", keymap.SQUEEZE_0),
         Rule("embed.patches.{p}", embeddings + "patch_embeddings.projection.{p}"),
         *encoder_rules(prefix, "attention.attention", "layernorm_before", "layernorm_after"),
         Rule("stack.norm.{p}", prefix + "layernorm.{p}"),
@@ -96,6 +89,7 @@ _GATED = TensorOp(
 
 
 _LAYER, _BLOCK = "layer.{i}.", "stack.blocks.{i}."
+_UP, _GATE, _DOWN = (_BLOCK + f"ff.{name}.{{p}}" for name in ("up", "gate", "down"))
 
 
 def _scale_rules(layer: str) -> tuple[Rule, ...]:
@@ -111,18 +105,18 @@ def _scale_rules(layer: str) -> tuple[Rule, ...]:
 def _dinov2_keymap(prefix: str, *, registers: bool = False) -> KeyMap:
     """Return the key map of DINOv2, with or without registers after the class token."""
     embeddings, layer = prefix + "embeddings.", prefix + "encoder.layer.{i}."
-    up, gate, down = (_BLOCK + f"ff.{name}.{{p}}" for name in ("up", "gate", "down"))
     mlp = {n: layer + f"mlp.{n}.{{p}}" for n in ("fc1", "fc2", "weights_in", "weights_out")}
     tokens = tuple(embeddings + x for x in _TOKENS[: 1 + registers])
+    op = keymap.CLASS_AND_REGISTERS if registers else keymap.PREFIX_TOKENS
     return KeyMap(
-        Rule("embed.prefix", tokens, CLASS_AND_REGISTERS if registers else PREFIX_TOKENS),
-        Rule("embed.positions.weight", embeddings + "position_embeddings", SQUEEZE_0),
+        Rule("embed.prefix", tokens, op),
+        Rule("embed.positions.weight", embeddings + "position_embeddings", keymap.SQUEEZE_0),
         Rule("embed.patches.{p}", embeddings + "patch_embeddings.projection.{p}"),
         *attention_rules(layer + "attention.attention."),
         Rule(_BLOCK + "attn.out.{p}", layer + "attention.output.dense.{p}"),
         *_scale_rules(layer),
-        Rule((up, gate, down), (mlp["weights_in"], mlp["weights_out"]), _GATED),
-        Rule((up, down), (mlp["fc1"], mlp["fc2"])),
+        Rule((_UP, _GATE, _DOWN), (mlp["weights_in"], mlp["weights_out"]), _GATED),
+        Rule((_UP, _DOWN), (mlp["fc1"], mlp["fc2"])),
         Rule("stack.norm.{p}", prefix + "layernorm.{p}"),
         Rule("heads.0.{p}", "classifier.{p}"),
         Extra(embeddings + "mask_token", is_kept=True),
@@ -137,12 +131,10 @@ def _gated_width(d_model: int, ratio: int) -> int:
 def _read_dinov2(names: Collection[str], config: Json) -> dict[str, Any]:
     """Return the native values of DINOv2 that several keys of config.json determine."""
     d_model, ratio = config.get("hidden_size", 768), config.get("mlp_ratio", 4)
-    gated = bool(config.get("use_swiglu_ffn", False))
-    values = {
-        "d_ff": _gated_width(d_model, ratio) if gated else int(d_model * ratio),
-        "feed_forward": "glu" if gated else "mlp",
-    }
-    return values | ({"activation": "silu"} if gated else {}) | infer_n_classes(names, config)
+    layer: dict[str, Any] = {"feed_forward": "mlp", "d_ff": int(d_model * ratio)}
+    if config.get("use_swiglu_ffn", False):
+        layer = {"feed_forward": "glu", "d_ff": _gated_width(d_model, ratio), "activation": "silu"}
+    return layer | infer_n_classes(names, config)
 
 
 def _write_dinov2(config: ViTConfig) -> dict[str, Any]:
@@ -230,18 +222,15 @@ DINOV3 = replace(
     extra_config=_write_dinov3,
     base_model_prefix="",
     keymap=KeyMap(
-        Rule("embed.prefix", tuple("embeddings." + x for x in _TOKENS), CLASS_AND_REGISTERS),
+        Rule("embed.prefix", tuple("embeddings." + x for x in _TOKENS), keymap.CLASS_AND_REGISTERS),
         Rule("embed.patches.{p}", "embeddings.patch_embeddings.{p}"),
         *(Rule(_BLOCK + f"attn.{m}.{{p}}", _LAYER + f"attention.{m}_proj.{{p}}") for m in "qkv"),
         Rule(_BLOCK + "attn.out.{p}", _LAYER + "attention.o_proj.{p}"),
         *_scale_rules(_LAYER),
         # transformers applies the activation to `gate_proj`, if there is one.
-        Rule(
-            (_BLOCK + "ff.up.{p}", _BLOCK + "ff.gate.{p}"),
-            (_LAYER + "mlp.gate_proj.{p}", _LAYER + "mlp.up_proj.{p}"),
-        ),
-        Rule(_BLOCK + "ff.up.{p}", _LAYER + "mlp.up_proj.{p}"),
-        Rule(_BLOCK + "ff.down.{p}", _LAYER + "mlp.down_proj.{p}"),
+        Rule((_UP, _GATE), (_LAYER + "mlp.gate_proj.{p}", _LAYER + "mlp.up_proj.{p}")),
+        Rule(_UP, _LAYER + "mlp.up_proj.{p}"),
+        Rule(_DOWN, _LAYER + "mlp.down_proj.{p}"),
         Rule("stack.norm.{p}", "norm.{p}"),
         Extra("embeddings.mask_token", is_kept=True),
     ),

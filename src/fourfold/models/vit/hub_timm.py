@@ -15,18 +15,10 @@ from torch import Tensor
 
 from fourfold.core.validation import ImageSize, height_width
 from fourfold.errors import InputError
+from fourfold.hub import keymap
 from fourfold.hub.architecture import Json, check_allowed, differing_fields, get_key, norm_eps_note
 from fourfold.hub.directory import tensor_shape, write_directory
-from fourfold.hub.keymap import (
-    CLASS_AND_REGISTERS,
-    PREFIX_TOKENS,
-    QKV,
-    SPLIT_GATED,
-    SPLIT_QKV,
-    SQUEEZE_0,
-    KeyMap,
-    Rule,
-)
+from fourfold.hub.keymap import KeyMap, Rule
 from fourfold.layers.image_positions import square_grid
 from fourfold.layers.patch_embedding import patch_grid
 from fourfold.models import ViT, ViTConfig
@@ -56,23 +48,23 @@ def _keymap(config: ViTConfig, names: Collection[str] = ()) -> KeyMap:
     if not tokens:
         tokens = _PREFIX_TOKENS[: config.n_prefix - config.n_registers]
         tokens += (_REGISTERS,) if config.n_registers else ()
-    op = CLASS_AND_REGISTERS if _REGISTERS in tokens else PREFIX_TOKENS
+    op = keymap.CLASS_AND_REGISTERS if _REGISTERS in tokens else keymap.PREFIX_TOKENS
     block = "stack.blocks.{i}."
     up, gate = block + "ff.up.{p}", block + "ff.gate.{p}"
     layer = "blocks.{i}."
     return KeyMap(
-        Rule("embed.prefix", tokens, SQUEEZE_0 if tokens == (_REGISTERS,) else op),
-        Rule("embed.positions.weight", "pos_embed", SQUEEZE_0),
+        Rule("embed.prefix", tokens, keymap.SQUEEZE_0 if tokens == (_REGISTERS,) else op),
+        Rule("embed.positions.weight", "pos_embed", keymap.SQUEEZE_0),
         Rule("embed.patches.{p}", "patch_embed.proj.{p}"),
         Rule("embed.norm.{p}", "norm_pre.{p}"),
-        Rule(QKV, layer + "attn.qkv.{p}", SPLIT_QKV),
+        Rule(keymap.QKV, layer + "attn.qkv.{p}", keymap.SPLIT_QKV),
         *(Rule(block + f"attn.{m}_norm.{{p}}", layer + f"attn.{m}_norm.{{p}}") for m in "qk"),
         Rule(block + "attn.out.{p}", layer + "attn.proj.{p}"),
         Rule(block + "attn_gamma", layer + "ls1.gamma"),
         Rule(block + "ff_gamma", layer + "ls2.gamma"),
         Rule(block + "attn_norm.{p}", layer + "norm1.{p}"),
         # timm packs both matrices (SwiGLUPacked) or does not (SwiGLU).
-        Rule((up, gate), layer + "mlp.fc1.{p}", SPLIT_GATED),
+        Rule((up, gate), layer + "mlp.fc1.{p}", keymap.SPLIT_GATED),
         Rule((up, gate), (layer + "mlp.fc1_g.{p}", layer + "mlp.fc1_x.{p}")),
         Rule(up, layer + "mlp.fc1.{p}"),
         Rule(block + "ff.down.{p}", layer + "mlp.fc2.{p}"),
