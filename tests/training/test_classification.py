@@ -111,7 +111,7 @@ def test_training_loss_is_that_of_torch(
     task.eval()  # validation has no weights, as it has no label smoothing
     task.update_metrics(batch, "val")
     expected = F.cross_entropy(outputs.flatten(0, -2), batch.labels.flatten())
-    assert task.loss.compute() == pytest.approx(expected.item(), rel=1e-6)
+    assert task.eval_loss.compute() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_weights_of_mixed_images(texts: Path, tmp_path: Path) -> None:

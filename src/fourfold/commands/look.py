@@ -64,6 +64,8 @@ def main(argv: Sequence[str]) -> int:
 
     out = Path(options.out)
     check_output(out, options.overwrite)
+    if options.target and not options.source:
+        raise InputError("needs --source", option="--target")
     paths = [Path(path) for path in options.checkpoints]
     inputs = ("text", "source", "image", "compare")
     if len(paths) > 1 and (given := next((name for name in inputs if getattr(options, name)), "")):

@@ -35,7 +35,7 @@ from fourfold.commands.option_parser import OptionParser
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.commands.subprocess_runs import is_stop
 from fourfold.commands.train.config_schema import check_keys
-from fourfold.core.validation import check_choice
+from fourfold.core.validation import check_choice, check_positive
 from fourfold.errors import InputError, reading
 
 OPTION = re.compile("--?[A-Za-z]")  # beginning of a word that is the name of an option
@@ -71,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"is set by `fourfold {command}`: use --seeds", option=SEED)
     space = read_space(Path(options.space)) if options.space else {}
     listed = ",".join(map(str, space.pop(SEED[2:], (0, 1, 2))))
+    check_positive("--jobs", options.jobs)
     seeds = parse_seeds(options.seeds or listed)
     folder, runs = Path(options.run_dir), []
     for setting, point in (make_grid(words, space) if is_sweep else {"": words}).items():
@@ -108,7 +109,7 @@ def make_parser(command: str) -> OptionParser:
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds in a text such as "0,1,2", which must be different."""
     seeds = [int(entry) if entry.strip().isdecimal() else -1 for entry in text.split(",")]
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+    if min(seeds) < 0 or max(seeds) >= 2**32 or len(set(seeds)) < len(seeds):
         raise InputError(f"must be different integers such as 0,1,2, got {text}", option="--seeds")
     return seeds
 

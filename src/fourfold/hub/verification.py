@@ -308,7 +308,8 @@ def _check_greedy(model: Any, runtime: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"temperature": 0.0, "min_new_tokens": n_new}
     if isinstance(runtime, _Graphs):  # a loop without options and without an end
         options |= {"eos_id": [], "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-    source, mask = given.get("pixel_values", given.get("input_ids")), given.get("attention_mask")
+    source = given["pixel_values"] if "pixel_values" in given else given["input_ids"]
+    mask = given.get("attention_mask")
     ours = generate(model, source, n_new, mask=None if mask is None else mask.bool(), **options)
     if "encoder" in graphs:
         given["decoder_input_ids"], prompt = ours[:, :1], 1

@@ -140,7 +140,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
         self.resumes = False
         self.artifacts: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
-        self.loss = Mean()  # of the evaluation
+        self.eval_loss = Mean()  # of the evaluation
         self.loss_normalizer = LossNormalizer()
         self._micro_batches: list[tuple[Any, int, Tensor]] = []  # of the current optimizer step
 

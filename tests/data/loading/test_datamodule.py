@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_origin
 
 import numpy as np
 import pytest
@@ -223,6 +224,20 @@ def test_tests_on_val_compares_the_sources(
     options = {"source": "files"} if "source" in signature(data_class).parameters else {}
     data = data_class(train="t.txt", val=val, test=test, **options)
     assert data.tests_on_val is expected
+
+
+LITERALS = [
+    (data_class, option.name)
+    for data_class in (CaptionData, CausalTextData, ImageData, MaskedTextData, SequenceData)
+    for option in fields(data_class)
+    if get_origin(option.type) is Literal
+]
+
+
+@pytest.mark.parametrize(("data_class", "option"), LITERALS)
+def test_unknown_values_of_options_are_rejected(data_class: Any, option: str) -> None:
+    with pytest.raises(InputError, match=rf"^data\.{option} must be one of"):
+        data_class(**{option: "prefix_lm"}).setup()
 
 
 @pytest.mark.parametrize("data_class", [ImageData, SequenceData])

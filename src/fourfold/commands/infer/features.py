@@ -20,6 +20,7 @@ from torch import Tensor
 from fourfold.commands import metrics_report, option_parser
 from fourfold.commands.infer.devices import load_model
 from fourfold.commands.infer.evaluate import show
+from fourfold.core.validation import check_positive
 from fourfold.data import ImageData
 from fourfold.data.vision.eval_transforms import TransformConfig, stored_transform
 from fourfold.data.vision.image_stores import ImageStore, stratified_split
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     add("--pool", choices=("cls", "mean"), help="class token or mean of the patches")
     add("--out", metavar="DIR", help="write metrics.json into this folder")
     options = parser.parse_args(argv[2:])
+    check_positive("--batch-size", options.batch_size)
     # The models bring their transforms; without a size, `data` would require square images.
     data = ImageData(options.source, transform=TransformConfig(size=1))
     data.setup()

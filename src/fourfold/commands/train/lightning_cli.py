@@ -33,6 +33,7 @@ from fourfold.commands.train.init_from_config import fill_in_source
 from fourfold.commands.train.options import add_options, check_options
 from fourfold.commands.train.parser import Parser, import_classes, parse_config, trainer_errors
 from fourfold.commands.train.torch_optimizer import replace_optimizer
+from fourfold.core.validation import check_range
 from fourfold.data.loading.datamodule import ResumableDataModule
 from fourfold.errors import DiskError, InputError
 from fourfold.training.loading import read_for_trainer
@@ -146,6 +147,8 @@ class FourfoldCLI(LightningCLI):
         command = self.config.get("subcommand")
         self.options, self.given = self.config.get(command, self.config), given.get(command, given)
         self.command_parser = self._parsers[commands.index(self.command) if command else 0]
+        seed = int(self.options["seed_everything"] or 0)
+        check_range("seed_everything", seed, minimum=0, maximum=2**32 - 1)
         # Otherwise Lightning would replace the model's options by those of the checkpoint.
         self._ckpt_path = self.options.get("ckpt_path")
         if self._ckpt_path:  # with `run=False`, there is no such option

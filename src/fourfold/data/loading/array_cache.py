@@ -17,6 +17,7 @@ from fourfold.atomic_files import disk_errors, sync
 from fourfold.errors import InputError
 
 _FORMAT = "fourfold arrays 1"
+_OPTIONS = "set another data.cache_dir, or data.features.cache"
 _INDEX = "index.json"
 _READ_BYTES = 1 << 20
 Arrays = dict[str, np.ndarray]
@@ -70,7 +71,7 @@ def cached_arrays(folder: Path | None, key: str, produce: Callable[[], Iterable[
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
     except (PermissionError, FileExistsError) as error:
-        message = f"the cache must be a folder that can be written: {error.strerror}"
+        message = f"the cache must be a folder that can be written: {error.strerror}; {_OPTIONS}"
         raise InputError(message, file=folder) from error
     try:
         if (arrays := _open(path)) is None:
@@ -117,8 +118,7 @@ def _open(path: Path) -> Arrays | None:
         return None
     names = {file.name for file in path.iterdir()} if path.is_dir() else {""}
     if path.is_symlink() or not all(name == _INDEX or name.endswith(".bin") for name in names):
-        message = "these are not arrays of fourfold: remove them, or set another data.cache_dir"
-        raise InputError(message, file=path)
+        raise InputError(f"these are not arrays of fourfold: remove them, or {_OPTIONS}", file=path)
     with suppress(OSError, ValueError, LookupError, TypeError):
         index = json.loads((path / _INDEX).read_text())
         entries = index["arrays"]

@@ -4,15 +4,16 @@ import os
 import signal
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_origin
 
 import numpy as np
 import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from fourfold.core.validation import check_positive, check_range
+from fourfold.core.validation import check_positive, check_range, check_type
 from fourfold.data.loading.length_bucketing import LengthBucketedOrder
 from fourfold.data.loading.sampler import EpochSampler, Position, SampleKey
 from fourfold.errors import InputError
@@ -172,7 +173,15 @@ class ResumableDataModule(LightningDataModule):
         return val is not None and not isinstance(val, float) and val == test
 
     def setup(self, stage: str | None = None) -> None:
-        """Build the datasets of all splits at the first call; later calls do nothing."""
+        """Build the datasets of all splits at the first call; later calls do nothing.
+
+        Raises:
+            InputError: An option has none of its values, or the data are invalid.
+        """
+        options: Any = fields(self) if is_dataclass(self) else ()
+        for option in options:
+            if get_origin(option.type) is Literal:
+                check_type(f"data.{option.name}", getattr(self, option.name), option.type)
         if not self.splits:
             self.splits = self.build()
 

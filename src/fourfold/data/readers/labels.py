@@ -162,8 +162,8 @@ def stratified_subset(labels: np.ndarray, n_rows: int, seed: int) -> np.ndarray:
     check_range("data.train_rows", n_rows, minimum=1, maximum=len(labels))
     order = np.random.default_rng([seed, 0x5EED]).permutation(len(labels))
     rank_in_class = np.empty(len(labels), np.int64)
-    for value in np.unique(labels):
-        rows = order[labels[order] == value]
-        rank_in_class[rows] = np.arange(len(rows))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    _, first, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
+    rank_in_class[by_class] = np.arange(len(labels)) - np.repeat(first, sizes)
     chosen = order[np.argsort(rank_in_class[order], kind="stable")[:n_rows]]
     return np.sort(chosen)

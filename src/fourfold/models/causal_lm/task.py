@@ -88,7 +88,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
                 metric.update(nll.masked_fill(targets == IGNORE_INDEX, 0.0), best, targets)
             weights = weights.masked_fill(output[-1] == IGNORE_INDEX, 0.0)
             weights = weights.to(sum_dtype(nll.device))
-            self.loss.update((nll * weights).sum(), weights.sum())
+            self.eval_loss.update((nll * weights).sum(), weights.sum())
             return
         self.ppl.update(nll, best, output[-1], batch.n_words, batch.n_bytes)
         if getattr(self.datamodule, "has_answers", False):
@@ -109,7 +109,7 @@ class CausalLanguageModeling(Task[CausalLM, CausalBatch]):
             types = {"causal": self.ppl.compute(), "masked": self.masked_ppl.compute()}
             found = {name: own for name, own in types.items() if "ppl_token" in own}
             parts = {f"{name}_{k}": x for name, own in found.items() for k, x in own.items()}
-            return {"loss": self.loss.compute()} | parts
+            return {"loss": self.eval_loss.compute()} | parts
         exact = self.exact.compute() if getattr(self.datamodule, "has_answers", False) else []
         return self.ppl.compute() | ({"exact_match": exact[0] / exact[1]} if exact else {})
 

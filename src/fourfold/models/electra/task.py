@@ -16,7 +16,7 @@ from fourfold.data.loading.counter_rng import bits, unit
 from fourfold.generation.sampling import TokenSampler
 from fourfold.kernels.cross_entropy import even_slices
 from fourfold.losses import IGNORE_INDEX, linear_cross_entropy, token_scores, upcast_fp32
-from fourfold.metrics import Mean, Perplexity
+from fourfold.metrics import Perplexity
 from fourfold.metrics.base import BatchSums
 from fourfold.models.electra.model import Electra, ElectraConfig
 from fourfold.models.masked_lm.task import masked_positions
@@ -67,7 +67,6 @@ class ReplacedTokenDetection(Task[Electra, MaskedBatch]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.loss = Mean()
         self.ppl = Perplexity()
         self.detection = BatchSums()
 
@@ -126,7 +125,7 @@ class ReplacedTokenDetection(Task[Electra, MaskedBatch]):
     def update_metrics(self, batch: MaskedBatch, split: str) -> None:
         outputs = self._run(batch)
         targets = outputs.generator[-1]
-        self.loss.update(self._losses(outputs, batch), len(targets))
+        self.eval_loss.update(self._losses(outputs, batch), len(targets))
         if len(targets):
             self.ppl.update(*token_scores(*outputs.generator), targets)
         found, replaced, real = outputs.logits > 0, outputs.replaced, outputs.real
@@ -142,7 +141,7 @@ class ReplacedTokenDetection(Task[Electra, MaskedBatch]):
         losses, correct, hits, found, replaced, real = self.detection.compute() or [0.0] * 6
         generator = self.ppl.compute()
         return {
-            "loss": self.loss.compute(),
+            "loss": self.eval_loss.compute(),
             "loss_mlm": generator["loss"],
             "ppl_token": generator.get("ppl_token", 1.0),
             "loss_detection": losses / max(1.0, real),

@@ -97,6 +97,12 @@ class MaskedLM(Model):
         attn_mask, positions = mask_and_positions(ids, mask, documents, None, causal=self.causal)
         return self.stack(self.embed(ids, positions, segments), attn_mask)
 
+    def logits(self, h: Tensor) -> Tensor:
+        """Map hidden states (..., D) to logits (..., V); InputError without a vocabulary head."""
+        if not self.config.head:
+            raise InputError("must be true to compute logits of a masked LM", option="head")
+        return super().logits(h)
+
     def next_sentence_logits(self, h: Tensor) -> Tensor:
         """Map hidden states (B, T, D) to next-sentence logits (B, 2).
 

@@ -81,7 +81,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         # Windows without the answer are no targets, unless a question may have no answer.
         kept = batch.starts >= (0 if self.scores.allow_no_answer else 1)
         if kept.any():
-            self.loss.update(self._losses(batch, start, end)[kept].sum(), kept.sum())
+            self.eval_loss.update(self._losses(batch, start, end)[kept].sum(), kept.sum())
         data = self.datamodule.split(split)
         windows = [data.windows[row] for row in batch.rows.tolist()]
         answers = [best for (best,) in self.best_answers(batch, start, end, data, 1)]
@@ -128,7 +128,7 @@ class QuestionAnswering(Task[SpanExtractor, SpanBatch]):
         """Return loss, exact_match and f1 by name; the last two are means over questions."""
         data = self.datamodule.split(split)
         scores = self.scores.compute([question.answers for question in data.questions])
-        return {"loss": self.loss.compute(), **scores}
+        return {"loss": self.eval_loss.compute(), **scores}
 
     def predict_step(self, batch: SpanBatch, batch_idx: int) -> list[tuple[int, Answer]]:
         """Return up to `n_best_size` pairs of question index and answer for each window."""

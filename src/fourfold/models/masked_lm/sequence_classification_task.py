@@ -55,12 +55,12 @@ class SequenceClassification(ClassificationTask[SequenceClassifier, SequenceBatc
 
     def update_metrics(self, batch: SequenceBatch, split: str) -> None:
         logits = self.logits(batch)
-        self.loss.update(*self.summed_loss(logits, batch.labels))
+        self.eval_loss.update(*self.summed_loss(logits, batch.labels))
         self.scores.update(logits, batch.labels)
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
         """Return the loss and the scores by name; a test of a classifier adds confusion."""
-        metrics: dict[str, Any] = {"loss": self.loss.compute(), **self.scores.compute()}
+        metrics: dict[str, Any] = {"loss": self.eval_loss.compute(), **self.scores.compute()}
         if split == "test" and isinstance(self.scores, ClassificationScores):
             metrics["confusion"] = self.scores.counts()
         return metrics

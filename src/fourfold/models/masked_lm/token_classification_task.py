@@ -53,7 +53,7 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
 
     def update_metrics(self, batch: TokenBatch, split: str) -> None:
         logits = self.logits(batch)
-        self.loss.update(*self.summed_loss(logits, batch.labels))
+        self.eval_loss.update(*self.summed_loss(logits, batch.labels))
         chunks = self.datamodule.split(split).chunk_keys
         true = self._tags(batch, batch.labels)
         predicted = self._tags(batch, logits.argmax(-1))
@@ -75,7 +75,7 @@ class TokenClassification(ClassificationTask[TokenClassifier, TokenBatch]):
         A test adds the F1 of each entity type and the confusion matrix of words. If the tags are
         parts of speech, there are no metrics of entities.
         """
-        metrics = {"loss": self.loss.compute(), **self.scores.compute()}
+        metrics = {"loss": self.eval_loss.compute(), **self.scores.compute()}
         if split == "test":
             return metrics | {"confusion": self.scores.confusion(self.artifacts["class_names"])}
         return {name: x for name, x in metrics.items() if not name.startswith("f1_")}

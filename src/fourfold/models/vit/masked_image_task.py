@@ -71,10 +71,10 @@ class MaskedImageModeling(Task[MaskedAutoencoder, MaskedImageBatch]):
         return (patches - mean) / std, mean, std
 
     def update_metrics(self, batch: MaskedImageBatch, split: str) -> None:
-        self.loss.update(*self.step(batch))
+        self.eval_loss.update(*self.step(batch))
 
     def compute_metrics(self, split: str) -> dict[str, Any]:
-        return {"loss": self.loss.compute()}
+        return {"loss": self.eval_loss.compute()}
 
     def predict_step(self, batch: MaskedImageBatch, batch_idx: int) -> tuple[Tensor, Tensor]:
         """Reconstruct images from their visible patches, which are kept as they are.

@@ -61,7 +61,7 @@ class SemanticSegmentation(Task[Segmenter, SegmentationBatch]):
 
     def update_metrics(self, batch: SegmentationBatch, split: str) -> None:
         logits = self.pixel_logits(batch)
-        self.loss.update(*summed_loss(logits, batch.masks))
+        self.eval_loss.update(*summed_loss(logits, batch.masks))
         for x, mask in zip(logits, batch.masks, strict=True):
             self.scores.update(x.argmax(1), mask[None])
 
@@ -75,7 +75,7 @@ class SemanticSegmentation(Task[Segmenter, SegmentationBatch]):
         if split == "test":
             scores |= {f"iou_{name}": x for name, x in by_class if not math.isnan(x)}
             scores["confusion"] = self.scores.counts()
-        return {"loss": self.loss.compute(), **scores}
+        return {"loss": self.eval_loss.compute(), **scores}
 
     def predict_step(self, batch: SegmentationBatch, batch_idx: int) -> dict[int, Tensor]:
         """Return the classes (height, width) uint8 of the pixels of each image, by its row."""

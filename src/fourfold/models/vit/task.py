@@ -168,7 +168,7 @@ class ImageClassification(ClassificationTask[ViT, ImageBatch]):
     def update_metrics(self, batch: ImageBatch, split: str) -> None:
         heads = self.head_logits(batch.images)
         logits = torch.stack(heads).mean(0).float()
-        self.loss.update(*self.summed_loss(logits, batch.labels))
+        self.eval_loss.update(*self.summed_loss(logits, batch.labels))
         outputs = {"top1_class": heads[0], "top1_distillation": heads[-1]}
         for name, metric in self.scores.items():
             metric.update(outputs.get(name, logits).float(), batch.labels)
@@ -183,7 +183,7 @@ class ImageClassification(ClassificationTask[ViT, ImageBatch]):
         """
         found = {name: metric.compute() for name, metric in self.scores.items()}
         scores = found.get("all") or {name: x.tolist() for name, x in found.items()}
-        return {"loss": self.loss.compute(), **scores}
+        return {"loss": self.eval_loss.compute(), **scores}
 
     def sample_outputs(self, batch: ImageBatch, split: str) -> dict[str, Media]:
         """Build "samples", a table of predictions, "images", and "attention" of the first image."""
