@@ -60,7 +60,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
             "--data must make a CausalBatch for CausalLanguageModeling, but SpanCorruptionData"
             " makes a PairBatch",
         ),
-        (["--config=gpt2/tiny", "--data.objective=mlm"], "data.objective: Expected"),
+        (["--config=gpt2/tiny", "--data.objective=mlm"], "data.objective must be one of"),
         (
             ["--config=gpt2/tiny_prefix", "--model.config.window=16"],
             "prefix needs a causal mask without a window",
