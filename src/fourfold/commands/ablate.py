@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from lightning.fabric.utilities import move_data_to_device
-from matplotlib.figure import Figure
 
 from fourfold.analysis.interventions import Effect, ablation
-from fourfold.atomic_files import atomic_path
 from fourfold.checkpoints.files import find_checkpoint, is_run
+from fourfold.commands import compare_runs
 from fourfold.commands.infer.devices import choose_device
 from fourfold.commands.metrics_report import write_metrics
 from fourfold.commands.option_parser import OptionParser
@@ -117,15 +116,14 @@ def show(base: float, effects: Sequence[Effect], n_rows: int, split: str) -> Non
 
 def draw(effects: Sequence[Effect], file: Path, kind: str) -> None:
     """Draw the effects with their intervals, in the order of the model, into a PNG file."""
-    figure = Figure(figsize=(6.0, 1.2 + 0.2 * len(effects)), layout="tight")
-    axis = figure.subplots()
-    y = range(len(effects))
-    axis.axvline(0.0, color="gray", linewidth=0.8)
-    axis.hlines(y, [x.low for x in effects], [x.high for x in effects])
-    axis.plot([x.change for x in effects], y, "o", markersize=3)
-    axis.set_yticks(y, [x.name for x in effects], fontsize=7)
-    axis.invert_yaxis()
-    axis.set_xlabel(f"change of the loss ({kind}), with 95 % intervals over rows")
-    axis.grid(alpha=0.3)
-    with atomic_path(file) as temporary:
-        figure.savefig(temporary, dpi=100, format="png")
+    names, changes, lows, highs, _ = zip(*effects, strict=True)
+
+    def plot(axis: Any, _title: str) -> None:
+        axis.axvline(0.0, color="gray", linewidth=0.8)
+        axis.hlines(range(len(names)), lows, highs)
+        axis.plot(changes, range(len(names)), "o", markersize=3)
+        axis.set_yticks(range(len(names)), names, fontsize=7)
+        axis.invert_yaxis()
+
+    title = f"change of the loss ({kind}), with 95 % intervals over rows"
+    compare_runs.draw((title,), 1.2 + 0.2 * len(names), plot, file)
